@@ -1,0 +1,47 @@
+"""What every objective asks of the labels: the types of a caption, and which positions count."""
+
+import torch
+from torch import Tensor
+
+
+def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """The token types of each caption, as columns to gather.
+
+    labels: int64 (B, N). Returns `types`, int64 (B, N), in which every entry is an id of the
+    caption's own labels (0 throughout where a caption has none), and `distinct`, bool (B, N), that
+    is true once for each type.
+    """
+    labelled = labels != ignore_index
+    first = labelled.int().argmax(dim=1, keepdim=True)  # (B, 1)
+    filler = labels.gather(1, first).masked_fill(~labelled.any(dim=1, keepdim=True), 0)
+    types = torch.where(labelled, labels, filler)
+    same = types.unsqueeze(2) == types.unsqueeze(1)  # (B, N, N)
+    distinct = ~same.tril(diagonal=-1).any(dim=2)
+    return types, distinct
+
+
+def first_labelled(labels: Tensor, ignore_index: int) -> Tensor:
+    """bool (B, N): true at the first labelled position of each caption that has one."""
+    labelled = labels != ignore_index
+    return labelled & (labelled.cumsum(dim=1) == 1)
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Half-precision logits in float32, so that a softmax over them is; others as they are."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def reduce(losses: Tensor, labels: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """Losses (B, N) to their mean over labelled tokens, their sum, or, with "none", themselves.
+
+    Positions to ignore are 0; the mean of no token at all is 0.
+    """
+    labelled = labels != ignore_index
+    losses = losses.masked_fill(~labelled, 0)
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    if reduction == "mean":
+        return losses.sum() / labelled.sum().clamp(min=1)
+    raise ValueError(f"reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")

@@ -1,0 +1,29 @@
+"""Maximum likelihood: cross-entropy over the whole vocabulary."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from smile.labels import at_least_float32, reduce
+
+
+def mle_loss(
+    logits: Tensor,
+    labels: Tensor,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy of each label under a softmax over the whole vocabulary.
+
+    logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
+    Returns a scalar, or (B, N) with reduction "none". Unlike `F.cross_entropy`, the mean over no
+    labelled token is 0. BLIP smooths labels by 0.1.
+    """
+    losses = F.cross_entropy(
+        at_least_float32(logits).flatten(0, 1),
+        labels.flatten(),
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction="none",
+    )
+    return reduce(losses.view_as(labels), labels, ignore_index, reduction)

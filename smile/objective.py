@@ -1,0 +1,90 @@
+"""A weighted mixture of objectives, as a run's `objective:` names it."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from smile.mle import mle_loss
+from smile.smile import smile_loss
+from smile.subsetting import random_subset_loss, reverse_subset_loss
+
+OBJECTIVES = ("mle", "smile", "random", "reverse")
+
+
+class ObjectiveOutput(NamedTuple):
+    """What a captioner's forward returns.
+
+    loss: the weighted sum, mean over labelled tokens. parts: each objective by name, unweighted,
+    detached. tokens: the number of labelled tokens, int64 scalar.
+    """
+
+    loss: Tensor
+    parts: dict[str, Tensor]
+    tokens: Tensor
+
+
+def parse_objective(spec: Union[str, Mapping[str, float]]) -> dict[str, float]:
+    """Weights by name from a single name or from a mapping such as {mle: 0.01, smile: 0.99}.
+
+    Raises ValueError, in one line, for an unknown name or a weight that is not a positive number.
+    """
+    weights = {spec: 1.0} if isinstance(spec, str) else dict(spec)
+    if not weights:
+        raise ValueError(f"objective is empty; name one or more of {', '.join(OBJECTIVES)}")
+    for name, weight in weights.items():
+        if name not in OBJECTIVES:
+            raise ValueError(f"objective {name!r} is unknown; choose from {', '.join(OBJECTIVES)}")
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight) or weight <= 0:
+            raise ValueError(f"objective {name!r} has weight {weight!r}; give a number above 0")
+    return {name: float(weight) for name, weight in weights.items()}
+
+
+class Objective(nn.Module):
+    """The loss that a captioner minimises: `weights` over MLE, SMILE and its two ablations.
+
+    label_smoothing applies to `mle` alone; first_token_mle to the three others; the words of
+    `random` are drawn from torch's global generator, never `pad_token_id`.
+    """
+
+    def __init__(
+        self,
+        spec: Union[str, Mapping[str, float]] = "smile",
+        label_smoothing: float = 0.1,
+        first_token_mle: bool = True,
+        random_subset_size: int = 10,
+        pad_token_id: Optional[int] = None,
+        ignore_index: int = -100,
+    ):
+        super().__init__()
+        self.weights = parse_objective(spec)
+        self.label_smoothing = label_smoothing
+        self.first_token_mle = first_token_mle
+        self.random_subset_size = random_subset_size
+        self.pad_token_id = pad_token_id
+        self.ignore_index = ignore_index
+
+    def forward(self, logits: Tensor, labels: Tensor) -> ObjectiveOutput:
+        """logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`."""
+        parts = {name: self._part(name, logits, labels) for name in self.weights}
+        loss = sum(weight * parts[name] for name, weight in self.weights.items())
+        tokens = (labels != self.ignore_index).sum()
+        return ObjectiveOutput(loss, {k: v.detach() for k, v in parts.items()}, tokens)
+
+    def _part(self, name: str, logits: Tensor, labels: Tensor) -> Tensor:
+        if name == "mle":
+            return mle_loss(logits, labels, self.ignore_index, self.label_smoothing)
+        if name == "smile":
+            return smile_loss(logits, labels, self.ignore_index, self.first_token_mle)
+        subset = (self.ignore_index, self.first_token_mle, self.pad_token_id)
+        if name == "reverse":
+            return reverse_subset_loss(logits, labels, *subset)
+        drawn = (*labels.shape, self.random_subset_size)
+        words = torch.randint(logits.size(2), drawn, device=labels.device)
+        return random_subset_loss(logits, labels, words, *subset)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())

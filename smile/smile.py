@@ -1,0 +1,47 @@
+"""Semipermeable maximum likelihood: a caption's softmax ranges over the caption's own words."""
+
+import torch
+from torch import Tensor
+
+from smile.labels import at_least_float32, caption_types, first_labelled, reduce
+
+
+def smile_loss(
+    logits: Tensor,
+    labels: Tensor,
+    ignore_index: int = -100,
+    first_token_mle: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy of each label under a softmax over the token types of its own caption.
+
+    logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
+    With `first_token_mle` the first labelled token of each caption is scored over the whole
+    vocabulary. Returns a scalar, or (B, N) with reduction "none". A caption without labels adds
+    nothing. The extra memory is O(B N N): only the caption's own logits are gathered.
+
+    Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
+    authors' training code.
+    """
+    types, distinct = caption_types(labels, ignore_index)  # (B, N) each
+    columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
+    own = at_least_float32(logits.gather(2, columns))
+    own = own.masked_fill((labels == ignore_index).unsqueeze(2), 0)
+    target = own.diagonal(dim1=1, dim2=2)  # column n of row n is the label's own logit
+    losses = own.masked_fill(~distinct.unsqueeze(1), float("-inf")).logsumexp(2) - target
+    if first_token_mle:
+        losses = with_first_token_mle(losses, logits, labels, ignore_index)
+    return reduce(losses, labels, ignore_index, reduction)
+
+
+def with_first_token_mle(
+    losses: Tensor, logits: Tensor, labels: Tensor, ignore_index: int
+) -> Tensor:
+    """Losses (B, N) with that of each first labelled token taken over the whole vocabulary."""
+    first = first_labelled(labels, ignore_index)
+    position = first.int().argmax(dim=1)  # (B,)
+    captions = torch.arange(labels.size(0), device=labels.device)
+    row = at_least_float32(logits[captions, position])  # (B, V)
+    label = labels[captions, position].masked_fill(~first.any(dim=1), 0)
+    mle = row.logsumexp(1) - row.gather(1, label.unsqueeze(1)).squeeze(1)
+    return torch.where(first, mle.unsqueeze(1), losses)

@@ -1,0 +1,67 @@
+"""The two subsets that SMILE is compared with: random words, and all words but the caption's."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from smile.labels import at_least_float32, caption_types, reduce
+from smile.smile import with_first_token_mle
+
+
+def random_subset_loss(
+    logits: Tensor,
+    labels: Tensor,
+    words: Tensor,
+    ignore_index: int = -100,
+    first_token_mle: bool = False,
+    pad_token_id: Optional[int] = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy of each label under a softmax over itself and the `words` drawn for it.
+
+    logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), drawn uniformly from the
+    vocabulary and taken as a set: one that repeats or equals the label counts once, `pad_token_id`
+    never. Returns as `smile_loss` does.
+    Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
+    """
+    label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
+    if pad_token_id is not None:
+        words = words.where(words != pad_token_id, label)
+    columns = torch.cat([label, words], dim=2)  # (B, N, 1 + R)
+    repeated = (columns.unsqueeze(3) == columns.unsqueeze(2)).tril(diagonal=-1).any(dim=3)
+    subset = at_least_float32(logits.gather(2, columns))
+    losses = subset.masked_fill(repeated, float("-inf")).logsumexp(2) - subset[..., 0]
+    if first_token_mle:
+        losses = with_first_token_mle(losses, logits, labels, ignore_index)
+    return reduce(losses, labels, ignore_index, reduction)
+
+
+def reverse_subset_loss(
+    logits: Tensor,
+    labels: Tensor,
+    ignore_index: int = -100,
+    first_token_mle: bool = False,
+    pad_token_id: Optional[int] = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Cross-entropy of each label under a softmax over the vocabulary without the caption's others.
+
+    The subset at a position is every type that the caption lacks, and the position's own label.
+    With `pad_token_id`, padding is a type of every caption that is padded at its end, as in the
+    authors' code. logits: (B, N, V); labels: int64 (B, N). Returns as `smile_loss` does.
+    Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
+    """
+    types, _ = caption_types(labels, ignore_index)
+    if pad_token_id is not None:
+        padded = labels[:, -1] == ignore_index
+        types = torch.cat([types, types[:, :1].masked_fill(padded.unsqueeze(1), pad_token_id)], 1)
+    columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
+    label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
+    logits = at_least_float32(logits)
+    target = logits.gather(2, label)  # (B, N, 1)
+    subset = logits.scatter(2, columns, float("-inf")).scatter(2, label, target)
+    losses = (subset.logsumexp(2, keepdim=True) - target).squeeze(2)
+    if first_token_mle:
+        losses = with_first_token_mle(losses, logits, labels, ignore_index)
+    return reduce(losses, labels, ignore_index, reduction)

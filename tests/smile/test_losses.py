@@ -1,0 +1,256 @@
+"""Every objective against the formula written out word by word in float64."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smile import mle_loss, random_subset_loss, reverse_subset_loss, smile_loss
+
+IGNORE = -100
+
+
+def naive(logits, labels, subset, first_token_mle=False, ignore_index=IGNORE):
+    """Per-token losses (B, N) by loops; `subset(b, n)` is the set of ids in the softmax."""
+    losses = torch.zeros(labels.shape, dtype=torch.float64)
+    for b, caption in enumerate(labels.tolist()):
+        seen = False
+        for n, label in enumerate(caption):
+            if label == ignore_index:
+                continue
+            ids = range(logits.size(2)) if first_token_mle and not seen else subset(b, n)
+            row = logits[b, n].double()
+            total = sum(torch.exp(row[i]) for i in ids)
+            losses[b, n] = -torch.log(torch.exp(row[label]) / total)
+            seen = True
+    return losses
+
+
+def own_types(labels, ignore_index=IGNORE):
+    return [{i for i in caption if i != ignore_index} for caption in labels.tolist()]
+
+
+def mean_over_tokens(losses, labels, ignore_index=IGNORE):
+    return losses.sum() / max(1, int((labels != ignore_index).sum()))
+
+
+@st.composite
+def batches(draw):
+    """Logits and labels with repeated words, prompts, padding, gaps and captions without labels."""
+    captions, length = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    vocabulary = draw(st.integers(2, 9))
+    word = st.one_of(st.just(IGNORE), st.integers(0, vocabulary - 1))
+    row = st.lists(word, min_size=length, max_size=length)
+    labels = torch.tensor(draw(st.lists(row, min_size=captions, max_size=captions)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    logits = 3 * torch.randn(captions, length, vocabulary, dtype=torch.float64, generator=generator)
+    words = torch.randint(vocabulary, (captions, length, 3), generator=generator)
+    return logits.requires_grad_(), labels, words
+
+
+def check(loss, reference, logits):
+    """Equal values and equal gradients."""
+    torch.testing.assert_close(loss, reference, rtol=1e-10, atol=1e-10)
+    (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True, allow_unused=True)
+    expected = torch.zeros_like(logits)
+    if reference.requires_grad:
+        expected = torch.autograd.grad(reference, logits)[0]
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-10)
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches(), st.booleans())
+def test_smile_is_the_formula(batch, first_token_mle):
+    logits, labels, _ = batch
+    types = own_types(labels)
+    reference = naive(logits, labels, lambda b, n: types[b], first_token_mle)
+    torch.testing.assert_close(
+        smile_loss(logits, labels, first_token_mle=first_token_mle, reduction="none"), reference
+    )
+    loss = smile_loss(logits, labels, first_token_mle=first_token_mle)
+    check(loss, mean_over_tokens(reference, labels), logits)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches(), st.booleans())
+def test_random_subset_is_the_formula(batch, first_token_mle):
+    logits, labels, words = batch
+
+    def subset(b, n):
+        return ({int(labels[b, n])} | set(words[b, n].tolist())) - ({1} - {int(labels[b, n])})
+
+    reference = naive(logits, labels, subset, first_token_mle)
+    loss = random_subset_loss(
+        logits, labels, words, first_token_mle=first_token_mle, pad_token_id=1
+    )
+    check(loss, mean_over_tokens(reference, labels), logits)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches(), st.booleans(), st.booleans())
+def test_reverse_subset_is_the_formula(batch, first_token_mle, with_padding):
+    logits, labels, _ = batch
+    types = own_types(labels)
+    pad_token_id = 0 if with_padding else None
+
+    def subset(b, n):
+        padded = with_padding and labels[b, -1] == IGNORE
+        lacking = set(range(logits.size(2))) - types[b] - ({0} if padded else set())
+        return lacking | {int(labels[b, n])}
+
+    reference = naive(logits, labels, subset, first_token_mle)
+    loss = reverse_subset_loss(
+        logits, labels, first_token_mle=first_token_mle, pad_token_id=pad_token_id
+    )
+    check(loss, mean_over_tokens(reference, labels), logits)
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches(), st.sampled_from([0.0, 0.1, 0.5]))
+def test_mle_is_cross_entropy(batch, label_smoothing):
+    logits, labels, _ = batch
+    reference = F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), label_smoothing=label_smoothing, reduction="sum"
+    ) / max(1, int((labels != IGNORE).sum()))
+    check(mle_loss(logits, labels, label_smoothing=label_smoothing), reference, logits)
+
+
+@settings(max_examples=50, deadline=None)
+@given(batches())
+def test_smile_never_costs_more_than_mle(batch):
+    logits, labels, _ = batch
+    smile = smile_loss(logits, labels, reduction="none")
+    assert (smile <= mle_loss(logits, labels, reduction="none") + 1e-12).all()
+    assert (smile >= -1e-12).all()
+
+
+LOSSES = {
+    "mle": lambda logits, labels, **kw: mle_loss(logits, labels, label_smoothing=0.1, **kw),
+    "smile": smile_loss,
+    "smile_first_token_mle": lambda *a, **kw: smile_loss(*a, first_token_mle=True, **kw),
+    "reverse": reverse_subset_loss,
+    "random": lambda logits, labels, **kw: random_subset_loss(
+        logits, labels, torch.arange(4).expand(*labels.shape, 4), **kw
+    ),
+}
+
+
+@pytest.fixture(params=LOSSES)
+def loss(request):
+    return LOSSES[request.param]
+
+
+def example(dtype=torch.float32):
+    logits = torch.randn(4, 7, 30).to(dtype)
+    labels = torch.randint(0, 30, (4, 7))
+    labels[0, 5:], labels[1, :3], labels[2, :] = IGNORE, IGNORE, IGNORE
+    return logits.requires_grad_(), labels
+
+
+def test_a_caption_without_labels_contributes_nothing(loss):
+    logits, labels = example()
+    total = loss(logits, labels)
+    total.backward()
+    assert logits.grad.isfinite().all()
+    assert (logits.grad[2] == 0).all()
+    kept = [0, 1, 3]
+    torch.testing.assert_close(total, loss(logits[kept], labels[kept]))
+
+
+def test_no_labels_at_all_is_zero_with_zero_gradient(loss):
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    total = loss(logits, torch.full((2, 3), IGNORE))
+    total.backward()
+    assert total.item() == 0
+    assert (logits.grad == 0).all()
+
+
+def test_reductions_agree(loss):
+    logits, labels = example()
+    per_token = loss(logits, labels, reduction="none")
+    assert per_token.shape == labels.shape
+    assert (per_token[labels == IGNORE] == 0).all()
+    torch.testing.assert_close(loss(logits, labels, reduction="sum"), per_token.sum())
+    count = (labels != IGNORE).sum()
+    torch.testing.assert_close(loss(logits, labels, reduction="mean"), per_token.sum() / count)
+    with pytest.raises(ValueError, match="reduction"):
+        loss(logits, labels, reduction="median")
+
+
+@pytest.mark.parametrize("ignore_index", [-1, -100, 7])
+def test_ignore_index_is_free(loss, ignore_index):
+    logits, labels = example()
+    labels = labels.masked_fill(labels == 7, 8)
+    moved = labels.masked_fill(labels == IGNORE, ignore_index)
+    torch.testing.assert_close(loss(logits, moved, ignore_index=ignore_index), loss(logits, labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_computes_the_softmax_in_float32(loss, dtype):
+    logits, labels = example(dtype)
+    value = loss(logits, labels)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, loss(logits.float(), labels))
+    value.backward()
+    assert logits.grad.dtype == dtype and logits.grad.isfinite().all()
+
+
+def test_autocast_changes_nothing(loss):
+    logits, labels = example()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = loss(logits, labels)
+    torch.testing.assert_close(inside, loss(logits, labels), rtol=0, atol=0)
+
+
+def test_compiled_equals_eager(loss):
+    logits, labels = example()
+    compiled = torch.compile(loss, backend="aot_eager")
+    torch.testing.assert_close(compiled(logits, labels), loss(logits, labels))
+
+
+def test_smile_allocates_nothing_of_the_size_of_the_vocabulary():
+    """A forward's largest result is (B, N, N); logits themselves are (B, N, V) with V >> N."""
+    logits, labels = torch.randn(4, 7, 5000), torch.randint(0, 5000, (4, 7))
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        numel = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                self.numel = max(self.numel, result.numel())
+            return result
+
+    with Largest() as largest:
+        smile_loss(logits, labels)
+    assert largest.numel <= 4 * 7 * 7
+    with Largest() as largest:
+        smile_loss(logits, labels, first_token_mle=True)
+    assert largest.numel <= 4 * 5000
+
+
+def test_the_recorded_losses(golden):
+    arrays = np.load(golden / "arrays.npz")
+    expected = json.loads((golden / "expected.json").read_text())["losses"]
+    padding = torch.from_numpy(arrays["attention_mask"]) == 0
+    labels = torch.from_numpy(arrays["input_ids"]).long().masked_fill(padding, IGNORE)[:, 4:]
+    logits = torch.from_numpy(arrays["logits"])
+    words = torch.from_numpy(arrays["random_indices"]).long()
+    first, pad = {"first_token_mle": True}, {"pad_token_id": 0}
+    values = {
+        "mle_label_smoothing_0.1": mle_loss(logits, labels, label_smoothing=0.1),
+        "mle": mle_loss(logits, labels),
+        "smile_first_token_mle": smile_loss(logits, labels, **first),
+        "smile": smile_loss(logits, labels),
+        "reverse_first_token_mle": reverse_subset_loss(logits, labels, **first, **pad),
+        "reverse": reverse_subset_loss(logits, labels, **pad),
+        "random": random_subset_loss(logits, labels, words, **pad),
+    }
+    assert values.keys() == expected.keys()
+    for name, value in values.items():
+        assert math.isclose(value.item(), expected[name], abs_tol=1e-5), name

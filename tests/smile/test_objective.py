@@ -1,0 +1,73 @@
+"""The mixture: its weights, its parts, and what it says of a wrong setting."""
+
+import pytest
+import torch
+
+from smile import Objective, mle_loss, parse_objective, reverse_subset_loss, smile_loss
+
+
+def example():
+    labels = torch.randint(1, 50, (3, 6))
+    labels[1, 4:] = -100
+    return torch.randn(3, 6, 50, requires_grad=True), labels
+
+
+def test_a_mixture_is_the_weighted_sum_and_names_its_parts():
+    logits, labels = example()
+    output = Objective({"mle": 0.01, "smile": 0.99})(logits, labels)
+    mle = mle_loss(logits, labels, label_smoothing=0.1)
+    smile = smile_loss(logits, labels, first_token_mle=True)
+    torch.testing.assert_close(output.loss, 0.01 * mle + 0.99 * smile)
+    assert list(output.parts) == ["mle", "smile"]
+    torch.testing.assert_close(output.parts["mle"], mle.detach())
+    assert not output.parts["smile"].requires_grad
+    assert output.tokens.item() == 16
+
+
+def test_settings_reach_their_parts():
+    logits, labels = example()
+    objective = Objective("mle", label_smoothing=0.3)
+    torch.testing.assert_close(
+        objective(logits, labels).loss, mle_loss(logits, labels, label_smoothing=0.3)
+    )
+    objective = Objective("smile", first_token_mle=False)
+    torch.testing.assert_close(objective(logits, labels).loss, smile_loss(logits, labels))
+    objective = Objective("reverse", pad_token_id=0)
+    torch.testing.assert_close(
+        objective(logits, labels).loss,
+        reverse_subset_loss(logits, labels, first_token_mle=True, pad_token_id=0),
+    )
+
+
+def test_random_subset_draws_anew_and_repeats_with_the_seed():
+    logits, labels = example()
+    objective = Objective("random", first_token_mle=False, random_subset_size=2)
+    torch.manual_seed(1)
+    first, second = objective(logits, labels).loss, objective(logits, labels).loss
+    torch.manual_seed(1)
+    assert objective(logits, labels).loss == first != second
+    everything = Objective("random", first_token_mle=False, random_subset_size=5000)
+    torch.testing.assert_close(everything(logits, labels).loss, mle_loss(logits, labels))
+
+
+@pytest.mark.parametrize("spec", ["mle", {"mle": 1}])
+def test_a_name_is_a_weight_of_one(spec):
+    assert parse_objective(spec) == {"mle": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("smlie", "'smlie' is unknown; choose from mle, smile, random, reverse"),
+        ({}, "objective is empty"),
+        ({"mle": -1}, "'mle' has weight -1; give a number above 0"),
+        ({"mle": 0}, "give a number above 0"),
+        ({"mle": "much"}, "'mle' has weight 'much'"),
+        ({"mle": float("nan")}, "has weight nan"),
+        ({"mle": True}, "has weight True"),
+    ],
+)
+def test_a_wrong_objective_is_one_clear_line(spec, message):
+    with pytest.raises(ValueError, match=message) as error:
+        parse_objective(spec)
+    assert "\n" not in str(error.value)
