@@ -1,0 +1,7 @@
+"""How a caption is drawn from a decoder: greedy, beam search, sampling. Needs torch only."""
+
+from decoding.decode import decode
+from decoding.settings import DecodingSettings
+from decoding.step import Decoded, Step
+
+__all__ = ["Decoded", "DecodingSettings", "Step", "decode"]

@@ -1,0 +1,209 @@
+"""Beam search against a plain transcription of its rules, and against transformers 4.15.0."""
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoding import DecodingSettings, decode
+
+END, PAD = 1, 99
+
+
+class PrefixModel:
+    """Logits that depend on all tokens of a row and on its prompt, as a step without a cache."""
+
+    def __init__(self, vocabulary, seed, ends=1.0):
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = 2 * torch.randn(40, vocabulary, vocabulary, generator=generator)
+        self.weight[:, :, END] += ends
+        self.prompt_bias = torch.randn(50, vocabulary, generator=generator)
+
+    def logits(self, tokens):
+        """tokens (R, n), the first one naming the prompt -> (R, V)."""
+        positions = torch.arange(tokens.size(1)) % 40
+        decay = 0.5 ** torch.arange(tokens.size(1)).flip(0)
+        picked = self.weight[positions, tokens % self.weight.size(1)]  # (R, n, V)
+        return (picked * decay[:, None]).sum(1) + self.prompt_bias[tokens[:, 0]]
+
+    def step(self):
+        state = {}
+
+        def call(tokens, rows):
+            b, k, _ = tokens.shape
+            flat = tokens.flatten(0, 1)
+            if rows is not None:
+                flat = torch.cat([state["prefix"][rows.flatten()], flat], dim=1)
+            state["prefix"] = flat
+            return self.logits(flat).view(b, k, -1)
+
+        return call
+
+
+def reference_beam_search(model, prompt, chosen):
+    """One prompt, in lists: what transformers 4.15.0 does, written out."""
+    beams = [(prompt.tolist(), 0.0)] + [(prompt.tolist(), -1e9)] * (chosen.num_beams - 1)
+    ended, done = [], False
+
+    def add(tokens, score):
+        normalised = score / len(tokens) ** chosen.length_penalty
+        if len(ended) < chosen.num_beams or normalised > min(s for s, _ in ended):
+            ended.append((normalised, tokens))
+            if len(ended) > chosen.num_beams:
+                ended.remove(min(ended, key=lambda pair: pair[0]))
+
+    while not done:
+        length = len(beams[0][0])
+        candidates = []
+        for row, (tokens, score) in enumerate(beams):
+            logprobs = model.logits(torch.tensor([tokens]))[0].log_softmax(0)
+            for token in set(tokens):
+                if chosen.repetition_penalty != 1:
+                    sign = 1 if logprobs[token] < 0 else -1
+                    logprobs[token] *= chosen.repetition_penalty**sign
+            if length < chosen.min_length:
+                logprobs[END] = float("-inf")
+            candidates += [(score + p, row, w) for w, p in enumerate(logprobs.tolist())]
+        candidates = sorted(candidates, reverse=True)[: 2 * chosen.num_beams]
+        following = []
+        for rank, (score, row, token) in enumerate(candidates):
+            if token == END:
+                if rank < chosen.num_beams:
+                    add(beams[row][0], score)
+            elif len(following) < chosen.num_beams:
+                following.append(([*beams[row][0], token], score))
+        if len(ended) == chosen.num_beams:
+            best = candidates[0][0] / length**chosen.length_penalty
+            done = min(s for s, _ in ended) >= best
+        if done:
+            break
+        beams = following
+        if length + 1 == chosen.max_length:
+            for tokens, score in beams:
+                add(tokens, score)
+            done = True
+    best = sorted(ended, key=lambda pair: -pair[0])[: chosen.num_return]
+    return [([*t, END] if len(t) < chosen.max_length else t, s) for s, t in best]
+
+
+def strip(row):
+    row = row.tolist()
+    while row and row[-1] == PAD:
+        row.pop()
+    return row
+
+
+@st.composite
+def searches(draw):
+    num_beams = draw(st.integers(2, 5))
+    max_length = draw(st.integers(4, 14))
+    chosen = DecodingSettings(
+        num_beams=num_beams,
+        num_return=draw(st.integers(1, num_beams)),
+        max_length=max_length,
+        min_length=draw(st.integers(0, max_length)),
+        length_penalty=draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.5, 3.0])),
+    )
+    model = PrefixModel(13, draw(st.integers(0, 10**6)), draw(st.sampled_from([-2.0, 1.0, 4.0])))
+    prompts = draw(st.lists(st.integers(2, 12), min_size=1, max_size=4))
+    return chosen, model, torch.tensor([[p, 2, 3] for p in prompts])
+
+
+@settings(max_examples=150, deadline=None)
+@given(searches())
+def test_batched_search_is_the_plain_search_of_each_prompt(search):
+    chosen, model, prompts = search
+    decoded = decode(model.step(), prompts, END, PAD, chosen)
+    for prompt, tokens, scores in zip(prompts, decoded.token_ids, decoded.scores):
+        for (expected, score), row, value in zip(
+            reference_beam_search(model, prompt, chosen), tokens, scores
+        ):
+            assert strip(row) == expected
+            torch.testing.assert_close(value.item(), score, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(transformers.__version__ != "4.15.0", reason="needs transformers 4.15.0")
+@pytest.mark.parametrize("seed", range(12))
+def test_transformers_4_15_gives_the_same_tokens(seed):
+    from transformers import BertConfig, BertLMHeadModel
+
+    torch.manual_seed(seed)
+    config = BertConfig(30, 16, 1, 2, 32, is_decoder=True, initializer_range=1.0)
+    model = BertLMHeadModel(config).eval()
+    model.cls.predictions.bias.data[END] += 4.0 * (seed % 3)
+    prompts = torch.randint(2, 30, (5, 3))
+    chosen = DecodingSettings(
+        num_beams=2 + seed % 4,
+        max_length=8 + 2 * seed,
+        min_length=seed % 7,
+        length_penalty=[1.0, 0.5, 2.0][seed % 3],
+        repetition_penalty=[1.0, 1.5][seed % 2],
+        num_return=1 + seed % 2,
+    )
+    expected = model.generate(
+        prompts,
+        num_beams=chosen.num_beams,
+        max_length=chosen.max_length,
+        min_length=chosen.min_length,
+        length_penalty=chosen.length_penalty,
+        repetition_penalty=chosen.repetition_penalty,
+        num_return_sequences=chosen.num_return,
+        eos_token_id=END,
+        pad_token_id=0,
+        use_cache=False,
+    )
+    prefix = {}
+
+    def step(tokens, rows):
+        flat = tokens.flatten(0, 1)
+        prefix["ids"] = (
+            flat if rows is None else torch.cat([prefix["ids"][rows.flatten()], flat], 1)
+        )
+        return model(prefix["ids"]).logits[:, -1].view(*tokens.shape[:2], -1)
+
+    decoded = decode(step, prompts, END, 0, chosen)
+    assert decoded.token_ids.flatten(0, 1).tolist() == expected.tolist()
+
+
+def test_finished_prompts_are_not_stepped():
+    """A prompt whose captions end at once leaves; the others go on with their own rows."""
+    seen = []
+
+    def step(tokens, rows):
+        seen.append(tokens.size(0))
+        logits = torch.full((*tokens.shape[:2], 6), -20.0)
+        logits[..., 4] = 0
+        if tokens.size(0) == 3:
+            logits[0, :, END], logits[0, :, 4] = 0, -20
+        return logits
+
+    chosen = DecodingSettings(num_beams=2, max_length=9, min_length=0)
+    decoded = decode(step, torch.tensor([[2, 3], [2, 3], [2, 3]]), END, PAD, chosen)
+    assert strip(decoded.token_ids[0, 0]) == [2, 3, END]
+    assert seen == [3, 3, 2, 2, 2, 2, 2]
+
+
+def test_no_room_after_the_prompt_is_an_error():
+    with pytest.raises(ValueError, match="max_length is 3, but the prompt alone is 3 tokens"):
+        decode(
+            None, torch.ones(1, 3).long(), END, PAD, DecodingSettings(max_length=3, min_length=1)
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_beams": 0}, "num_beams is 0; it must be 1 or more"),
+        ({"max_length": 5, "min_length": 9}, "min_length is 9, above max_length, 5"),
+        ({"num_beams": 2, "num_return": 3}, "num_return is 3 with num_beams 2"),
+        ({"top_p": 0.0}, "top_p is 0.0; it must be above 0"),
+        ({"top_p": 1.5}, "top_p is 1.5; it must be 1 or less"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        DecodingSettings(**wrong)

@@ -1,0 +1,96 @@
+"""Greedy decoding and sampling against loops and against the distribution they should follow."""
+
+import importlib
+
+import pytest
+import torch
+import transformers
+
+from decoding import DecodingSettings, decode
+from decoding.scores import warp
+
+END, PAD, VOCABULARY = 1, 0, 7
+
+
+def markov(seed=0):
+    """A table of logits by last token, and a step function over it that needs no cache."""
+    table = 2 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    return table, lambda tokens, rows: table[tokens[..., -1]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_greedy_takes_the_best_token_until_the_end(seed):
+    table, step = markov(seed)
+    chosen = DecodingSettings(num_beams=1, max_length=12, min_length=5, repetition_penalty=1.3)
+    prompts = torch.tensor([[2, 3], [3, 4], [6, 5]])
+    decoded = decode(step, prompts, END, PAD, chosen)
+    for prompt, row in zip(prompts.tolist(), decoded.token_ids[:, 0].tolist()):
+        expected = list(prompt)
+        while len(expected) < 12 and expected[-1] != END:
+            logits = table[expected[-1]].clone()
+            for token in set(expected):
+                logits[token] *= 1.3 if logits[token] < 0 else 1 / 1.3
+            if len(expected) < 5:
+                logits[END] = float("-inf")
+            expected.append(int(logits.argmax()))
+        assert row == expected + [PAD] * (len(row) - len(expected))
+
+
+def test_samples_follow_the_warped_distribution():
+    table, step = markov()
+    chosen = DecodingSettings(
+        sample=True, num_return=20000, max_length=2, min_length=0, top_p=0.8, temperature=1.5
+    )
+    decoded = decode(step, torch.tensor([[3]]), END, PAD, chosen)
+    frequency = torch.bincount(decoded.token_ids[0, :, 1], minlength=VOCABULARY) / 20000
+    p = (table[3] / 1.5).softmax(0)
+    kept, mass = [], 0.0
+    for token in p.argsort(descending=True).tolist():
+        if mass <= 0.8:
+            kept.append(token)
+        mass += p[token].item()
+    expected = torch.zeros(VOCABULARY)
+    expected[kept] = p[kept] / p[kept].sum()
+    assert len(kept) < VOCABULARY
+    torch.testing.assert_close(frequency, expected, atol=0.015, rtol=0)
+
+
+def test_scores_are_mean_log_probabilities():
+    table, step = markov(3)
+    chosen = DecodingSettings(sample=True, num_return=5, max_length=10, min_length=0)
+    decoded = decode(step, torch.tensor([[2], [5]]), END, PAD, chosen)
+    for rows, scores in zip(decoded.token_ids.tolist(), decoded.scores.tolist()):
+        for row, score in zip(rows, scores):
+            length = row.index(END) if END in row else len(row)
+            logprobs = table.log_softmax(1)
+            steps = range(1, min(length + 1, len(row)))
+            total = sum(logprobs[row[i - 1], row[i]].item() for i in steps)
+            assert score == pytest.approx(total / length, abs=1e-5)
+            assert set(row[length + 1 :]) <= {PAD}
+
+
+def test_a_seed_repeats_the_samples():
+    _, step = markov()
+    chosen = DecodingSettings(sample=True, num_return=3, max_length=12, min_length=0)
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append(decode(step, torch.tensor([[2], [3]]), END, PAD, chosen).token_ids.tolist())
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 3, 50])
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
+def test_warping_equals_that_of_transformers(top_k, top_p):
+    old = transformers.__version__ == "4.15.0"
+    name = "transformers.generation_logits_process" if old else "transformers.generation"
+    library = importlib.import_module(name)
+
+    scores = 3 * torch.randn(2, 4, 60)
+    chosen = DecodingSettings(sample=True, top_k=top_k, top_p=top_p, temperature=0.7)
+    expected = library.TemperatureLogitsWarper(0.7)(None, scores.flatten(0, 1))
+    if top_k:
+        expected = library.TopKLogitsWarper(top_k)(None, expected)
+    if top_p < 1:
+        expected = library.TopPLogitsWarper(top_p)(None, expected)
+    torch.testing.assert_close(warp(scores, chosen).flatten(0, 1), expected)
