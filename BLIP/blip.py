@@ -1,0 +1,77 @@
+"""The captioner: image encoder, text decoder and tokeniser behind `forward` and `generate`."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from BLIP.cached_step import CachedStep
+from BLIP.med import TextDecoder
+from BLIP.tokenizer import CaptionTokenizer
+from BLIP.vit import ImageEncoder
+from decoding import DecodingSettings, decode
+from smile import ObjectiveOutput
+
+
+class Generated(NamedTuple):
+    """captions: B lists of num_return strings, best first; token_ids int64 (B, num_return, L);
+    scores float64 (B, num_return), see `decoding.Decoded`."""
+
+    captions: list[list[str]]
+    token_ids: Tensor
+    scores: Tensor
+
+
+class BlipCaptioner(nn.Module):
+    """BLIP (arXiv 2201.12086) as a captioner: a ViT and a decoder that looks at its output.
+
+    prompt: what every caption starts with, not scored in training and cut off in generation.
+    max_tokens: training captions are cut to so many tokens, [DEC] and [SEP] included.
+    """
+
+    def __init__(
+        self,
+        visual_encoder: ImageEncoder,
+        text_decoder: TextDecoder,
+        tokenizer: CaptionTokenizer,
+        prompt: str = "a picture of ",
+        max_tokens: int = 40,
+    ):
+        super().__init__()
+        self.visual_encoder = visual_encoder
+        self.text_decoder = text_decoder
+        self.tokenizer = tokenizer
+        self.prompt = prompt
+        self.prompt_ids = tokenizer.encode_prompt(prompt)  # (n,)
+        self.max_tokens = max_tokens
+
+    def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
+        """The objective on k captions of each image, which is encoded once.
+
+        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt.
+        """
+        texts = [self.prompt + caption for group in captions for caption in group]
+        tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
+        labels = tokens.masked_fill(attention_mask == 0, self.text_decoder.objective.ignore_index)
+        tokens, attention_mask, labels = (
+            t.to(image.device, non_blocking=True) for t in (tokens, attention_mask, labels)
+        )
+        return self.text_decoder(
+            tokens, attention_mask, self.visual_encoder(image), labels, len(self.prompt_ids)
+        )
+
+    @torch.inference_mode()
+    def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
+        """Captions of images (B, 3, S, S) with their token ids and scores."""
+        step = CachedStep(self.text_decoder, self.visual_encoder(image))
+        prompts = self.prompt_ids.to(image.device).expand(len(image), -1)
+        token_ids, scores = decode(step, prompts, self.tokenizer.end, self.tokenizer.pad, settings)
+        captions = [[self._caption(ids) for ids in rows] for rows in token_ids]
+        return Generated(captions, token_ids, scores)
+
+    def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
+        """The best caption of each image (B, 3, S, S)."""
+        return [captions[0] for captions in self.generate_details(image, settings).captions]
+
+    def _caption(self, ids: Tensor) -> str:
+        return self.tokenizer.decode(ids)[len(self.prompt) :]

@@ -1,0 +1,161 @@
+"""Released and own checkpoints: read without running what is in them, load without losing a key."""
+
+import pickle
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from BLIP.download import fetch
+from BLIP.vit import resize_position_embedding
+
+POSITION_EMBEDDING = "visual_encoder.pos_embed"
+
+# What BLIP's pre-training files hold besides a captioner: further towers, their momentum copies,
+# projections, queues.
+FURTHER_TOWERS = (
+    *("text_encoder.", "text_encoder_m.", "visual_encoder_m.", "text_decoder_m."),
+    *("vision_proj.", "vision_proj_m.", "text_proj.", "text_proj_m.", "itm_head."),
+    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue", "temp"),
+)
+
+# Keys that a file may lack: by name, the key that holds the same (None: nothing learnt).
+DERIVED = {
+    "text_decoder.cls.predictions.decoder.weight": (
+        "text_decoder.bert.embeddings.word_embeddings.weight"
+    ),
+    "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
+    "text_decoder.bert.embeddings.position_ids": None,
+}
+
+
+class CheckpointError(ValueError):
+    """A file that is not there, not whole, not trusted or not of this model, in one line."""
+
+
+class LoadReport(NamedTuple):
+    """What loading did besides copying: keys of the model filled from another one or left as they
+    are, keys of the file passed over, and keys whose value was resized."""
+
+    missing: list[str]
+    unexpected: list[str]
+    reshaped: list[str]
+
+    def __str__(self) -> str:
+        counted = {
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "reshaped": self.reshaped,
+        }
+        named = [f"{word}: {len(keys)} ({_some(keys)})" for word, keys in counted.items() if keys]
+        return "; ".join(named) or "every key matched"
+
+
+def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
+    """The content of a .pth or .safetensors file at a path, URL or hf:// name, with "model" in it.
+
+    A bare state dict is returned as {"model": state_dict}. Nothing in a .pth is executed unless
+    `trust_checkpoint`. Raises CheckpointError and DownloadError.
+    """
+    path = fetch(source)
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {source} does not exist")
+    if path.suffix == ".safetensors":
+        content = _read_safetensors(path)
+    else:
+        content = _read_pickle(path, trust_checkpoint)
+    if isinstance(content, dict) and isinstance(content.get("model"), dict):
+        state = content["model"]
+    else:
+        state = content
+    if not isinstance(state, dict) or not state or not _all_tensors(state):
+        raise CheckpointError(f"checkpoint {path} holds no state dict, neither bare nor as 'model'")
+    return content if state is not content else {"model": state}
+
+
+def load_weights(
+    model: nn.Module, state: dict[str, Tensor], name: str = "checkpoint"
+) -> LoadReport:
+    """Copy a state dict into a captioner, the position embedding resized to its image size.
+
+    name: the file, for messages. Raises CheckpointError, having changed nothing, where a key is missing, unexpected or of another
+    shape, unless BLIP's own files are known for it (further towers, tied head, position ids).
+    """
+    own, state = model.state_dict(), dict(state)
+    missing, unexpected, reshaped = [], [], []
+    for key, source in DERIVED.items():
+        if key in own and key not in state and (source is None or source in state):
+            missing.append(key)
+            state[key] = own[key] if source is None else state[source]
+    for key in [key for key in state if key not in own and key.startswith(FURTHER_TOWERS)]:
+        unexpected.append(key)
+        del state[key]
+    _check_keys(own, state, name)
+    if state[POSITION_EMBEDDING].shape[1:2] != own[POSITION_EMBEDDING].shape[1:2]:
+        reshaped.append(POSITION_EMBEDDING)
+        state[POSITION_EMBEDDING] = _resized(state[POSITION_EMBEDDING], own, name)
+    _check_shapes(own, state, name)
+    model.load_state_dict(state)
+    return LoadReport(missing, unexpected, reshaped)
+
+
+def _read_safetensors(path: Path) -> dict:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {_line(error)}") from error
+
+
+def _read_pickle(path: Path, trust_checkpoint: bool) -> dict:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not trust_checkpoint)
+    except pickle.UnpicklingError as error:
+        if trust_checkpoint or path.stat().st_size == 0:
+            raise CheckpointError(f"checkpoint {path} is damaged: {_line(error)}") from error
+        raise CheckpointError(
+            f"checkpoint {path} is damaged, or holds objects that could run code; "
+            "set trust_checkpoint: true to read it all the same, if you know where it comes from"
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise CheckpointError(f"checkpoint {path} is damaged: {_line(error)}") from error
+
+
+def _check_keys(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -> None:
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or unexpected:
+        raise CheckpointError(
+            f"{name} is not of this model: {len(missing)} keys missing ({_some(missing)}), "
+            f"{len(unexpected)} unexpected ({_some(unexpected)}); check vit and med_config"
+        )
+
+
+def _check_shapes(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -> None:
+    for key, value in state.items():
+        if value.shape != own[key].shape:
+            raise CheckpointError(
+                f"{name} is not of this model: {key} is {tuple(value.shape)} in the file and "
+                f"{tuple(own[key].shape)} in the model; check vit, med_config and tokenizer"
+            )
+
+
+def _resized(value: Tensor, own: dict[str, Tensor], name: str) -> Tensor:
+    try:
+        return resize_position_embedding(value.float(), own[POSITION_EMBEDDING].size(1))
+    except (ValueError, IndexError) as error:
+        raise CheckpointError(f"{name}: {POSITION_EMBEDDING} cannot be resized: {error}") from error
+
+
+def _all_tensors(state: dict) -> bool:
+    return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "") if keys else "none"
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

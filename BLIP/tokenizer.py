@@ -1,0 +1,94 @@
+"""BERT's tokeniser with BLIP's two extra tokens, the same on every version of transformers."""
+
+import warnings
+from pathlib import Path
+
+import torch
+from huggingface_hub import hf_hub_download
+from torch import Tensor
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class TokenizerError(ValueError):
+    """No tokeniser where one was said to be."""
+
+
+class CaptionTokenizer:
+    """Captions to token ids and back.
+
+    source: a hub name such as "bert-base-uncased", a folder that holds vocab.txt, or that file.
+    [DEC], which starts a caption, and [ENC] are appended to the vocabulary. Raises TokenizerError.
+    """
+
+    def __init__(self, source: str):
+        self.bert = _load_bert(_find_vocabulary(source))
+        self.bert.add_special_tokens({"bos_token": "[DEC]"})
+        self.bert.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
+        self.start = self.bert.bos_token_id
+        self.end = self.bert.sep_token_id
+        self.pad = self.bert.pad_token_id
+
+    def __len__(self) -> int:
+        return len(self.bert)
+
+    def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
+        """int64 ids and mask (1 real, 0 padding), each (R, n), n the longest and <= max_length.
+
+        [DEC] stands first and [SEP] last, also where a text was cut.
+        """
+        encoded = self.bert(
+            texts, padding="longest", truncation=True, max_length=max_length, return_tensors="pt"
+        )
+        encoded.input_ids[:, 0] = self.start
+        return encoded.input_ids, encoded.attention_mask
+
+    def encode_prompt(self, prompt: str) -> Tensor:
+        """int64 (n,): [DEC] and the prompt's tokens, without an end."""
+        ids = self.bert(prompt).input_ids[:-1]
+        return torch.tensor([self.start, *ids[1:]])
+
+    def decode(self, ids: Tensor) -> str:
+        """The text of ids (n,), without special tokens and without spaces before punctuation."""
+        return self.bert.decode(
+            ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=True
+        )
+
+
+def _find_vocabulary(source: str) -> Path:
+    path = Path(source)
+    if path.is_dir():
+        path = path / "vocab.txt"
+    if path.is_file():
+        return path
+    try:
+        return Path(hf_hub_download(source, "vocab.txt"))
+    except Exception as error:  # the hub client raises types of its own and of its HTTP library
+        raise TokenizerError(
+            f"tokenizer: found no vocabulary at {source!r} and could not fetch one of that name; "
+            "give a folder that holds vocab.txt, or connect to the network"
+        ) from error
+
+
+def _load_bert(vocabulary: Path):
+    """transformers' BertTokenizer on a vocabulary file.
+
+    Checked here, since newer versions make up what a file lacks; and silenced, since 4.15.0 warns
+    of optional files that are not beside it.
+    """
+    from transformers import BertTokenizer, logging
+
+    words = set(vocabulary.read_text(encoding="utf-8").split("\n"))
+    lacking = [token for token in SPECIAL_TOKENS if token not in words]
+    if lacking:
+        raise TokenizerError(
+            f"tokenizer: {vocabulary} is no BERT vocabulary: it lacks {lacking[0]}"
+        )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return BertTokenizer.from_pretrained(str(vocabulary))
+    finally:
+        logging.set_verbosity(verbosity)

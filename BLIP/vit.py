@@ -1,0 +1,64 @@
+"""The image encoder: timm's vision transformer in BLIP's sizes, with BLIP's parameter names."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Union
+
+import torch
+import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+VIT_SIZES = {
+    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
+    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16, "drop_path_rate": 0.1},
+}
+
+
+class ImageEncoder(VisionTransformer):
+    """Image (B, 3, S, S), normalised -> embeddings (B, 1 + (S / patch_size)**2, embed_dim).
+
+    vit: "base", "large", or a mapping with embed_dim, depth, num_heads and, if other than usual,
+    patch_size (16), mlp_ratio (4), drop_path_rate (0). With `grad_ckpt` the last `ckpt_layer`
+    blocks keep no activations and are computed again in backward.
+    """
+
+    def __init__(
+        self,
+        vit: Union[str, Mapping] = "base",
+        image_size: int = 384,
+        grad_ckpt: bool = False,
+        ckpt_layer: int = 0,
+    ):
+        sizes = VIT_SIZES[vit] if isinstance(vit, str) else vit
+        super().__init__(
+            img_size=image_size,
+            **sizes,
+            num_classes=0,
+            global_pool="",
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        )
+        if grad_ckpt and ckpt_layer > 0:
+            from fairscale.nn.checkpoint import checkpoint_wrapper
+
+            for block in self.blocks[-ckpt_layer:]:
+                checkpoint_wrapper(block)  # replaces the block's forward, leaves its names
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.forward_features(image)
+
+
+def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
+    """A position embedding (1, 1 + p*p, D) for 1 + q*q = `tokens` places, bicubically.
+
+    The class token's stays as it is. Raises ValueError where either grid is not a square.
+    """
+    before, after = (round((n - 1) ** 0.5) for n in (pos_embed.size(1), tokens))
+    if (before**2, after**2) != (pos_embed.size(1) - 1, tokens - 1):
+        raise ValueError(
+            f"{pos_embed.size(1)} or {tokens} places are not a class token and a square"
+        )
+    token, grid = pos_embed[:, :1], pos_embed[:, 1:]
+    grid = grid.reshape(1, before, before, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
+    return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
