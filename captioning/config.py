@@ -1,0 +1,222 @@
+"""The configuration of a run: flat YAML with BLIP's key names, checked once, typed from then on."""
+
+import difflib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from ruamel.yaml import YAML, YAMLError
+
+from captioning.errors import UserError
+from decoding import DecodingSettings
+from smile import Objective, parse_objective
+
+
+class Checked(BaseModel):
+    """No unknown key, no conversion of types (an integer may stand for a float)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class VitSizes(Checked):
+    """A vision transformer of other than BLIP's sizes."""
+
+    embed_dim: int = Field(gt=0)
+    depth: int = Field(gt=0)
+    num_heads: int = Field(gt=0)
+    patch_size: int = Field(16, gt=0)
+    mlp_ratio: float = Field(4.0, gt=0)
+    drop_path_rate: float = Field(0.0, ge=0, lt=1)
+
+
+class Config(Checked):
+    """Every key of a run's YAML, BLIP's own first. The README's table says what each does."""
+
+    image_root: str
+    ann_root: str
+    coco_gt_root: Optional[str] = None
+    pretrained: Optional[str] = None
+    vit: Union[Literal["base", "large"], VitSizes] = "base"
+    vit_grad_ckpt: bool = False
+    vit_ckpt_layer: int = Field(0, ge=0)
+    batch_size: int = Field(32, gt=0)
+    init_lr: float = Field(1e-5, gt=0)
+    image_size: int = Field(384, gt=0)
+    max_length: int = 20
+    min_length: int = 5
+    num_beams: int = 3
+    prompt: str = "a picture of "
+    weight_decay: float = Field(0.05, ge=0)
+    min_lr: float = Field(0.0, ge=0)
+    max_epoch: int = Field(5, gt=0)
+
+    objective: Union[str, dict[str, float]] = "mle"
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    first_token_mle: bool = True
+    random_subset_size: int = Field(10, gt=0)
+
+    dataset: Literal["coco", "flickr30k", "custom"] = "coco"
+    train_file: Optional[str] = None
+    val_file: Optional[str] = None
+    test_file: Optional[str] = None
+    val_gt_file: Optional[str] = None
+    test_gt_file: Optional[str] = None
+    captions_per_image: int = Field(1, gt=0)
+    max_words: int = Field(30, gt=0)
+    max_tokens: int = Field(40, gt=2)
+    skip_bad_images: bool = False
+    num_workers: int = Field(4, ge=0)
+
+    tokenizer: str = "bert-base-uncased"
+    med_config: Union[str, dict[str, Any]] = "configs/med_config.json"
+    trust_checkpoint: bool = False
+
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    accumulation_steps: int = Field(1, gt=0)
+    clip_grad_norm: Optional[float] = Field(None, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    warmup_lr: float = Field(0.0, ge=0)
+    resume: Literal["auto", "never"] = "auto"
+    keep_checkpoints: int = Field(2, ge=1)
+    log_every: int = Field(10, gt=0)
+
+    eval_batch_size: Optional[int] = Field(None, gt=0)
+    sample: bool = False
+    top_p: float = 0.9
+    top_k: int = 50
+    temperature: float = 1.0
+    length_penalty: float = 1.0
+    repetition_penalty: float = 1.0
+    spice: bool = False
+
+    output_dir: str
+    device: str = "auto"
+    seed: int = Field(42, ge=0)
+
+    @field_validator("pretrained")
+    @classmethod
+    def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
+        return value or None
+
+    @field_validator("objective")
+    @classmethod
+    def _known_objective(cls, value):
+        parse_objective(value)
+        return value
+
+    @model_validator(mode="after")
+    def _possible_together(self):
+        self.decoding_settings()
+        patch = 16 if isinstance(self.vit, str) else self.vit.patch_size
+        if self.image_size % patch:
+            raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
+        if not isinstance(self.vit, str) and self.vit.embed_dim % self.vit.num_heads:
+            raise ValueError("vit: embed_dim must be a multiple of num_heads")
+        if self.min_lr > self.init_lr:
+            raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
+        return self
+
+    def decoding_settings(self) -> DecodingSettings:
+        """How this run draws captions."""
+        names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)
+        return DecodingSettings(**{name: getattr(self, name) for name in names})
+
+    def build_objective(self) -> Objective:
+        """What this run minimises."""
+        return Objective(
+            self.objective, self.label_smoothing, self.first_token_mle, self.random_subset_size
+        )
+
+
+def load_config(
+    path: Union[str, Path], overrides: Sequence[str] = (), flags: Optional[dict[str, Any]] = None
+) -> Config:
+    """The configuration in a YAML file, with `key=value` overrides, values written as in YAML.
+
+    `vit.depth=2` reaches into a mapping; `pretrained=` empties a key. `flags`: values by key, as
+    they are. Without an output_dir it is output/ and the file's name. Raises UserError: one line
+    that names the key, what was found and what is allowed.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the configuration {path}: {error}") from error
+    values = _parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected lines of 'key: value', found {_short(values)}")
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise UserError(f"override {override!r} is not of the form key=value")
+        _set(values, key, _parse_yaml(value, f"override {override!r}"))
+    values.update(flags or {})
+    values.setdefault("output_dir", f"output/{Path(path).stem}")
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(d, values) for d in error.errors() if not _of_other_alternative(d)]
+        raise UserError(f"{path}: " + "; ".join(dict.fromkeys(lines))) from error
+
+
+def write_config(config: Config, path: Path) -> None:
+    """The resolved configuration as YAML that `load_config` reads back."""
+    buffer = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.dump(config.model_dump(), buffer)
+    path.write_text(buffer.getvalue(), encoding="utf-8")
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"{where}: not valid YAML: {line}") from error
+
+
+def _set(values: dict, key: str, value: Any) -> None:
+    *outer, last = key.split(".")
+    for name in outer:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise UserError(f"override {key}: {name} is {_short(values)}, which holds no keys")
+    values[last] = value
+
+
+def _explain(detail: dict, values: dict) -> str:
+    """One pydantic error in the words of the file."""
+    if not detail["loc"]:  # several keys together: the message names them
+        return detail["msg"].removeprefix("Value error, ")
+    key = str(detail["loc"][0])
+    inner = [str(part) for part in detail["loc"][1:] if str(part) in _names(values.get(key))]
+    where = ".".join([key, *inner])
+    if detail["type"] == "extra_forbidden":
+        near = [] if inner else difflib.get_close_matches(key, Config.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"unknown key {where!r}{hint}"
+    if detail["type"] == "missing":
+        return f"{'.'.join(dict.fromkeys([key, str(detail['loc'][-1])]))} is missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return f"{where}: found {_short(detail['input'])}; {message}"
+
+
+def _of_other_alternative(detail: dict) -> bool:
+    """A key that takes a name or a mapping fails as both; only the kind that was given matters."""
+    if isinstance(detail["input"], dict):
+        return detail["type"] in ("literal_error", "string_type")
+    return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")
+
+
+def _names(value: Any) -> set[str]:
+    return {str(name) for name in value} if isinstance(value, dict) else set()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

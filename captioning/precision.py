@@ -1,0 +1,18 @@
+"""Mixed precision: what autocast computes in, and the loss scaling that float16 needs."""
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """name: fp32, bf16 or fp16. Weights stay in float32; autocast casts them where used."""
+
+    def __init__(self, name: str, device: torch.device):
+        self.device = device
+        self.dtype = DTYPES[name]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+
+    def autocast(self) -> torch.autocast:
+        enabled = self.dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)

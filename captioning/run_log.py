@@ -1,0 +1,97 @@
+"""What a run leaves to read: its configuration, JSON lines, TensorBoard curves, a progress bar."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Optional
+
+from tqdm import tqdm
+
+from captioning.config import Config, write_config
+from captioning.distributed import is_main, world_size
+from captioning.errors import UserError
+
+LIBRARIES = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
+
+
+def say(line: str) -> None:
+    """Print a line for the user, once, however many processes there are."""
+    if is_main():
+        tqdm.write(line, file=sys.stderr)
+
+
+def write_json(content: Any, path: Path) -> None:
+    """A JSON file that is replaced only by a whole one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(path.name + ".tmp")
+    staged.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(staged, path)
+
+
+def open_run(config: Config) -> Path:
+    """Make the output folder and put config.yaml and run.json (command, versions) into it."""
+    folder = Path(config.output_dir)
+    if is_main():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_config(config, folder / "config.yaml")
+            record = {
+                "command": shlex.join([sys.executable, *sys.orig_argv[1:]])
+                if hasattr(sys, "orig_argv")
+                else shlex.join([sys.executable, *sys.argv]),
+                "python": platform.python_version(),
+                "processes": world_size(),
+                "versions": {name: metadata.version(name) for name in LIBRARIES},
+            }
+            write_json(record, folder / "run.json")
+        except OSError as error:
+            raise UserError(f"output_dir: cannot write into {folder}: {error.strerror}") from error
+    return folder
+
+
+class RunLog:
+    """log.jsonl and tensorboard/ in a run's folder; on every rank but 0 it does nothing."""
+
+    def __init__(self, folder: Path):
+        self.file = self.board = None
+        if is_main():
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.file = open(folder / "log.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+            self.board = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
+        """One line {"event", "step", ..., values}, and a curve event/name for each value."""
+        if self.file is None:
+            return
+        line = {"event": event, "step": step, **more, **values}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        for name, value in values.items():
+            self.board.add_scalar(f"{event}/{name}", value, step)
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.board.close()
+
+
+def progress(total: int, description: str, initial: int = 0) -> tqdm:
+    """A bar that counts images, with images a second and the time left; on rank 0 alone.
+
+    Where nobody watches (a log file), it prints a line every half minute instead of ten a second.
+    """
+    interval: Optional[float] = 0.1 if sys.stderr.isatty() else 30.0
+    return tqdm(
+        total=total,
+        desc=description,
+        unit="img",
+        initial=initial,
+        disable=not is_main(),
+        mininterval=interval,
+        dynamic_ncols=True,
+    )

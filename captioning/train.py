@@ -1,0 +1,81 @@
+"""Fine-tune a captioner, or caption and score a split with one.
+
+python -m captioning.train --config configs/caption_coco.yaml
+torchrun --nproc_per_node 4 -m captioning.train --config configs/caption_coco.yaml batch_size=16
+python -m captioning.train --config configs/caption_coco.yaml --evaluate --eval_split test
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from captioning import checkpointing, distributed
+from captioning.config import Config, load_config
+from captioning.errors import UserError
+from captioning.model import captioner_from
+from captioning.recipe import FineTuning
+from captioning.run_log import open_run, say
+from captioning.scoring import Evaluation
+
+
+def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m captioning.train", description=__doc__)
+    parser.add_argument("--config", required=True, help="a YAML file, see configs/")
+    parser.add_argument("--output_dir", help="where the run goes (default: output/NAME OF CONFIG)")
+    parser.add_argument("--evaluate", action="store_true", help="do not train: caption and score")
+    parser.add_argument("--eval_split", choices=("val", "test"), default="val")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of the config")
+    return parser.parse_intermixed_args(argv)
+
+
+def evaluate(config: Config, device, split: str, checkpoint: str) -> None:
+    """Caption and score `split` with the weights of `checkpoint`."""
+    folder = open_run(config)
+    evaluation = Evaluation(config, folder, device)
+    with distributed.first_on_each_machine():
+        captioner, loaded = captioner_from(config, checkpoint)
+    say(loaded)
+    evaluation.run(captioner.to(device), split, split)
+    say(f"captions and scores are in {folder / 'result'}")
+
+
+def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
+    """`pretrained` where the command line gives it, else the run's best, else the config's."""
+    given = any(override.startswith("pretrained=") for override in overrides)
+    best = Path(config.output_dir) / checkpointing.BEST
+    if best.exists() and not given:
+        return str(best)
+    if config.pretrained is None:
+        raise UserError(f"nothing to evaluate: {best} does not exist, and pretrained is not set")
+    return config.pretrained
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    arguments = parse_arguments(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    named = {name: getattr(arguments, name) for name in ("output_dir", "device", "seed")}
+    flags = {name: value for name, value in named.items() if value is not None}
+    try:
+        config = load_config(arguments.config, arguments.overrides, flags)
+        device = distributed.start(config.device)
+        if arguments.evaluate:
+            checkpoint = checkpoint_to_evaluate(config, arguments.overrides)
+            evaluate(config, device, arguments.eval_split, checkpoint)
+        else:
+            FineTuning(config, device).run()
+    except UserError as error:
+        say(f"error: {error}")
+        return 2
+    finally:
+        distributed.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
