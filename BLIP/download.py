@@ -108,6 +108,7 @@ def _verify(url: str, part: Path, sha256: str) -> None:
             digest.update(chunk)
     if digest.hexdigest() != sha256:
         part.unlink()
+        _version_file(part).unlink(missing_ok=True)
         raise DownloadError(f"{url} has sha256 {digest.hexdigest()}, expected {sha256}; removed it")
 
 

@@ -45,3 +45,41 @@ def _beside_repository(name):
     if not folder.is_dir():
         pytest.skip(f"no folder {folder}: the sample files are not part of the repository")
     return folder
+
+
+WORDS = """
+a picture of the man woman dog cat red blue small large on in and with ball box ##s
+"""
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory):
+    """Return the path of a BERT vocabulary of a few words."""
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join([*SPECIAL_TOKENS, *WORDS.split()]) + "\n")
+    return path
+
+
+@pytest.fixture
+def make_captioner(vocabulary):
+    """Return a function that builds a tiny captioner, in evaluation mode, by the same settings."""
+    from BLIP import build_captioner
+
+    def make(**settings):
+        tiny = {
+            "tokenizer": str(vocabulary),
+            "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4},
+            "image_size": 48,
+            "med_config": {
+                "hidden_size": 24,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "intermediate_size": 48,
+                "max_position_embeddings": 64,
+                "initializer_range": 0.3,
+            },
+        }
+        return build_captioner(**{**tiny, **settings}).eval()
+
+    return make

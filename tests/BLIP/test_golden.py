@@ -1,0 +1,98 @@
+"""The recorded numbers of the original implementation, through the public loader."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from BLIP import build_captioner, load_weights, read_checkpoint
+from BLIP.vit import resize_position_embedding
+from decoding import DecodingSettings
+from smile import Objective
+
+
+@pytest.fixture
+def recorded(golden):
+    arrays = {k: torch.from_numpy(v) for k, v in np.load(golden / "arrays.npz").items()}
+    return arrays, json.loads((golden / "expected.json").read_text())
+
+
+@pytest.fixture
+def captioner(golden, recorded):
+    sizes = dict(recorded[1]["vit"])
+    captioner = build_captioner(
+        tokenizer=str(golden / "vocab.txt"),
+        image_size=sizes.pop("image_size"),
+        vit=sizes,
+        med_config=golden / "med_config.json",
+        objective=Objective("smile", first_token_mle=True),
+        prompt=recorded[1]["prompt"],
+    )
+    state = read_checkpoint(str(golden / "checkpoint.pth"))["model"]
+    report = load_weights(captioner, state, "checkpoint.pth")
+    assert str(report) == "every key matched"
+    return captioner.eval()
+
+
+@torch.no_grad()
+def test_image_embeds_token_ids_and_logits(captioner, recorded):
+    arrays, expected = recorded
+    image_embeds = captioner.visual_encoder(arrays["image"])
+    torch.testing.assert_close(image_embeds, arrays["image_embeds"], atol=2e-6, rtol=0)
+    tokens, mask = captioner.tokenizer.encode(expected["captions"], max_length=40)
+    assert tokens.tolist() == arrays["input_ids"].tolist()
+    assert mask.tolist() == arrays["attention_mask"].tolist()
+    logits = captioner.text_decoder.logits(tokens, mask, image_embeds, start=3)[:, :-1]
+    torch.testing.assert_close(logits, arrays["logits"], atol=3e-5, rtol=1e-5)
+
+
+def test_position_embedding_for_another_image_size(captioner, recorded):
+    resized = resize_position_embedding(captioner.visual_encoder.pos_embed, 37)
+    torch.testing.assert_close(resized, recorded[0]["pos_embed_96"])
+
+
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [
+        ("mle_label_smoothing_0.1", Objective("mle", label_smoothing=0.1)),
+        ("mle", Objective("mle", label_smoothing=0)),
+        ("smile", Objective("smile", first_token_mle=False)),
+        ("smile_first_token_mle", Objective("smile")),
+        ("reverse", Objective("reverse", first_token_mle=False)),
+        ("reverse_first_token_mle", Objective("reverse")),
+    ],
+)
+def test_losses_from_images_and_strings(captioner, recorded, name, objective):
+    arrays, expected = recorded
+    objective.pad_token_id = captioner.tokenizer.pad
+    captioner.text_decoder.objective = objective
+    captions = [[text[len(captioner.prompt) :]] for text in expected["captions"]]
+    loss = captioner(arrays["image"], captions).loss
+    assert loss.item() == pytest.approx(expected["losses"][name], abs=1e-5)
+
+
+def test_gradient_norm_of_every_parameter(captioner, recorded):
+    arrays, expected = recorded
+    captions = [[text[len(captioner.prompt) :]] for text in expected["captions"]]
+    captioner(arrays["image"], captions).loss.backward()
+    norms = {name: p.grad.norm().item() for name, p in captioner.named_parameters()}
+    # Keys' biases have no gradient but rounding: softmax does not see a shift.
+    assert norms == pytest.approx(expected["smile_first_token_mle_grad_norms"], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_generated_token_ids_and_captions(captioner, recorded, together):
+    image, runs = recorded[0]["image"], recorded[1]["generate"]
+    assert len(runs) == 5
+    for run in runs.values():
+        settings = DecodingSettings(**run["settings"])
+        batches = [image] if together else image.split(1)
+        outputs = [captioner.generate_details(batch, settings) for batch in batches]
+        captions = [captions[0] for output in outputs for captions in output.captions]
+        assert captions == run["captions"]
+        rows = [row for output in outputs for row in output.token_ids[:, 0].tolist()]
+        for row, expected in zip(rows, run["token_ids"]):
+            length = min(len(row), len(expected))
+            assert row[:length] == expected[:length]
+            assert not any(row[length:] + expected[length:])

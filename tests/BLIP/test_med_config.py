@@ -1,0 +1,34 @@
+"""The decoder's sizes: BERT's keys, and nothing that is silently ignored."""
+
+import json
+
+import pytest
+
+from BLIP.med_config import MedConfig, read_med_config
+
+
+def test_the_shipped_file_is_bert_base(repository):
+    assert read_med_config(repository / "configs" / "med_config.json") == MedConfig()
+
+
+def test_a_mapping_replaces_defaults(tmp_path):
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "model_type": "bert"}
+    (tmp_path / "med.json").write_text(json.dumps(sizes))
+    for source in (sizes, tmp_path / "med.json", str(tmp_path / "med.json")):
+        config = read_med_config(source)
+        assert (config.hidden_size, config.num_hidden_layers) == (48, 12)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"hiden_size": 3}, "unknown key 'hiden_size'"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"hidden_size": 50, "num_attention_heads": 4}, "not a multiple"),
+        ("/no/such/file.json", "cannot read /no/such/file.json"),
+    ],
+)
+def test_what_cannot_be_is_one_line(source, message):
+    with pytest.raises(ValueError, match=message) as error:
+        read_med_config(source)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,55 @@
+"""Token ids and decoded strings: the same on both versions of transformers."""
+
+import hashlib
+import json
+
+import pytest
+
+from BLIP import CaptionTokenizer, TokenizerError
+
+
+def test_ids_of_bert_with_two_more(shared_data):
+    tokenizer = CaptionTokenizer(str(shared_data / "bert-base-uncased"))
+    assert (len(tokenizer), tokenizer.start, tokenizer.end, tokenizer.pad) == (30524, 30522, 102, 0)
+    ids, mask = tokenizer.encode(["a picture of a man's hat", "dogs"], max_length=40)
+    assert ids[0].tolist() == [30522, 1037, 3861, 1997, 1037, 2158, 1005, 1055, 6045, 102]
+    assert ids[1].tolist() == [30522, 6077, 102, 0, 0, 0, 0, 0, 0, 0]
+    assert mask[1].tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert tokenizer.encode_prompt("a picture of ").tolist() == [30522, 1037, 3861, 1997]
+    cut, _ = tokenizer.encode(["a picture of a man's hat"], max_length=6)
+    assert cut[0].tolist() == [30522, 1037, 3861, 1997, 1037, 102]
+
+
+@pytest.mark.parametrize(
+    ("text", "decoded"),
+    [
+        ("A man's dog, they don't care .", "a man's dog, they don't care."),
+        ("we've café we're I'm n't ? !", "we've cafe we're i'mn't?!"),
+        ("a well-known 3.5 [SEP] [DEC]", "a well - known 3. 5"),
+    ],
+)
+def test_decoded_strings_are_cleaned_up(shared_data, text, decoded):
+    tokenizer = CaptionTokenizer(str(shared_data / "bert-base-uncased" / "vocab.txt"))
+    ids, _ = tokenizer.encode([text], max_length=40)
+    assert tokenizer.decode(ids[0]) == decoded
+
+
+def test_both_versions_agree_on_all_coco_captions(shared_data):
+    """The hash was the same with transformers 4.15.0 and 5.23.0."""
+    tokenizer = CaptionTokenizer(str(shared_data / "bert-base-uncased"))
+    entries = json.loads((shared_data / "karpathy" / "coco_karpathy_test.json").read_text())
+    captions = [caption for entry in entries[:1000] for caption in entry["caption"]]
+    ids, _ = tokenizer.encode(captions, max_length=40)
+    text = "\n".join(tokenizer.decode(row) for row in ids)
+    digest = hashlib.sha256(ids.numpy().tobytes() + text.encode()).hexdigest()
+    assert digest == "111b7b7c8212d32fae87fbac84c7b749be0e4beb97886404e9e87762fc0238e9"
+
+
+def test_no_vocabulary_is_one_line(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\nword\n")
+    with pytest.raises(TokenizerError, match=r"is no BERT vocabulary: it lacks \[SEP\]"):
+        CaptionTokenizer(str(tmp_path))
+    for source in (str(tmp_path / "absent"), "bert-base-uncased-that-is-nowhere"):
+        with pytest.raises(TokenizerError, match="found no vocabulary at") as error:
+            CaptionTokenizer(source)
+        assert "\n" not in str(error.value)
