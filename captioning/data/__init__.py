@@ -1,0 +1,31 @@
+"""Annotated images as batches of tensors and captions."""
+
+from captioning.data.annotations import ImageId, Sample, read_annotations
+from captioning.data.dataset import EvaluationDataset, TrainingDataset
+from captioning.data.image import MEAN, STD, evaluation_transform, load_image, training_transform
+from captioning.data.loader import Loader, TrainingLoader, evaluation_loader, training_loader
+from captioning.data.randaugment import RandAugment
+from captioning.data.sources import annotation_path, read_split, references
+from captioning.data.text import preprocess_caption
+
+__all__ = [
+    "MEAN",
+    "STD",
+    "EvaluationDataset",
+    "ImageId",
+    "Loader",
+    "RandAugment",
+    "Sample",
+    "TrainingDataset",
+    "TrainingLoader",
+    "annotation_path",
+    "evaluation_loader",
+    "evaluation_transform",
+    "load_image",
+    "preprocess_caption",
+    "read_annotations",
+    "read_split",
+    "references",
+    "training_loader",
+    "training_transform",
+]

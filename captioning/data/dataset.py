@@ -1,0 +1,150 @@
+"""The samples of a split as items that a loader makes batches of."""
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, islice
+from typing import Any, Callable
+
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from captioning.data.annotations import Sample
+from captioning.data.image import load_image
+from captioning.data.randomness import derived_seed, permutation, seeded
+from captioning.data.text import preprocess_caption
+from captioning.errors import UserError
+
+Transform = Callable[[Image.Image], torch.Tensor]
+
+# More unreadable images in a row than this are no bad luck, but a wrong folder.
+MAX_REPLACEMENTS = 100
+
+
+class TrainingDataset(Dataset):
+    """Images with captions, augmented; an item is a function of (seed, epoch, index) alone.
+
+    With `captions_per_image` 1 the indices run over all (image, caption) pairs, those of an image
+    side by side; with k > 1 they run over the images, and k captions of each are drawn: without
+    replacement, or, where an image has fewer than k, all of them and some again.
+
+    `dataset[epoch, index]` is a dict: image, what `transform` returns; captions, a list of k
+    strings (`preprocess_caption`); image_id; index; unreadable, the error messages of images that
+    this one stands in for.
+
+    An unreadable image raises UserError. With `skip_bad_images` the item is made from another index
+    instead, drawn by (seed, index), until one can be read; UserError after MAX_REPLACEMENTS.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        image_root: str,
+        transform: Transform,
+        seed: int,
+        captions_per_image: int = 1,
+        max_words: int = 30,
+        skip_bad_images: bool = False,
+    ):
+        self.samples = samples
+        self.image_root = image_root
+        self.transform = transform
+        self.seed = seed
+        self.captions_per_image = captions_per_image
+        self.max_words = max_words
+        self.skip_bad_images = skip_bad_images
+        # Pair i belongs to the first image whose running count of captions is above i.
+        self._pairs_up_to = list(accumulate(len(sample.captions) for sample in samples))
+
+    def __len__(self) -> int:
+        return self._pairs_up_to[-1] if self.captions_per_image == 1 else len(self.samples)
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        epoch, index = key
+        readable_index, image, unreadable = self._readable(index)
+        sample, caption_indices = self._sample(readable_index)
+        with seeded(derived_seed("item", self.seed, epoch, index)):
+            if self.captions_per_image > 1:
+                caption_indices = _draw(len(sample.captions), self.captions_per_image)
+            tensor = self.transform(image)
+        return {
+            "image": tensor,
+            "captions": [
+                preprocess_caption(sample.captions[i], self.max_words) for i in caption_indices
+            ],
+            "image_id": sample.image_id,
+            "index": readable_index,
+            "unreadable": unreadable,
+        }
+
+    def _sample(self, index: int) -> tuple[Sample, list[int]]:
+        """Return the sample at `index`, and which of its captions if `index` decides that."""
+        if self.captions_per_image > 1:
+            return self.samples[index], []
+        position = bisect_right(self._pairs_up_to, index)
+        sample = self.samples[position]
+        return sample, [index - self._pairs_up_to[position] + len(sample.captions)]
+
+    def _load(self, index: int) -> Image.Image:
+        return load_image(os.path.join(self.image_root, self._sample(index)[0].image))
+
+    def _readable(self, index: int) -> tuple[int, Image.Image, list[str]]:
+        """Return `index` or, if need be and allowed, a replacement, its image, and why."""
+        try:
+            return index, self._load(index), []
+        except UserError as error:
+            if not self.skip_bad_images:
+                raise
+            unreadable = [str(error)]
+        order = permutation(len(self), derived_seed("replacement", self.seed, index))
+        for candidate in islice(order, MAX_REPLACEMENTS):
+            try:
+                return candidate, self._load(candidate), unreadable
+            except UserError as error:
+                unreadable.append(str(error))
+        raise UserError(
+            f"{unreadable[0]} (and none of {len(unreadable) - 1} others drawn in its place could "
+            "be read)"
+        )
+
+
+class EvaluationDataset(Dataset):
+    """Images for which captions are to be generated.
+
+    `dataset[index]` is a dict: image, what `transform` returns; image_id; index; unreadable, empty.
+    An unreadable image raises UserError; with `skip_bad_images` the item's image is None and its
+    unreadable holds the error message, and a loader leaves the item out.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        image_root: str,
+        transform: Transform,
+        skip_bad_images: bool = False,
+    ):
+        self.samples = samples
+        self.image_root = image_root
+        self.transform = transform
+        self.skip_bad_images = skip_bad_images
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = self.samples[index]
+        item = {"image": None, "image_id": sample.image_id, "index": index, "unreadable": []}
+        try:
+            image = load_image(os.path.join(self.image_root, sample.image))
+        except UserError as error:
+            if not self.skip_bad_images:
+                raise
+            return {**item, "unreadable": [str(error)]}
+        return {**item, "image": self.transform(image)}
+
+
+def _draw(size: int, count: int) -> list[int]:
+    """Return `count` random integers below `size`, each as seldom repeated as `size` allows."""
+    drawn = torch.randperm(size)[:count]
+    return torch.cat([drawn, torch.randint(size, (count - len(drawn),))]).tolist()

@@ -1,0 +1,96 @@
+"""BLIP's variant of RandAugment (Cubuk et al. 2020), on PIL images."""
+
+import math
+
+import torch
+from PIL import Image
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F
+
+MAGNITUDE = 5 / 10
+# At this magnitude the factor is 1: brightness and sharpness leave the image as it is, as in BLIP.
+ENHANCEMENT = MAGNITUDE * 1.8 + 0.1
+SHEAR = 0.3 * MAGNITUDE  # pixels a pixel
+TRANSLATION = round(10 * MAGNITUDE)  # pixels
+ROTATION = 30 * MAGNITUDE  # degrees
+FILL = [128, 128, 128]
+# BLIP shears about the centre of the first pixel; here coordinates count from the image's corner.
+ORIGIN = [0.5, 0.5]
+
+
+def identity(image: Image.Image) -> Image.Image:
+    return image
+
+
+def brightness(image: Image.Image) -> Image.Image:
+    return F.adjust_brightness(image, ENHANCEMENT)
+
+
+def sharpness(image: Image.Image) -> Image.Image:
+    return F.adjust_sharpness(image, ENHANCEMENT)
+
+
+def shear_x(image: Image.Image) -> Image.Image:
+    """Move the pixels of row y by +-SHEAR * y columns."""
+    return _affine(image, shear=[math.degrees(math.atan(SHEAR * _sign())), 0.0], center=ORIGIN)
+
+
+def shear_y(image: Image.Image) -> Image.Image:
+    """Move the pixels of column x by +-SHEAR * x rows."""
+    return _affine(image, shear=[0.0, math.degrees(math.atan(SHEAR * _sign()))], center=ORIGIN)
+
+
+def translate_x(image: Image.Image) -> Image.Image:
+    return _affine(image, translate=[TRANSLATION * _sign(), 0])
+
+
+def translate_y(image: Image.Image) -> Image.Image:
+    return _affine(image, translate=[0, TRANSLATION * _sign()])
+
+
+def rotate(image: Image.Image) -> Image.Image:
+    return _affine(image, angle=ROTATION * _sign())
+
+
+OPERATIONS = (
+    identity,
+    F.autocontrast,
+    brightness,
+    sharpness,
+    F.equalize,
+    shear_x,
+    shear_y,
+    translate_x,
+    translate_y,
+    rotate,
+)
+
+
+class RandAugment:
+    """Draw two of OPERATIONS (it may be one twice) and apply each with probability 0.5.
+
+    Takes and returns an RGB image; its size stays. Draws from torch's generator.
+    """
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        for choice in torch.randint(len(OPERATIONS), (2,)).tolist():
+            if torch.rand(()) < 0.5:
+                image = OPERATIONS[choice](image)
+        return image
+
+
+def _sign() -> int:
+    return 1 if torch.rand(()) < 0.5 else -1
+
+
+def _affine(image, angle=0.0, translate=(0, 0), shear=(0.0, 0.0), center=None) -> Image.Image:
+    return F.affine(
+        image,
+        angle=angle,
+        translate=list(translate),
+        scale=1.0,
+        shear=list(shear),
+        interpolation=InterpolationMode.BILINEAR,
+        fill=FILL,
+        center=center,
+    )

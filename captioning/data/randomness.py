@@ -1,0 +1,26 @@
+"""Random numbers that depend on named integers and on nothing that happened before."""
+
+import hashlib
+from contextlib import contextmanager
+
+import torch
+
+
+def derived_seed(purpose: str, *numbers: int) -> int:
+    """Return an unsigned 64-bit seed, unrelated for any other `purpose` or `numbers`."""
+    name = f"{purpose} {' '.join(str(number) for number in numbers)}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+
+
+def permutation(size: int, seed: int) -> list[int]:
+    """Return the integers below `size` in a random order."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@contextmanager
+def seeded(seed: int):
+    """Draw from torch's CPU generator as seeded here, then put its state back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would seed the accelerators too, whose state is not put back.
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,124 @@
+"""The data sets that are known by name: which files they consist of and where those come from."""
+
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from captioning.data.annotation_files import parse_json, read_text
+from captioning.data.annotations import ImageId, Sample, read_annotations
+from captioning.errors import UserError
+
+BUCKET = "https://storage.googleapis.com/sfr-vision-language-research/datasets/"
+
+# Of the files as BLIP's authors distribute them; for the training files it is not known.
+SHA256 = {
+    "coco_karpathy_val.json": "51f6dcf544cc0d3bd7086b1cd5aa3dcc9a26fcc718e623099027a902da06a848",
+    "coco_karpathy_test.json": "5b202a235ee2a4e13f82b984ef9293b8e2d34f9b1f92147bf8340580f20faf15",
+    "coco_karpathy_val_gt.json": "e82b3139b7277b06458f9cfd214b3307247b4c0283453acc47ba5356d4b489fd",
+    "coco_karpathy_test_gt.json": (
+        "bb18f0d9d79c27c9c6e0d761645835ea9ac110f95e056b2279b54f6d132229a2"
+    ),
+    "flickr30k_test.json": "5d2a8e7365ff2220cf885e3fb656dd33b72b3a8f8c761067deebb0b22718806d",
+}
+
+
+class Source(NamedTuple):
+    """The file names of a data set, by split; those it lacks come from the configuration."""
+
+    annotations: dict[str, str]
+    references: dict[str, str]
+
+
+SOURCES = {
+    "coco": Source(
+        {split: f"coco_karpathy_{split}.json" for split in ("train", "val", "test")},
+        {split: f"coco_karpathy_{split}_gt.json" for split in ("val", "test")},
+    ),
+    "flickr30k": Source(
+        {split: f"flickr30k_{split}.json" for split in ("train", "val", "test")}, {}
+    ),
+    "custom": Source({}, {}),
+}
+
+
+def annotation_path(config, split: str) -> Path:
+    """Return the annotation file of `split` ("train", "val" or "test"), downloaded if need be.
+
+    `config` has dataset, ann_root and {train,val,test}_file; a name given there goes before the
+    data set's own. Raises UserError if there is no name or the file cannot be had.
+    """
+    known_name = SOURCES[config.dataset].annotations.get(split)
+    name = getattr(config, f"{split}_file") or known_name
+    if name is None:
+        raise UserError(
+            f"dataset: {config.dataset} needs {split}_file: set it to the annotation file of "
+            f"split {split}, relative to ann_root"
+        )
+    return _located(config.ann_root, name, known_name)
+
+
+def read_split(config, split: str) -> list[Sample]:
+    """Return the samples of `split`; raises UserError as `annotation_path` and the reader do."""
+    return read_annotations(annotation_path(config, split), split)
+
+
+def references(config, split: str) -> dict[ImageId, list[str]]:
+    """Return the human captions of each image of `split`, by image id, in the split's order.
+
+    They are read from the {val,test}_gt_file of `config` (relative to coco_gt_root) or the data
+    set's own; without one they are the captions in the annotation. Raises UserError if the file
+    has none for some image.
+    """
+    samples = read_split(config, split)
+    path = _reference_path(config, split)
+    if path is None:
+        return {sample.image_id: list(sample.captions) for sample in samples}
+    captions = _read_references(path)
+    missing = [sample for sample in samples if sample.image_id not in captions]
+    if missing:
+        raise UserError(
+            f"{path}: no reference captions for {len(missing)} of {len(samples)} images, the first "
+            f"is {missing[0].image} (image id {missing[0].image_id!r}): use the file of this split"
+        )
+    return {sample.image_id: captions[sample.image_id] for sample in samples}
+
+
+def _reference_path(config, split: str) -> Optional[Path]:
+    source = SOURCES[config.dataset]
+    known_name = source.references.get(split)
+    name = getattr(config, f"{split}_gt_file", None)  # there is no train_gt_file
+    if name is None and getattr(config, f"{split}_file") in (None, source.annotations.get(split)):
+        # Of an annotation file that is not its own, the data set's references say nothing.
+        name = known_name
+    return None if name is None else _located(config.coco_gt_root, name, known_name)
+
+
+def _read_references(path: Path) -> dict[ImageId, list[str]]:
+    document = parse_json(read_text(path), path)
+    captions: dict[ImageId, list[str]] = {}
+    try:
+        for annotation in document["annotations"]:
+            image_id, caption = annotation["image_id"], annotation["caption"]
+            if not isinstance(caption, str):
+                raise TypeError("a caption is text")
+            captions.setdefault(image_id, []).append(caption)
+    except (KeyError, TypeError):
+        raise UserError(
+            f"{path}: not a file of reference captions: expected COCO's format, "
+            "{annotations: [{image_id, caption, id}], images: [{id}]}"
+        ) from None
+    return captions
+
+
+def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
+    """Return the path of a file, downloaded if it is missing and `known_name` is its name."""
+    path = Path(folder, name)
+    if name != known_name or path.exists():
+        return path
+    from BLIP.download import DownloadError, download  # only a missing file needs it
+
+    url = BUCKET + name
+    try:
+        download(url, path, sha256=SHA256.get(name))
+    except DownloadError as error:
+        raise UserError(f"{error}; to go on without a network, put {url} at {path}") from error
+    return path

@@ -1,0 +1,233 @@
+import json
+
+import pytest
+
+from captioning.data import Sample, read_annotations
+from captioning.errors import UserError
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a file, a string as it is and anything else as JSON."""
+
+    def write_file(content, name="annotation.json"):
+        text = content if isinstance(content, str) else json.dumps(content)
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_file
+
+
+def test_blip_training_rows_are_grouped_by_image(write):
+    path = write(
+        [
+            {"image": "b/x_2.jpg", "caption": "one", "image_id": "coco_2"},
+            {"image": "a/x_1.jpg", "caption": "two", "image_id": "coco_1"},
+            {"image": "b/x_2.jpg", "caption": "three", "image_id": "coco_2"},
+        ]
+    )
+    assert read_annotations(path) == [
+        Sample("b/x_2.jpg", ("one", "three"), "coco_2"),
+        Sample("a/x_1.jpg", ("two",), "coco_1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("image", "image_id"),
+    [
+        ("val2014/COCO_val2014_000000000042.jpg", 42),
+        ("flickr30k-images/1007129816.jpg", 1007129816),
+        ("photo7/jpg.jpg", "photo7/jpg.jpg"),  # where str.strip(".jpg") goes wrong
+        ("8gpj.jpg", "8gpj.jpg"),
+        ("12_a.png", "12_a.png"),
+        ("scan.v2.png", 2),
+        ("00017", 17),
+    ],
+)
+def test_id_is_the_digits_that_the_name_ends_in(write, image, image_id):
+    assert read_annotations(write([{"image": image, "caption": ["a"]}])) == [
+        Sample(image, ("a",), image_id)
+    ]
+
+
+@pytest.mark.parametrize("image_id", [7, 0, "seven"])
+def test_explicit_id_wins(write, image_id):
+    rows = [{"image": "x_1.jpg", "captions": ["a", "b"], "image_id": image_id}]
+    assert read_annotations(write(rows)) == [Sample("x_1.jpg", ("a", "b"), image_id)]
+
+
+def test_null_id_is_none_given(write):
+    rows = [{"image": "x_1.jpg", "caption": "a", "image_id": None}]
+    assert read_annotations(write(rows))[0].image_id == 1
+
+
+def test_blank_captions_are_left_out(write):
+    rows = [{"image": "x.jpg", "caption": ["a", " ", "b\n"]}, {"image": "x.jpg", "caption": ""}]
+    assert read_annotations(write(rows))[0].captions == ("a", "b\n")
+
+
+def test_byte_order_mark_is_dropped(write):
+    path = write('\ufeff[{"image": "x.jpg", "caption": "é\u2028"}]')
+    assert read_annotations(path)[0].captions == ("é\u2028",)
+
+
+def test_jsonl(write):
+    lines = (
+        '{"image": "a.jpg", "caption": "one\u2028line"}\n\n{"image": "b.jpg", "captions": ["x"]}\n'
+    )
+    assert read_annotations(write(lines, "a.jsonl")) == [
+        Sample("a.jpg", ("one\u2028line",), "a.jpg"),
+        Sample("b.jpg", ("x",), "b.jpg"),
+    ]
+
+
+def test_csv(write):
+    text = (
+        "image_id,image,caption\r\n"
+        '5,a.jpg,"red, green\nand blue"\r\n'
+        ",b_3.jpg,two\r\n"
+        "007,c.jpg,three\r\n"
+        "5,a.jpg,four\r\n"
+    )
+    assert read_annotations(write(text, "a.csv")) == [
+        Sample("a.jpg", ("red, green\nand blue", "four"), 5),
+        Sample("b_3.jpg", ("two",), 3),
+        Sample("c.jpg", ("three",), "007"),
+    ]
+
+
+def karpathy_entry(filename, split, **ids):
+    sentences = [{"raw": f"{filename} one", "tokens": []}, {"raw": f"{filename} two"}]
+    return {"filename": filename, "split": split, "sentences": sentences, **ids}
+
+
+def test_karpathy_splits(write):
+    entries = [
+        karpathy_entry("x_5.jpg", "train", filepath="train2014", cocoid=5, imgid=0),
+        karpathy_entry("y.jpg", "val", imgid=1),
+        karpathy_entry("z.jpg", "restval", imgid=2),
+    ]
+    path = write({"images": entries, "dataset": "coco"})
+    train = read_annotations(path, "train")
+    assert train[0] == Sample("train2014/x_5.jpg", ("x_5.jpg one", "x_5.jpg two"), 5)
+    assert [sample.image_id for sample in train] == [5, 2]
+    assert [sample.image for sample in read_annotations(path, "val")] == ["y.jpg"]
+    assert len(read_annotations(path)) == 3
+    with pytest.raises(UserError, match="no samples of split test"):
+        read_annotations(path, "test")
+
+
+ROW = {"image": "x.jpg", "caption": "a"}
+MALFORMED = [
+    ("empty", "", "is empty"),
+    ("blank", " \n", "is empty"),
+    ("not JSON", '[\n{"image": }]', "line 2"),
+    ("no samples", [], "no samples"),
+    ("a number", 3, "not an annotation file"),
+    ("another object", {"info": 1}, "not an annotation file"),
+    ("COCO captions", {"images": [{"id": 1, "file_name": "x"}], "annotations": []}, "row 1 of im"),
+    ("images of no kind", {"images": [3]}, "row 1 of images"),
+    ("row is a list", [ROW, ["x.jpg", "a"]], "row 2 is not an object"),
+    ("no image", [ROW, {"caption": "a"}], "row 2 has no image"),
+    ("image is a number", [{"image": 5, "caption": "a"}], "row 1 has no image"),
+    ("image is blank", [{"image": "", "caption": "a"}], "row 1 has no image"),
+    ("no caption", [ROW, {"image": "y.jpg"}], "row 2 has no caption"),
+    ("caption is null", [{"image": "y.jpg", "caption": None}], "row 1 has no caption"),
+    ("caption is a number", [{"image": "y.jpg", "caption": 3}], "row 1 has a caption that is not"),
+    ("caption holds a number", [{"image": "y.jpg", "caption": ["a", 3]}], "row 1 has a caption"),
+    ("no captions", [ROW, {"image": "y.jpg", "caption": []}], "row 2: y.jpg has no caption"),
+    ("only a blank caption", [{"image": "y.jpg", "caption": " "}], "row 1: y.jpg has no caption"),
+    ("id is a float", [{**ROW, "image_id": 1.0}], "row 1 has image_id 1.0"),
+    ("id is a truth value", [{**ROW, "image_id": True}], "row 1 has image_id True"),
+    ("two ids", [{**ROW, "image_id": 1}, {**ROW, "image_id": 2}], "row 2.*2 here and 1 before"),
+    (
+        "same digits",
+        [{"image": "a/1.jpg", "caption": "a"}, {"image": "b/01.jpg", "caption": "b"}],
+        "a/1.jpg and b/01.jpg have the same image id 1",
+    ),
+    (
+        "same given id",
+        [{**ROW, "image_id": 4}, {"image": "y_4.jpg", "caption": "b"}],
+        "x.jpg and y_4.jpg have the same image id 4",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED]
+)
+def test_malformed_json(write, content, message):
+    assert_refused(write(content), message)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '{"image": "a", "caption": "b"}\n\n{"image"\n', "JSON at line 3"),
+        ("a.jsonl", '{"image": "a", "caption": "b"}\n{"caption": "b"}\n', "line 2 has no image"),
+        ("a.jsonl", '"text"\n', "line 1 is not an object"),
+        ("a.csv", "file,caption\nx,a\n", "no column image"),
+        ("a.csv", "a photo of a dog\n", "no column caption and image"),
+        ("a.csv", "image,caption\nx,a\ny,a dog, sleeping\n", "line 3 has more values"),
+        ("a.csv", "image,caption\nx,a\ny\n", "line 3 has no caption"),
+        ("a.csv", "image,caption\n,a\n", "line 2 has no image"),
+        ("a.csv", 'image,caption\nx,"a dog\ny,b\n', "not valid CSV at line 3"),
+        ("a.csv", "image,caption\n", "no samples"),
+    ],
+)
+def test_malformed_lines(write, name, text, message):
+    assert_refused(write(text, name), message)
+
+
+def test_missing_file(tmp_path):
+    assert_refused(tmp_path / "none.json", "no such file")
+
+
+def test_folder_in_place_of_a_file(tmp_path):
+    assert_refused(tmp_path, "cannot be read")
+
+
+def test_other_encodings(tmp_path):
+    path = tmp_path / "latin.json"
+    path.write_bytes('[{"image": "x", "caption": "é"}]'.encode("latin-1"))
+    assert_refused(path, "not UTF-8")
+
+
+def assert_refused(path, message):
+    with pytest.raises(UserError, match=message) as caught:
+        read_annotations(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "captions"),
+    [
+        ("coco_karpathy_train", 330, 1650),
+        ("coco_karpathy_val", 36, 180),
+        ("coco_karpathy_test", 50, 250),
+        ("flickr8k_karpathy_train", 1000, 5000),
+        ("flickr8k_karpathy_test", 250, 1250),
+    ],
+)
+def test_real_files(shared_data, name, images, captions):
+    samples = read_annotations(shared_data / "annotation" / f"{name}.json")
+    assert len(samples) == images
+    assert sum(len(sample.captions) for sample in samples) == captions
+    assert all((shared_data / "photos" / sample.image).is_file() for sample in samples)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "karpathy/coco_karpathy_test",
+        "karpathy/coco_karpathy_val",
+        "annotation/coco_karpathy_test",
+        "annotation/flickr8k_karpathy_val",
+    ],
+)
+def test_real_ids_are_those_of_the_references(shared_data, name):
+    samples = read_annotations(shared_data / f"{name}.json")
+    truth = json.loads((shared_data / f"{name}_gt.json").read_text())
+    assert {sample.image_id for sample in samples} == {image["id"] for image in truth["images"]}

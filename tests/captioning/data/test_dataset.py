@@ -1,0 +1,156 @@
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioning.data import EvaluationDataset, TrainingDataset, training_transform
+from captioning.data import dataset as dataset_module
+from captioning.errors import UserError
+
+
+def to_tensor(image):
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
+
+
+def make_training(samples, folder, transform=None, seed=0, **settings):
+    return TrainingDataset(samples, folder, transform or training_transform(8), seed, **settings)
+
+
+def assert_same_item(first, second):
+    assert torch.equal(first["image"], second["image"])
+    for key in ("captions", "image_id", "index", "unreadable"):
+        assert first[key] == second[key]
+
+
+def test_indices_are_pairs_in_file_order(photos, samples):
+    dataset = make_training(samples, photos, to_tensor)
+    items = [dataset[0, index] for index in range(len(dataset))]
+    expected = [(sample.image_id, [caption]) for sample in samples for caption in sample.captions]
+    assert len(items) == 19
+    assert [(item["image_id"], item["captions"]) for item in items] == expected
+    assert [item["index"] for item in items] == list(range(19))
+    for item in items:
+        with Image.open(photos / f"{item['image_id'] - 100}.png") as image:
+            assert torch.equal(item["image"], to_tensor(image))
+
+
+def test_captions_are_preprocessed_and_cut(photos, samples):
+    samples = [samples[0]._replace(captions=("A dog, a (big) CAT.",))]
+    assert make_training(samples, photos)[0, 0]["captions"] == ["a dog, a big cat"]
+    assert make_training(samples, photos, max_words=2)[0, 0]["captions"] == ["a dog,"]
+
+
+def test_several_captions_are_drawn_without_replacement(photos, samples):
+    dataset = make_training(samples, photos, captions_per_image=2)
+    assert len(dataset) == 10
+    drawn = Counter(tuple(dataset[epoch, 2]["captions"]) for epoch in range(200))
+    assert len(drawn) == 6  # every ordered pair of the three captions
+    assert all(first != second for first, second in drawn)
+    assert min(drawn.values()) > 15
+
+
+def test_too_few_captions_are_all_taken_and_some_again(photos, samples):
+    dataset = make_training(samples, photos, captions_per_image=5)
+    for epoch in range(20):
+        counts = Counter(dataset[epoch, 2]["captions"])
+        assert sum(counts.values()) == 5
+        assert set(counts) == set(samples[2].captions)
+    assert dataset[0, 0]["captions"] == ["caption 0 of 0"] * 5
+
+
+@pytest.mark.parametrize("captions_per_image", [1, 2])
+def test_items_depend_on_seed_epoch_and_index_alone(photos, samples, captions_per_image):
+    settings = {"captions_per_image": captions_per_image}
+    dataset = make_training(samples, photos, seed=3, **settings)
+    first = [dataset[1, index] for index in range(len(dataset))]
+    torch.manual_seed(99)
+    again = make_training(samples, photos, seed=3, **settings)
+    for index in reversed(range(len(dataset))):
+        assert_same_item(again[1, index], first[index])
+    assert not torch.equal(dataset[2, 0]["image"], first[0]["image"])
+    other_seed = make_training(samples, photos, seed=4, **settings)
+    assert not torch.equal(other_seed[1, 0]["image"], first[0]["image"])
+
+
+def test_same_image_is_augmented_differently_at_each_index(photos, samples):
+    dataset = make_training([samples[0]] * 6, photos)
+    images = [dataset[0, index]["image"] for index in range(6)]
+    assert len({image.numpy().tobytes() for image in images}) == 6
+
+
+def test_the_callers_random_numbers_are_untouched(photos, samples):
+    dataset = make_training(samples, photos, captions_per_image=2)
+    before = torch.get_rng_state()
+    dataset[0, 0]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_dataset_can_be_sent_to_a_process(photos, samples):
+    dataset = make_training(samples, photos, captions_per_image=2)
+    assert_same_item(pickle.loads(pickle.dumps(dataset))[0, 4], dataset[0, 4])
+
+
+def test_unreadable_image_raises(photos, samples):
+    (photos / "4.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"4\.png: not a readable image"):
+        make_training(samples, photos, captions_per_image=2)[0, 4]
+    with pytest.raises(UserError, match=r"4\.png: not a readable image"):
+        EvaluationDataset(samples, photos, to_tensor)[4]
+
+
+def test_unreadable_image_is_replaced_by_the_same_one_each_time(photos, samples):
+    (photos / "4.png").write_bytes(b"")
+    (photos / "5.png").unlink()
+    dataset = make_training(samples, photos, captions_per_image=2, skip_bad_images=True)
+    again = make_training(samples, photos, captions_per_image=2, skip_bad_images=True)
+    for bad in (4, 5):
+        item = dataset[0, bad]
+        assert item["index"] not in (4, 5)
+        assert item["image_id"] == 100 + item["index"]
+        assert all(caption.endswith(f"of {item['index']}") for caption in item["captions"])
+        assert f"{bad}.png" in item["unreadable"][0]
+        assert_same_item(again[0, bad], item)
+        assert dataset[1, bad]["index"] == item["index"]
+    assert dataset[0, 3]["unreadable"] == []
+    replacements = {
+        make_training(samples, photos, seed=seed, skip_bad_images=True)[0, 8]["image_id"]
+        for seed in range(20)
+    }
+    assert len(replacements) > 3
+
+
+def test_replaced_pair_keeps_image_and_caption_together(photos, samples):
+    (photos / "4.png").write_bytes(b"")
+    dataset = make_training(samples, photos, skip_bad_images=True)
+    bad_pairs = [i for i in range(19) if dataset[0, i]["unreadable"]]
+    assert bad_pairs == [7, 8]  # 1 + 2 + 3 + 1 pairs go before
+    for index in bad_pairs:
+        item = dataset[0, index]
+        own_captions = samples[item["image_id"] - 100].captions
+        assert item["captions"][0] in own_captions
+
+
+def test_a_wrong_folder_is_not_skipped_for_ever(photos, samples, monkeypatch):
+    monkeypatch.setattr(dataset_module, "MAX_REPLACEMENTS", 3)
+    dataset = make_training(samples, photos / "none", skip_bad_images=True)
+    with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 others"):
+        dataset[0, 0]
+
+
+def test_evaluation_items(photos, samples):
+    dataset = EvaluationDataset(samples, photos, to_tensor)
+    assert len(dataset) == 10
+    item = dataset[3]
+    assert (item["image_id"], item["index"], item["unreadable"]) == (103, 3, [])
+    with Image.open(photos / "3.png") as image:
+        assert torch.equal(item["image"], to_tensor(image))
+
+
+def test_skipped_evaluation_item_has_no_image(photos, samples):
+    (photos / "4.png").write_bytes(b"")
+    item = EvaluationDataset(samples, photos, to_tensor, skip_bad_images=True)[4]
+    assert item["image"] is None
+    assert "4.png" in item["unreadable"][0]

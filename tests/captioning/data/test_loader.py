@@ -1,0 +1,259 @@
+import gc
+import logging
+import multiprocessing
+
+import pytest
+import torch
+
+from captioning.data import (
+    EvaluationDataset,
+    TrainingDataset,
+    evaluation_loader,
+    evaluation_transform,
+    read_annotations,
+    training_loader,
+    training_transform,
+)
+from captioning.errors import UserError
+
+
+@pytest.fixture
+def make_loader(photos, samples):
+    """Return a function that makes a training loader of the ten photos, two captions each."""
+
+    def make(batch_size, rank=0, world_size=1, num_workers=0, seed=7, **settings):
+        dataset = TrainingDataset(
+            samples, photos, training_transform(8), seed, captions_per_image=2, **settings
+        )
+        return training_loader(dataset, batch_size, seed, rank, world_size, num_workers)
+
+    return make
+
+
+@pytest.fixture
+def make_evaluation(photos, samples):
+    """Return a function that makes an evaluation loader of the first photos."""
+
+    def make(count=10, batch_size=3, rank=0, world_size=1, num_workers=0, skip=False):
+        dataset = EvaluationDataset(samples[:count], photos, evaluation_transform(8), skip)
+        return evaluation_loader(dataset, batch_size, rank, world_size, num_workers)
+
+    return make
+
+
+def run(loader, epoch):
+    loader.set_epoch(epoch)
+    return list(loader)
+
+
+def joined(batches_of_ranks):
+    """Return one batch made of those that the processes see at the same step."""
+    return {
+        "image": torch.cat([batch["image"] for batch in batches_of_ranks]),
+        **{
+            key: [value for batch in batches_of_ranks for value in batch[key]]
+            for key in ("captions", "image_id", "index")
+        },
+    }
+
+
+def assert_same_batches(first, second):
+    assert len(first) == len(second)
+    for one, other in zip(first, second):
+        assert torch.equal(one["image"], other["image"])
+        for key in ("captions", "image_id", "index"):
+            assert one[key] == other[key]
+
+
+def test_batch_layout(make_loader):
+    loader = make_loader(4)
+    batches = list(loader)
+    assert len(loader) == len(batches) == 2  # the last two photos make no batch
+    batch = batches[0]
+    assert batch["image"].shape == (4, 3, 8, 8) and batch["image"].dtype == torch.float32
+    assert [len(captions) for captions in batch["captions"]] == [2] * 4
+    assert batch["image_id"] == [100 + index for index in batch["index"]]
+    assert batch["skipped"] == 0
+    assert set(batch) == {"image", "captions", "image_id", "index", "skipped"}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_batches_do_not_depend_on_the_number_of_processes(make_loader, world_size):
+    whole = run(make_loader(4), epoch=1)
+    parts = [
+        run(make_loader(4 // world_size, rank, world_size), epoch=1) for rank in range(world_size)
+    ]
+    assert len(whole) == 2
+    assert_same_batches([joined(step) for step in zip(*parts)], whole)
+
+
+def test_batches_do_not_depend_on_the_number_of_workers(make_loader):
+    expected = [run(make_loader(3), epoch) for epoch in range(2)]
+    for num_workers in (1, 2):
+        loader = make_loader(3, num_workers=num_workers)  # the workers live on between epochs
+        for epoch in range(2):
+            assert_same_batches(run(loader, epoch), expected[epoch])
+
+
+def test_an_epoch_holds_every_item_once_in_an_order_of_its_own(make_loader):
+    loader = make_loader(2)
+    orders = [
+        [index for batch in run(loader, epoch) for index in batch["index"]] for epoch in range(3)
+    ]
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    other_seed = [index for batch in run(make_loader(2, seed=8), 0) for index in batch["index"]]
+    assert other_seed != orders[0]
+
+
+def test_each_epoch_augments_an_image_anew(make_loader):
+    loader = make_loader(1)
+    views = [
+        {batch["index"][0]: batch["image"] for batch in run(loader, epoch)} for epoch in range(2)
+    ]
+    assert not any(torch.equal(views[0][index], views[1][index]) for index in range(10))
+
+
+def test_a_resumed_run_sees_the_same_batches(make_loader):
+    loader = make_loader(4)
+    straight = [run(loader, epoch) for epoch in range(3)]
+    assert_same_batches(run(make_loader(4), epoch=2), straight[2])
+
+
+def test_an_epoch_broken_off_leaves_nothing_behind(make_loader):
+    loader = make_loader(2, num_workers=1)
+    loader.set_epoch(0)
+    next(iter(loader))
+    assert_same_batches(run(loader, epoch=1), run(make_loader(2), epoch=1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_callers_random_numbers_are_untouched(make_loader, make_evaluation, num_workers):
+    before = torch.get_rng_state()
+    loader = make_loader(4, num_workers=num_workers)
+    run(loader, 0)
+    run(loader, 1)
+    list(make_evaluation(num_workers=num_workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_fewer_items_than_a_global_batch(make_loader):
+    with pytest.raises(UserError, match=r"6 on 2 process\(es\) takes 12 .* there are 10: lower"):
+        make_loader(6, world_size=2)
+
+
+@pytest.mark.parametrize("count", [1, 5, 10])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_evaluation_gives_each_image_to_one_process(make_evaluation, count, world_size):
+    seen = []
+    for rank in range(world_size):
+        loader = make_evaluation(count, rank=rank, world_size=world_size)
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        assert all(len(batch["index"]) <= 3 for batch in batches)
+        positions = [index for batch in batches for index in batch["index"]]
+        assert positions == list(range(rank, count, world_size))
+        seen += positions
+        for batch in batches:
+            assert batch["image"].shape == (len(batch["index"]), 3, 8, 8)
+            assert batch["image_id"] == [100 + index for index in batch["index"]]
+    assert sorted(seen) == list(range(count))
+
+
+def test_evaluation_with_workers(make_evaluation):
+    for expected, batch in zip(make_evaluation(), make_evaluation(num_workers=2)):
+        assert torch.equal(batch.pop("image"), expected.pop("image"))
+        assert batch == expected
+    assert list(make_evaluation(1, rank=1, world_size=2, num_workers=1)) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_bad_image_in_a_worker_is_one_line_here(
+    photos, make_loader, make_evaluation, kind, num_workers
+):
+    (photos / "4.png").write_bytes(b"")
+    make = {"training": make_loader, "evaluation": make_evaluation}[kind]
+    error = error_of(make(batch_size=5, num_workers=num_workers))
+    assert error[0] is UserError
+    assert "4.png: not a readable image" in error[1]
+    assert "\n" not in error[1]
+
+
+def error_of(loader):
+    """Return type and message of a loader's error; pytest.raises would keep its workers alive."""
+    try:
+        list(loader)
+    except UserError as error:
+        return type(error), str(error)
+    pytest.fail("no error")
+
+
+def test_workers_end_with_an_error(photos, make_loader):
+    (photos / "4.png").write_bytes(b"")
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    gc.disable()  # what ends here does so because nothing refers to it
+    try:
+        error_of(make_loader(2, num_workers=2))
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
+
+
+def test_skipped_images_are_replaced_counted_and_logged_once(photos, make_loader, caplog):
+    (photos / "4.png").write_bytes(b"")
+    (photos / "5.png").unlink()
+    expected = run(make_loader(5, skip_bad_images=True), 0)
+    caplog.clear()
+    loader = make_loader(5, skip_bad_images=True, num_workers=2)
+    with caplog.at_level(logging.WARNING):
+        for epoch in range(2):
+            batches = run(loader, epoch)
+            assert all(batch["image"].shape == (5, 3, 8, 8) for batch in batches)
+            assert not {4, 5}.intersection(i for batch in batches for i in batch["index"])
+            assert sum(batch["skipped"] for batch in batches) == loader.skipped == 2
+    assert_same_batches(run(loader, 0), expected)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert all(sum(name in line for line in lines) == 1 for name in ("4.png", "5.png"))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_skipped_evaluation_images_are_left_out(photos, make_evaluation, caplog, num_workers):
+    for name in ("2.png", "6.png", "7.png", "8.png"):  # 6 to 8 are a batch of their own
+        (photos / name).write_bytes(b"")
+    loader = make_evaluation(skip=True, num_workers=num_workers)
+    batches = list(loader)
+    assert [batch["index"] for batch in batches] == [[0, 1], [3, 4, 5], [9]]
+    assert [batch["skipped"] for batch in batches] == [1, 0, 0]
+    assert [len(batch["image"]) for batch in batches] == [2, 3, 1]
+    assert loader.skipped == 4
+    assert len(caplog.records) == 4
+    list(loader)
+    assert loader.skipped == 4
+    assert len(caplog.records) == 4
+
+
+def test_workers_end_with_the_loader(make_loader):
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    loader = make_loader(2, num_workers=2)
+    next(iter(loader))
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    del loader
+    gc.collect()
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_real_photos(shared_data):
+    samples = read_annotations(shared_data / "annotation/coco_karpathy_train.json")[:12]
+    dataset = TrainingDataset(samples, shared_data / "photos", training_transform(32), seed=0)
+    batches = list(training_loader(dataset, 20, seed=0, num_workers=2))
+    assert len(dataset) == 60 and len(batches) == 3
+    assert sorted(i for batch in batches for i in batch["index"]) == list(range(60))
+    own = {sample.image_id: [c.lower()[:8] for c in sample.captions] for sample in samples}
+    for batch in batches:
+        assert batch["image"].isfinite().all()
+        for image_id, (caption,) in zip(batch["image_id"], batch["captions"]):
+            assert caption[:8] in own[image_id]

@@ -1,0 +1,154 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioning.data import RandAugment, randaugment
+
+NOISE = np.random.default_rng(1).integers(0, 256, (24, 30, 3), dtype=np.uint8)
+NOISE[0, 0], NOISE[0, 1] = 0, 255
+FILL = [128, 128, 128]
+
+
+@pytest.fixture
+def sign(monkeypatch):
+    """Return a function that fixes the sign of the geometric operations."""
+    return lambda value: monkeypatch.setattr(randaugment, "_sign", lambda: value)
+
+
+def apply(operation, pixels=NOISE):
+    return np.asarray(operation(Image.fromarray(pixels)))
+
+
+def warp(pixels, source):
+    """Return the image whose pixel at (x, y) is `pixels` at source(x, y), bilinear, one by one.
+
+    A position more than half a pixel outside gets FILL, up to there the edge is continued; at half
+    a pixel either is right, and the result is NaN.
+    """
+    height, width = pixels.shape[:2]
+    result = np.empty(pixels.shape)
+    for y in range(height):
+        for x in range(width):
+            u, v = source(x, y)
+            if min(abs(u + 0.5), abs(u + 0.5 - width), abs(v + 0.5), abs(v + 0.5 - height)) < 1e-9:
+                result[y, x] = np.nan
+                continue
+            if not (-0.5 <= u < width - 0.5 and -0.5 <= v < height - 0.5):
+                result[y, x] = FILL
+                continue
+            u0, v0 = math.floor(u), math.floor(v)
+            corner = 0.0
+            for column, row, weight in (
+                (u0, v0, (1 - u + u0) * (1 - v + v0)),
+                (u0 + 1, v0, (u - u0) * (1 - v + v0)),
+                (u0, v0 + 1, (1 - u + u0) * (v - v0)),
+                (u0 + 1, v0 + 1, (u - u0) * (v - v0)),
+            ):
+                column, row = min(max(column, 0), width - 1), min(max(row, 0), height - 1)
+                corner = corner + weight * pixels[row, column]
+            result[y, x] = corner
+    return result
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_translate_moves_five_pixels(sign, direction):
+    sign(direction)
+    expected = np.full_like(NOISE, 128)
+    if direction == 1:
+        expected[:, 5:] = NOISE[:, :-5]
+    else:
+        expected[:, :-5] = NOISE[:, 5:]
+    np.testing.assert_array_equal(apply(randaugment.translate_x), expected)
+    transposed = np.ascontiguousarray(NOISE.transpose(1, 0, 2))
+    np.testing.assert_array_equal(
+        apply(randaugment.translate_y, transposed), expected.transpose(1, 0, 2)
+    )
+
+
+def assert_equal_up_to_rounding(actual, expected):
+    decided = ~np.isnan(expected)
+    assert decided.mean() > 0.95
+    np.testing.assert_allclose(actual[decided], expected[decided], atol=1.01)
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_shear_is_about_the_first_pixel(sign, direction):
+    """Row y moves by 0.15 y columns (0.3 * 5/10), so that row 0 stays."""
+    sign(direction)
+    factor = 0.15 * direction
+    along_x, along_y = apply(randaugment.shear_x), apply(randaugment.shear_y)
+    assert_equal_up_to_rounding(along_x, warp(NOISE, lambda x, y: (x + factor * y, y)))
+    assert_equal_up_to_rounding(along_y, warp(NOISE, lambda x, y: (x, y + factor * x)))
+    np.testing.assert_array_equal(along_x[0], NOISE[0])
+    np.testing.assert_array_equal(along_y[:, 0], NOISE[:, 0])
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_rotate_turns_fifteen_degrees_about_the_middle(sign, direction):
+    sign(direction)
+    sine, cosine = math.sin(math.radians(15 * direction)), math.cos(math.radians(15))
+
+    def source(x, y):
+        u, v = x - 14.5, y - 11.5
+        return 14.5 + u * cosine + v * sine, 11.5 - u * sine + v * cosine
+
+    assert_equal_up_to_rounding(apply(randaugment.rotate), warp(NOISE, source))
+
+
+def test_brightness_and_sharpness_change_nothing_at_this_magnitude():
+    np.testing.assert_array_equal(apply(randaugment.brightness), NOISE)
+    np.testing.assert_array_equal(apply(randaugment.sharpness), NOISE)
+
+
+def test_signs_are_equally_frequent():
+    signs = [randaugment._sign() for _ in range(400)]
+    assert set(signs) == {1, -1}
+    assert 160 < signs.count(1) < 240
+
+
+def test_autocontrast_stretches_the_values():
+    pixels = np.stack([np.arange(50, 101, 10, dtype=np.uint8)] * 3, axis=1)[None]
+    stretched = apply(randaugment.OPERATIONS[1], pixels)[0, :, 0]
+    np.testing.assert_allclose(stretched, [0, 51, 102, 153, 204, 255], atol=1)
+
+
+def test_equalize_spreads_the_values():
+    """Four equally frequent values go to the four that divide 0 to 255 evenly."""
+    pixels = np.repeat(np.array([10, 20, 30, 40], np.uint8), 1020).reshape(60, 68, 1)
+    spread = apply(randaugment.OPERATIONS[4], np.repeat(pixels, 3, axis=2))[..., 0].ravel()
+    assert spread[::1020].tolist() == [0, 85, 170, 255]
+
+
+def test_two_are_drawn_with_replacement_and_each_applied_half_the_time(monkeypatch):
+    """Every operation adds its own power of four, so that the result tells which ones ran."""
+    operations = [lambda image, number=number: image + 4**number for number in range(10)]
+    monkeypatch.setattr(randaugment, "OPERATIONS", operations)
+    draws = 4000
+    results = [RandAugment()(0) for _ in range(draws)]
+    counts = np.array([[value // 4**number % 4 for number in range(10)] for value in results])
+    applied = counts.sum(axis=1)
+    shares = [(applied == number).mean() for number in (0, 1, 2)]
+    np.testing.assert_allclose(shares, [0.25, 0.5, 0.25], atol=0.03)
+    np.testing.assert_allclose(counts.mean(axis=0), 0.1, atol=0.02)
+    # Of the pairs, one in ten is the same operation twice.
+    assert (counts.max(axis=1) == 2).mean() == pytest.approx(0.025, abs=0.01)
+
+
+def test_share_of_unchanged_images():
+    """Four operations of ten change nothing here (the contrast is at its highest already), so that
+    an image stays as it is with probability (0.5 + 0.5 * 0.4)^2 = 0.49.
+    """
+    unchanged = [(apply(RandAugment()) == NOISE).all() for _ in range(1500)]
+    assert np.mean(unchanged) == pytest.approx(0.49, abs=0.04)
+
+
+def test_the_generator_decides():
+    results = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        results.append([apply(RandAugment()) for _ in range(20)])
+    np.testing.assert_array_equal(*results)
+    assert any((first != results[0][0]).any() for first in results[0])

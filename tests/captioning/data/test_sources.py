@@ -1,0 +1,171 @@
+import hashlib
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from BLIP.download import DownloadError
+from captioning.data import annotation_path, read_split, references
+from captioning.data.sources import SHA256
+from captioning.errors import UserError
+
+FILES = ("train_file", "val_file", "test_file", "val_gt_file", "test_gt_file")
+
+
+def make_config(folder, dataset="coco", **files):
+    gt_root = folder / "gt"
+    gt_root.mkdir(exist_ok=True)
+    names = {**dict.fromkeys(FILES), **files}
+    return SimpleNamespace(
+        dataset=dataset, ann_root=str(folder), coco_gt_root=str(gt_root), **names
+    )
+
+
+def write(path, content):
+    path.write_text(json.dumps(content))
+    return path
+
+
+def gt(*pairs):
+    annotations = [{"image_id": i, "caption": c, "id": n} for n, (i, c) in enumerate(pairs)]
+    return {"annotations": annotations, "images": [{"id": i} for i, _ in pairs]}
+
+
+ROWS = [{"image": "x_2.jpg", "caption": ["own two"]}, {"image": "x_1.jpg", "caption": ["own one"]}]
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """Stand in for the network: record each download and write ROWS there."""
+
+    def download(url, destination, sha256=None):
+        if "train" in url:
+            raise DownloadError(f"{url}: no route to host")
+        calls.append((url, destination, sha256))
+        write(destination, ROWS)
+
+    calls = []
+    monkeypatch.setattr("BLIP.download.download", download)
+    return calls
+
+
+def test_local_file_is_used_as_it_is(tmp_path, downloads):
+    path = write(tmp_path / "coco_karpathy_test.json", ROWS)  # its sha256 is not the known one
+    assert annotation_path(make_config(tmp_path), "test") == path
+    assert downloads == []
+
+
+@pytest.mark.parametrize("dataset", ["coco", "flickr30k"])
+def test_missing_file_is_downloaded(tmp_path, downloads, dataset):
+    name = {"coco": "coco_karpathy_test.json", "flickr30k": "flickr30k_test.json"}[dataset]
+    path = annotation_path(make_config(tmp_path, dataset), "test")
+    url = f"https://storage.googleapis.com/sfr-vision-language-research/datasets/{name}"
+    assert downloads == [(url, tmp_path / name, SHA256[name])]
+    assert path == tmp_path / name and path.is_file()
+
+
+def test_failed_download_says_where_to_put_the_file(tmp_path, downloads):
+    with pytest.raises(UserError, match="no route to host") as caught:
+        annotation_path(make_config(tmp_path), "train")
+    assert str(tmp_path / "coco_karpathy_train.json") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_configured_file_goes_first_and_is_not_downloaded(tmp_path, downloads):
+    config = make_config(tmp_path, test_file="mine.json")
+    assert annotation_path(config, "test") == tmp_path / "mine.json"
+    with pytest.raises(UserError, match=r"mine\.json: no such file"):
+        read_split(config, "test")
+    assert downloads == []
+
+
+def test_custom_data_set_needs_its_files(tmp_path):
+    with pytest.raises(UserError, match="custom needs val_file"):
+        annotation_path(make_config(tmp_path, "custom"), "val")
+
+
+def test_references_come_from_the_gt_file_for_the_images_of_the_split(tmp_path):
+    write(tmp_path / "coco_karpathy_val.json", ROWS)
+    config = make_config(tmp_path)
+    write(tmp_path / "gt/coco_karpathy_val_gt.json", gt((1, "a"), (2, "b"), (3, "c"), (1, "d")))
+    found = references(config, "val")
+    assert list(found.items()) == [(2, ["b"]), (1, ["a", "d"])]
+
+
+def test_missing_gt_file_is_downloaded(tmp_path, downloads):
+    write(tmp_path / "coco_karpathy_val.json", ROWS)
+    with pytest.raises(UserError, match="not a file of reference captions"):  # ROWS is none
+        references(make_config(tmp_path), "val")
+    (url, destination, sha256) = downloads[0]
+    assert url.endswith("/datasets/coco_karpathy_val_gt.json")
+    assert destination == tmp_path / "gt/coco_karpathy_val_gt.json"
+    assert sha256 == SHA256["coco_karpathy_val_gt.json"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "split", "files"),
+    [
+        ("flickr30k", "val", {}),
+        ("coco", "train", {}),
+        ("custom", "val", {"val_file": "coco_karpathy_val.json"}),
+        ("coco", "val", {"val_file": "mine.json"}),  # COCO's references are not those of mine
+    ],
+)
+def test_references_without_a_gt_file_are_the_captions(tmp_path, dataset, split, files):
+    for name in ("coco_karpathy_val", "flickr30k_val", "coco_karpathy_train", "mine"):
+        write(tmp_path / f"{name}.json", ROWS)
+    found = references(make_config(tmp_path, dataset, **files), split)
+    assert found == {2: ["own two"], 1: ["own one"]}
+
+
+def test_configured_gt_file(tmp_path):
+    config = make_config(tmp_path, "custom", val_file="v.json", val_gt_file="g.json")
+    write(tmp_path / "v.json", ROWS)
+    write(tmp_path / "gt/g.json", gt((1, "a"), (2, "b")))
+    assert references(config, "val") == {2: ["b"], 1: ["a"]}
+
+
+def test_gt_file_of_another_split(tmp_path):
+    config = make_config(tmp_path, "custom", val_file="v.json", val_gt_file="g.json")
+    write(tmp_path / "v.json", ROWS)
+    write(tmp_path / "gt/g.json", gt((1, "a"), (8, "b")))
+    with pytest.raises(UserError, match=r"1 of 2 images, the first is x_2\.jpg \(image id 2\)"):
+        references(config, "val")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        3,
+        {"images": []},
+        {"annotations": 3},
+        {"annotations": [{"image_id": 1}]},
+        {"annotations": [{"image_id": 1, "caption": 5}]},
+        {"annotations": [{"image_id": [1], "caption": "a"}]},
+    ],
+)
+def test_malformed_gt_file(tmp_path, content):
+    config = make_config(tmp_path, "custom", val_file="v.json", val_gt_file="g.json")
+    write(tmp_path / "v.json", ROWS)
+    write(tmp_path / "gt/g.json", content)
+    with pytest.raises(UserError, match=r"g\.json: not a file of reference captions"):
+        references(config, "val")
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_checksums_are_those_of_the_distributed_files(shared_data, name):
+    data = (shared_data / "karpathy" / name).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == SHA256[name]
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_real_references_equal_the_captions(shared_data, split):
+    folder = str(shared_data / "karpathy")
+    config = SimpleNamespace(
+        dataset="coco", ann_root=folder, coco_gt_root=folder, **dict.fromkeys(FILES)
+    )
+    samples = read_split(config, split)
+    found = references(config, split)
+    assert len(found) == 5000
+    assert all(sorted(found[s.image_id]) == sorted(s.captions) for s in samples)
