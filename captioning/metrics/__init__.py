@@ -1,0 +1,1 @@
+"""Scores of captions, one evaluator a file: each reads captions, none knows what wrote them."""

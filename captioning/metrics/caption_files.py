@@ -1,0 +1,136 @@
+"""Predictions and references, read from the JSON files that captioning programs exchange."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Union
+
+from captioning.errors import UserError
+
+ImageId = Union[int, str]
+Captions = dict[ImageId, str]
+References = dict[ImageId, list[str]]
+
+
+def read_predictions(path: Union[str, PathLike]) -> Captions:
+    """Return {image id: caption} of a COCO results file, a list of {image_id, caption}.
+
+    Raises UserError for a file that is missing, empty or something else, and for an image that
+    occurs twice.
+    """
+    return predictions_by_id(_read_json(Path(path)), str(path))
+
+
+def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
+    """Return {image id: caption} of a list of {image_id, caption}; `where` names it in errors."""
+    if not isinstance(entries, list):
+        raise UserError(f"{where}: expected a list of {{image_id, caption}}, as COCO results are")
+    if not entries:
+        raise UserError(f"{where}: the list of predictions is empty: nothing to score")
+    captions: Captions = {}
+    for image_id, caption in _pairs(entries, where):
+        if image_id in captions:
+            raise UserError(f"{where}: image_id {image_id!r} occurs twice: keep one caption of it")
+        captions[image_id] = caption
+    return captions
+
+
+def read_references(path: Union[str, PathLike]) -> References:
+    """Return {image id: human captions}, one caption or more for each image.
+
+    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), an annotation file (a
+    list of {image, caption}, see `captioning.data`) or a mapping {image id: [captions]}. Raises
+    UserError for a file that is missing, empty or something else.
+    """
+    document = _read_json(Path(path))
+    if isinstance(document, list) and document:
+        return _annotation_references(path)
+    if isinstance(document, dict) and isinstance(document.get("annotations"), list):
+        references: References = {}
+        for image_id, caption in _pairs(document["annotations"], f"{path}: annotations"):
+            references.setdefault(image_id, []).append(caption)
+    elif isinstance(document, dict):
+        references = document
+        for image_id, captions in references.items():
+            if not _is_list_of_text(captions) or not captions:
+                raise UserError(
+                    f"{path}: no reference captions under {image_id!r}: expected COCO's "
+                    "{annotations: [{image_id, caption}]} or {image id: [captions]}"
+                )
+    else:
+        references = {}
+    if not references:
+        raise UserError(f"{path}: holds no reference captions: check that this is the right file")
+    return references
+
+
+def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
+    """Return the references of each caption, under the captions' ids.
+
+    "139" and 139 are the same image where all ids of one side are strings and all of the other
+    integers. Raises UserError for the first caption without references.
+    """
+    if {_kind(captions), _kind(references)} == {int, str}:
+        by_text = {str(image_id): group for image_id, group in references.items()}
+        matched = {image_id: by_text.get(str(image_id)) for image_id in captions}
+    else:
+        matched = {image_id: references.get(image_id) for image_id in captions}
+    missing = [image_id for image_id, group in matched.items() if not group]
+    if missing and len(missing) == len(captions):
+        raise UserError(
+            "predictions and references have no image id in common: the first ones are "
+            f"{missing[0]!r} and {next(iter(references), None)!r}"
+        )
+    if missing:
+        raise UserError(
+            f"image_id {missing[0]!r} has a prediction but no reference captions: give the "
+            "references of the same images"
+        )
+    return {image_id: list(group) for image_id, group in matched.items()}
+
+
+def _kind(ids: Iterable):
+    """Return the type that all ids have, or None if they differ."""
+    kinds = {type(image_id) for image_id in ids}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _read_json(path):
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text, and so not JSON") from None
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+
+
+def _pairs(entries, where):
+    """Yield (image_id, caption) of each entry; UserError for one that has not both."""
+    for number, entry in enumerate(entries, start=1):
+        fields = entry if isinstance(entry, dict) else {}
+        image_id, caption = fields.get("image_id"), fields.get("caption")
+        if type(image_id) not in (int, str):  # a JSON true is no integer here
+            raise UserError(f"{where}: entry {number} has no image_id (an integer or a string)")
+        if not isinstance(caption, str):
+            raise UserError(f"{where}: entry {number} (image_id {image_id!r}) has no caption text")
+        yield image_id, caption
+
+
+def _is_list_of_text(value):
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _annotation_references(path):
+    # Its package imports torch, which nothing else of the scoring needs.
+    from captioning.data.annotations import read_annotations
+
+    return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}

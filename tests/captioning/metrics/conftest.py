@@ -1,0 +1,37 @@
+"""Java as the tests need it: there, not there, or a script in its place."""
+
+import os
+
+import pytest
+
+from captioning.metrics.java import JavaError, java_version
+
+
+@pytest.fixture
+def java():
+    """Skip the test where Java does not run."""
+    try:
+        java_version()
+    except JavaError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def no_java(monkeypatch, tmp_path):
+    """Leave no `java` on PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.fixture
+def fake_java(monkeypatch, tmp_path):
+    """Return a function that puts a shell script in Java's place."""
+
+    def install(script):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        java = folder / "java"
+        java.write_text(f"#!/bin/sh\n{script}\n")
+        java.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    return install

@@ -1,0 +1,97 @@
+"""Whatever is called `java`, a caller gets its answer or one line that says what went wrong."""
+
+import os
+import time
+
+import pytest
+
+from captioning.metrics.java import JavaError, java_process, java_version
+
+
+def test_java_that_is_not_there(no_java):
+    with pytest.raises(JavaError, match="no `java` on PATH"):
+        java_version()
+
+
+@pytest.mark.parametrize(
+    ("printed", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_292"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+    ],
+)
+def test_version(fake_java, printed, version):
+    fake_java(f"echo '{printed}' >&2")
+    assert java_version() == version
+
+
+def test_stub_that_only_tells_to_install_java(fake_java):
+    fake_java("echo 'Unable to locate a Java Runtime.' >&2; exit 1")
+    with pytest.raises(JavaError, match="exit code 1: Unable to locate a Java Runtime"):
+        java_version()
+
+
+def test_file_that_is_no_program(fake_java):
+    fake_java("")
+    with open(os.environ["PATH"].split(os.pathsep)[0] + "/java", "wb") as java:
+        java.write(b"\0\1\2")
+    with pytest.raises(JavaError, match="cannot be started"):
+        java_version()
+
+
+def test_hanging_java_is_killed_with_what_it_started(fake_java, tmp_path):
+    # The script's own child holds the pipes, which must not be waited for either.
+    fake_java(f"sleep 60 & echo $! > {tmp_path}/child; wait")
+    start = time.monotonic()
+    raises = pytest.raises(JavaError, match=r"no result within 2 s")
+    with raises, java_process([], time_limit=2) as (process, _):
+        process.communicate("question")
+    assert time.monotonic() - start < 30
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):
+        if not _runs(child):
+            return
+        time.sleep(0.05)
+    pytest.fail("the child still runs")
+
+
+def test_java_that_does_not_end_after_its_answer(fake_java):
+    fake_java("echo answer; exec sleep 60")
+    raises = pytest.raises(JavaError, match=r"no result within")
+    with raises, java_process([], time_limit=2) as (process, _):
+        assert process.stdout.readline() == "answer\n"
+
+
+def test_dying_java_is_quoted_from_above_its_stack_trace(fake_java):
+    fake_java(
+        "echo 'Picked up JAVA_TOOL_OPTIONS' >&2;"
+        "echo 'Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space' >&2;"
+        "echo '    at Meteor.main(Unknown Source)' >&2; exit 3"
+    )
+    raises = pytest.raises(JavaError, match=r"exit code 3: Exception in .* Java heap space$")
+    with raises, java_process([], time_limit=60) as (process, _):
+        process.stdin.write("x" * 1_000_000)
+        process.stdin.flush()
+
+
+def test_answer_that_is_no_number(fake_java):
+    fake_java("echo nonsense")
+    raises = pytest.raises(JavaError, match=r"makes no sense: .*nonsense")
+    with raises, java_process([], time_limit=60) as (process, _):
+        float(process.stdout.readline())
+
+
+def test_a_bug_in_the_block_is_not_hidden_and_leaves_no_java(fake_java):
+    fake_java("exec sleep 60")
+    with pytest.raises(ZeroDivisionError), java_process([], time_limit=60) as (process, _):
+        1 / 0  # noqa: B018
+    assert process.poll() is not None
+
+
+def _runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

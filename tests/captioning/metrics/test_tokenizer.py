@@ -1,0 +1,114 @@
+"""Tokens as PTBTokenizer (CoreNLP 3.4.1) gives them, by Java and by the imitation of it."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from captioning.metrics.tokenizer import tokenize
+
+# What `PTBTokenizer -preserveLines -lowerCase` answers, less the punctuation that COCO removes.
+TOKENS = {
+    "A man's dog, and the dogs' bowl.": "a man 's dog and the dogs bowl",
+    "He can't; they don\u2019t, I've, we'll": "he ca n't they do n't i 've we 'll",
+    "It cannot be gonna": "it can not be gon na",
+    "black-and-white t-shirt - end--stop": "black-and-white t-shirt end stop",
+    "(a cat) [on] {it}": "-lrb- a cat -rrb- -lsb- on -rsb- -lcb- it -rcb-",
+    "1,000 at 3.5% for $7.50, 50/50 1/2": "1,000 at 3.5 % for $ 7.50 50/50 1/2",
+    "at 10:30pm, 5 p.m. in the U.S.": "at 10:30 pm 5 p.m. in the u.s.",
+    "Mr. Smith on 8th Ave. and Main St.": "mr. smith on 8th ave. and main st.",
+    "Hello... what?! Stop!! no!": "hello what ?! stop !! no",
+    "\"his/her\" ``and/or''": "his/her and/or",
+    "a runway.being loaded": "a runway.being loaded",
+    "o'clock hors d'oeuvres": "o'clock hors d'oeuvres",
+    "AT&T and M&M's & more": "at&t and m&m 's & more",
+    "rock'n'roll of the '90s": "rock 'n' roll of the '90s",
+    "a ||| b": "a | | | b",
+    "café 日本 £5 — “so”": "café 日本 # 5 so",
+    "a😀b cat 😀": "a b cat",
+    "😀": "",
+    "": "",
+    " . !": "",
+    "a\nb\r\n c\u2028d\x0be\x85f\tg": "a b c d e f g",
+}
+
+
+@pytest.fixture(params=["PTBTokenizer", "regex (no Java)"])
+def tokenizer(request):
+    """Run the test with either tokeniser, and give the name that it goes by."""
+    request.getfixturevalue("java" if request.param == "PTBTokenizer" else "no_java")
+    return request.param
+
+
+def test_tokens(tokenizer):
+    tokenized, name = tokenize({"all": list(TOKENS)})
+    assert name == tokenizer
+    assert dict(zip(TOKENS, tokenized["all"])) == TOKENS
+
+
+def test_every_caption_stays_with_its_image(tokenizer):
+    captions = {7: ["", "a\nb", ""], "7": ["c\u2028"], 8: [], "last": ["", "d", ""]}
+    assert tokenize(captions)[0] == {7: ["", "a b", ""], "7": ["c"], 8: [], "last": ["", "d", ""]}
+
+
+def test_long_captions_and_odd_characters(tokenizer):
+    long = " ".join(["man"] * 10_000)
+    odd = ["\x00", "\ud83d", "-" * 10_000, "." * 10_000, "x" * 10_000]
+    tokenized, name = tokenize({1: [long, *odd, "end"]})
+    assert name == tokenizer
+    assert tokenized[1][0] == long
+    assert len(tokenized[1]) == 7 and tokenized[1][-2:] == ["x" * 10_000, "end"]
+
+
+def test_tokens_are_those_of_pycocoevalcap(java, shared_data):
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    file = shared_data / "coco-caption" / "captions_val2014_fakecap_subset1000.json"
+    captions = {i: [text] for i, text in enumerate(_captions(file))}
+    theirs = PTBTokenizer().tokenize({i: [{"caption": text}] for i, (text,) in captions.items()})
+    assert tokenize(captions)[0] == theirs
+
+
+def test_imitation_agrees_with_java_on_real_captions(java, shared_data, monkeypatch, tmp_path):
+    files = sorted((shared_data / "karpathy").glob("*_gt.json"))
+    files += [shared_data / "karpathy" / "flickr30k_test.json"]
+    captions = [text for file in files for text in _captions(file)]
+    by_java, name = tokenize({"all": captions})
+    assert name == "PTBTokenizer"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    by_regex, name = tokenize({"all": captions})
+    assert name == "regex (no Java)"
+    # Java joins "22 3/4" with a no-break space, at which the metrics split.
+    different = [a for a, b in zip(by_java["all"], by_regex["all"]) if a.split() != b.split()]
+    assert len(captions) > 50_000
+    assert len(different) <= 0.0005 * len(captions), different[:5]
+
+
+def test_java_leaves_the_terminal_and_the_installed_package_alone(java, capfd, monkeypatch):
+    from pycocoevalcap.tokenizer import ptbtokenizer
+
+    folder = Path(ptbtokenizer.__file__).parent
+    before = os.stat(folder).st_mtime_ns
+    monkeypatch.setenv("LC_ALL", "C")
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(tokenize, [{1: ["a café 😀"]}, {2: ["two, cats"]}]))
+    assert results == [({1: ["a café"]}, "PTBTokenizer"), ({2: ["two cats"]}, "PTBTokenizer")]
+    assert os.stat(folder).st_mtime_ns == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_java_that_dies_or_loses_a_line(fake_java):
+    version = """[ "$2" = -version ] && echo 'version "17.0"' >&2 && exit;"""
+    fake_java(f"{version} echo 'a cat'; [ -e $0.once ] && exit 9; touch $0.once")
+    tokenized, name = tokenize({1: ["A cat.", "A dog."]})
+    assert tokenized == {1: ["a cat", "a dog"]}
+    assert name == "regex (Java's answer makes no sense: 1 lines for 2 captions)"
+    assert tokenize({1: ["A cat."]})[1] == "regex (Java ended with exit code 9: it wrote nothing)"
+
+
+def _captions(file):
+    entries = json.loads(file.read_text())
+    for entry in entries["annotations"] if isinstance(entries, dict) else entries:
+        yield from [entry["caption"]] if isinstance(entry["caption"], str) else entry["caption"]
