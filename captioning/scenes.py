@@ -10,7 +10,7 @@ import argparse
 import random
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -72,16 +72,16 @@ def describe(things: Sequence[Thing], ground: str, rng: random.Random) -> str:
     return text + (f" on the {ground}" if rng.random() < 0.3 + 0.3 * detail else "")
 
 
-def make_scenes(folder: Path, seed: int = 0) -> None:
-    """Write images/, scenes_{train,val,test}.json and vocab.txt into `folder`, which appears last.
+def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS) -> None:
+    """Write images/, scenes_{split}.json and vocab.txt into `folder`, which appears last.
 
-    The same seed gives the same files.
+    splits: how many scenes by split. The same seed gives the same files.
     """
     staged = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(staged, ignore_errors=True)
     (staged / "images").mkdir(parents=True)
-    rng, words, number = random.Random(seed), set("a picture of".split()), 0
-    for split, count in SPLITS.items():
+    rng, words, number = random.Random(seed), set(["a", "picture", "of"]), 0
+    for split, count in splits.items():
         entries = []
         for _ in range(count):
             ground, left = rng.choice(list(GROUNDS)), rng.random() < 0.5
