@@ -74,13 +74,12 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
     return content if state is not content else {"model": state}
 
 
-def load_weights(
-    model: nn.Module, state: dict[str, Tensor], name: str = "checkpoint"
-) -> LoadReport:
+def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
     """Copy a state dict into a captioner, the position embedding resized to its image size.
 
-    name: the file, for messages. Raises CheckpointError, having changed nothing, where a key is missing, unexpected or of another
-    shape, unless BLIP's own files are known for it (further towers, tied head, position ids).
+    name: the file, for messages. Raises CheckpointError, having changed nothing, where a key is
+    missing, unexpected or of another shape, unless BLIP's own files are known for it (further
+    towers, tied head, position ids).
     """
     own, state = model.state_dict(), dict(state)
     missing, unexpected, reshaped = [], [], []

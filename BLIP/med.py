@@ -158,6 +158,11 @@ class TextDecoder(nn.Module):
                 nn.init.zeros_(module.bias)
 
     @property
+    def max_length(self) -> int:
+        """How many tokens a row can have."""
+        return self.bert["embeddings"].position_embeddings.num_embeddings
+
+    @property
     def layers(self) -> nn.ModuleList:
         return self.bert["encoder"]["layer"]
 

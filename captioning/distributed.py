@@ -1,6 +1,7 @@
 """One process or many: started by torchrun or not, the same calls work."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -50,7 +51,7 @@ def stop() -> None:
 
 
 def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
 
 
 def world_size() -> int:
@@ -60,6 +61,17 @@ def world_size() -> int:
 def is_main() -> bool:
     """Whether this process prints and writes."""
     return rank() == 0
+
+
+def report(line: str) -> None:
+    """Print an error on this process: with its rank, as others may have none or another.
+
+    Before the process group is there all have the same, and rank 0 says it.
+    """
+    if is_main():
+        print(line, file=sys.stderr, flush=True)
+    elif dist.is_initialized():
+        print(f"[rank {rank()}] {line}", file=sys.stderr, flush=True)
 
 
 def barrier() -> None:

@@ -17,8 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Optional, Union
 
-from captioning.errors import UserError
-from captioning.metrics.caption_files import (
+from captioning.caption_files import (
     Captions,
     ImageId,
     match_ids,
@@ -26,6 +25,7 @@ from captioning.metrics.caption_files import (
     read_predictions,
     read_references,
 )
+from captioning.errors import UserError
 from captioning.metrics.coco import Scores, coco_scores
 from captioning.metrics.java import JavaError, java_version
 

@@ -1,23 +1,32 @@
-"""Captions of a whole split, made on all processes and put together on the first."""
+"""Captions of many images, made on all processes and put together on the first."""
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
+from torch import nn
 
-from captioning.data import EvaluationDataset, evaluation_loader, evaluation_transform, read_split
+from captioning.config import Config
+from captioning.data import EvaluationDataset, Sample, evaluation_loader, evaluation_transform
 from captioning.distributed import gather_on_main, rank, world_size
 from captioning.precision import Precision
 from captioning.run_log import progress, say
 
 
-def caption_split(captioner, config, split: str, device: torch.device) -> Optional[list[dict]]:
-    """COCO results, [{"image_id", "caption"}] in the split's order, on rank 0; None elsewhere.
+def caption_images(
+    captioner: nn.Module,
+    samples: Sequence[Sample],
+    config: Config,
+    device: torch.device,
+    description: str,
+) -> Optional[list[dict[str, Any]]]:
+    """COCO results, [{"image_id", "caption"}] in the samples' order, on rank 0; None elsewhere.
 
     Every image once, however many processes there are; those that cannot be read are left out
     under `skip_bad_images`, and counted aloud.
     """
     dataset = EvaluationDataset(
-        read_split(config, split),
+        samples,
         config.image_root,
         evaluation_transform(config.image_size),
         config.skip_bad_images,
@@ -28,18 +37,18 @@ def caption_split(captioner, config, split: str, device: torch.device) -> Option
     settings = config.decoding_settings()
     captioner.eval()
     results: list[tuple[int, dict[str, Any]]] = []
-    with progress(len(dataset), f"captions of {split}") as bar:
+    with progress(len(samples), description) as bar:
         for batch in loader:
             with precision.autocast():
                 captions = captioner.generate(batch["image"].to(device), settings)
             for index, image_id, caption in zip(batch["index"], batch["image_id"], captions):
                 results.append((index, {"image_id": image_id, "caption": caption}))
-            bar.update(min(len(captions) * world_size(), len(dataset) - bar.n))
+            bar.update(min(len(captions) * world_size(), len(samples) - bar.n))
     gathered = gather_on_main((results, loader.skipped))
     if gathered is None:
         return None
     skipped = sum(count for _, count in gathered)
     if skipped:
-        say(f"{split}: {skipped} of {len(dataset)} images could not be read and have no caption")
+        say(f"{skipped} of {len(samples)} images could not be read and have no caption")
     everything = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
     return [result for _, result in everything]

@@ -31,6 +31,7 @@ def captioner_from(config: Config, checkpoint: Optional[str]) -> tuple[BlipCapti
             vit_ckpt_layer=config.vit_ckpt_layer,
             max_tokens=config.max_tokens,
         )
+        _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, "no checkpoint: the weights are made up"
         content = read_checkpoint(checkpoint, config.trust_checkpoint)
@@ -38,6 +39,19 @@ def captioner_from(config: Config, checkpoint: Optional[str]) -> tuple[BlipCapti
     except ValueError as error:  # every error of BLIP's that a user can cause is one
         raise UserError(str(error)) from error
     return captioner, f"loaded {checkpoint}: {report}"
+
+
+def _check_lengths(config: Config, captioner: BlipCaptioner) -> None:
+    """The prompt must leave room for a caption, and the decoder have a position for every token."""
+    prompt = len(captioner.prompt_ids)
+    positions = captioner.text_decoder.max_length
+    for key, least in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
+        length = getattr(config, key)
+        if not least <= length <= positions:
+            raise UserError(
+                f"{key} is {length}; with this prompt, of {prompt} tokens, and this med_config "
+                f"it must be {least} to {positions}"
+            )
 
 
 def _med_config(config: Config):

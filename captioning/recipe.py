@@ -29,7 +29,7 @@ class FineTuning:
     def __init__(self, config: Config, device: torch.device):
         self.config, self.device = config, device
         self.folder = open_run(config)
-        self.evaluation = Evaluation(config, self.folder, device)
+        self.evaluation = Evaluation(config, "val", self.folder, device)
         self.loader = self._build_loader()
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         self.precision = Precision(config.precision, device)
@@ -57,8 +57,10 @@ class FineTuning:
 
     def _build_loader(self):
         config = self.config
+        with distributed.first_on_each_machine():
+            samples = read_split(config, "train")
         dataset = TrainingDataset(
-            read_split(config, "train"),
+            samples,
             config.image_root,
             training_transform(config.image_size),
             config.seed,
@@ -247,7 +249,7 @@ class FineTuning:
         """Score the validation split, unless a stopped run has; keep the best checkpoint."""
         name = f"val_epoch{epoch:02d}"
         if read_scores(self.folder, name) is None:
-            scores = self.evaluation.run(self.captioner, "val", name)
+            scores = self.evaluation.run(self.captioner, name)
             if scores is not None:
                 self.log.write("val", epoch, scores)
         if distributed.is_main() and self._best_epoch(epoch) == epoch:

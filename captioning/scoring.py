@@ -11,40 +11,44 @@ from torch import nn
 
 from captioning import distributed
 from captioning.config import Config
-from captioning.data import references
+from captioning.data import read_split, references
 from captioning.errors import UserError
 from captioning.evaluate import format_table, score, write_scores
-from captioning.generation import caption_split
+from captioning.generation import caption_images
 from captioning.metrics.coco import unavailable_metrics
 from captioning.run_log import say, write_json
 
 
 class Evaluation:
-    """Scores captioners on the splits of one configuration.
+    """Scores captioners on one split of a configuration.
 
-    Says at once which metrics this machine cannot compute. `run` writes, into the run's folder,
-    result/NAME.json, the captions as COCO results, and result/NAME/, the scores.
+    All that can be missing is missed at once, before any caption is made: annotations, references,
+    and what the metrics need of the machine. `run` writes, into the run's folder, result/NAME.json,
+    the captions as COCO results, and result/NAME/, the scores. Raises UserError.
     """
 
-    def __init__(self, config: Config, folder: Path, device: torch.device):
-        self.config, self.folder, self.device = config, folder, device
+    def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
+        self.config, self.split, self.folder, self.device = config, split, folder, device
+        with distributed.first_on_each_machine():
+            self.samples = read_split(config, split)
+            self.references = references(config, split)
         if distributed.is_main():
             for metric, reason in unavailable_metrics(config.spice).items():
                 say(f"{metric} will be skipped: {reason}")
 
-    def run(self, captioner: nn.Module, split: str, name: str) -> Optional[dict[str, float]]:
-        """Each metric by name on rank 0, None elsewhere. Raises UserError."""
-        truth = references(self.config, split)
-        results = caption_split(captioner, self.config, split, self.device)
+    def run(self, captioner: nn.Module, name: str) -> Optional[dict[str, float]]:
+        """Each metric by name on rank 0, None elsewhere."""
+        description = f"captions of {self.split}"
+        results = caption_images(captioner, self.samples, self.config, self.device, description)
         if results is None:
             return None
         if not results:
-            raise UserError(f"{split}: there is no image to caption")
+            raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
         write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, truth, self.config.spice)
+        scores = score(results, self.references, self.config.spice)
         captions = {result["image_id"]: result["caption"] for result in results}
         write_scores(self.folder / "result" / name, scores, captions, shlex.join(sys.argv))
-        say(f"{split}: {results[0]['image_id']}: {results[0]['caption']}")
+        say(f"image {results[0]['image_id']}: {results[0]['caption']}")
         say(format_table(scores))
         return scores.metrics
 

@@ -36,11 +36,11 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 def evaluate(config: Config, device, split: str, checkpoint: str) -> None:
     """Caption and score `split` with the weights of `checkpoint`."""
     folder = open_run(config)
-    evaluation = Evaluation(config, folder, device)
+    evaluation = Evaluation(config, split, folder, device)
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, checkpoint)
     say(loaded)
-    evaluation.run(captioner.to(device), split, split)
+    evaluation.run(captioner.to(device), split)
     say(f"captions and scores are in {folder / 'result'}")
 
 
@@ -70,7 +70,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         else:
             FineTuning(config, device).run()
     except UserError as error:
-        say(f"error: {error}")
+        distributed.report(f"error: {error}")
         return 2
     finally:
         distributed.stop()

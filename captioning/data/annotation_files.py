@@ -2,12 +2,12 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from captioning.errors import UserError
+from captioning.json_file import parse_json, read_text
 
 _FORMATS = (
     "a list of {image, caption} rows (JSON, JSONL or CSV) or Karpathy's dataset_*.json "
@@ -20,36 +20,6 @@ class Row(NamedTuple):
 
     where: str  # "row 3" or "line 3", counted from 1
     fields: dict  # image, caption or captions, image_id where there is one
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file (a byte order mark is dropped).
-
-    Raises UserError if the file is missing, unreadable, empty or not UTF-8.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file: put it there, or correct ann_root, coco_gt_root or the file's "
-            "name in the configuration"
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text at byte {error.start}: convert it") from None
-    if not text.strip():
-        raise UserError(f"{path}: the file is empty: download or write it again")
-    return text
-
-
-def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
-    """Return the value of a JSON text that begins at `first_line` of the file `path`."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise UserError(f"{path}: not valid JSON at line {line}: {error.msg}") from None
 
 
 def read_rows(path: Path, split: Optional[str]) -> Iterator[Row]:

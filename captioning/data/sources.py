@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from captioning.data.annotation_files import parse_json, read_text
+from captioning.caption_files import read_references
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.errors import UserError
 
@@ -72,7 +72,7 @@ def references(config, split: str) -> dict[ImageId, list[str]]:
     path = _reference_path(config, split)
     if path is None:
         return {sample.image_id: list(sample.captions) for sample in samples}
-    captions = _read_references(path)
+    captions = read_references(path)
     missing = [sample for sample in samples if sample.image_id not in captions]
     if missing:
         raise UserError(
@@ -90,23 +90,6 @@ def _reference_path(config, split: str) -> Optional[Path]:
         # Of an annotation file that is not its own, the data set's references say nothing.
         name = known_name
     return None if name is None else _located(config.coco_gt_root, name, known_name)
-
-
-def _read_references(path: Path) -> dict[ImageId, list[str]]:
-    document = parse_json(read_text(path), path)
-    captions: dict[ImageId, list[str]] = {}
-    try:
-        for annotation in document["annotations"]:
-            image_id, caption = annotation["image_id"], annotation["caption"]
-            if not isinstance(caption, str):
-                raise TypeError("a caption is text")
-            captions.setdefault(image_id, []).append(caption)
-    except (KeyError, TypeError):
-        raise UserError(
-            f"{path}: not a file of reference captions: expected COCO's format, "
-            "{annotations: [{image_id, caption, id}], images: [{id}]}"
-        ) from None
-    return captions
 
 
 def _located(folder: str, name: str, known_name: Optional[str]) -> Path:

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from captioning.metrics.caption_files import ImageId
+from captioning.caption_files import ImageId
 from captioning.metrics.java import JavaError, java_version
 from captioning.metrics.meteor import meteor_scores
 from captioning.metrics.spice import spice_problem, spice_scores

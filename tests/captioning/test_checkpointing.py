@@ -34,7 +34,7 @@ def test_the_newest_readable_one_is_found_and_others_named(tmp_path):
 
 def test_no_readable_one_is_an_error(tmp_path):
     checkpointing.epoch_path(tmp_path, 0).write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="none of the checkpoints in .* can be read"):
+    with pytest.raises(UserError, match=r"none of the checkpoints in .* can be read"):
         checkpointing.read_newest(tmp_path)
 
 

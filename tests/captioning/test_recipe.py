@@ -17,7 +17,7 @@ NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dr
 
 @pytest.fixture
 def run(scenes_config, tmp_path):
-    """Return a function that sets up a run with overrides, in a folder of its own or a named one."""
+    """Return a function that sets up a run with overrides, in a folder of the test."""
 
     def make(*overrides, folder="run"):
         flags = {"output_dir": str(tmp_path / folder)}
@@ -31,7 +31,7 @@ def scored(monkeypatch):
     """Scores by epoch in place of captions and Java, in a dict that the test may fill."""
     quality = {}
 
-    def run(self, captioner, split, name):
+    def run(self, captioner, name):
         scores = {"CIDEr": quality.get(int(name[-2:]), 0.0), "Bleu_4": 0.0}
         path = self.folder / "result" / name / "metrics.json"
         path.parent.mkdir(parents=True)
@@ -53,7 +53,7 @@ def test_a_run_learns_and_leaves_everything(run):
     folder = tuning.folder
     steps = lines(folder, "step")
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
-    assert steps[-1]["loss"] < 0.8 * steps[0]["loss"]
+    assert steps[-1]["loss"] < 0.9 * steps[0]["loss"]
     for line in steps:
         assert line["loss"] == pytest.approx(0.5 * line["mle"] + 0.5 * line["smile"])
     rates = [line["learning_rate"] for line in steps]
@@ -69,7 +69,7 @@ def test_a_run_learns_and_leaves_everything(run):
     captions = json.loads((folder / "result" / "val_epoch01.json").read_text())
     assert [set(entry) for entry in captions] == [{"image_id", "caption"}] * 5
     record = json.loads((folder / "run.json").read_text())
-    assert record["versions"]["torch"] == torch.__version__.split("+")[0] or record["command"]
+    assert torch.__version__.startswith(record["versions"]["torch"]) and record["processes"] == 1
     assert load_config(folder / "config.yaml") == tuning.config
     assert any((folder / "tensorboard").iterdir())
 
@@ -120,7 +120,7 @@ def test_an_epoch_whose_scores_were_lost_is_scored_on_resume(run, scored, monkey
 def test_resume_says_what_changed_and_refuses_another_model(run, scored, capsys):
     run("max_epoch=1").run()
     run("max_epoch=1", "init_lr=5e-4")
-    assert "init_lr was 0.001 when the run stopped, is 0.0005 now" in capsys.readouterr().err
+    assert "init_lr was 0.001 when the run stopped, is 0.0005" in capsys.readouterr().err
     with pytest.raises(UserError, match="is of another model than the configuration's"):
         run("vit.depth=2")
     assert run("vit.depth=2", "resume=never").first_epoch == 0

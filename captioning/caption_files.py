@@ -1,12 +1,12 @@
 """Predictions and references, read from the JSON files that captioning programs exchange."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Union
 
 from captioning.errors import UserError
+from captioning.json_file import parse_json, read_text
 
 ImageId = Union[int, str]
 Captions = dict[ImageId, str]
@@ -97,20 +97,7 @@ def _kind(ids: Iterable):
 
 
 def _read_json(path):
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text, and so not JSON") from None
-    if not text.strip():
-        raise UserError(f"{path}: the file is empty")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
+    return parse_json(read_text(path), path)
 
 
 def _pairs(entries, where):

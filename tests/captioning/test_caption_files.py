@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from captioning.caption_files import match_ids, read_predictions, read_references
 from captioning.errors import UserError
-from captioning.metrics.caption_files import match_ids, read_predictions, read_references
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def test_predictions(write):
     ("content", "message"),
     [
         (" \n", "the file is empty"),
-        ("[{]", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("[{]", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ({"5": "a"}, "expected a list of {image_id, caption}"),
         ([], "nothing to score"),
         ([{"image_id": 5, "caption": "a"}, "b"], "entry 2 has no image_id"),

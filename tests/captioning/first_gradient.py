@@ -1,0 +1,34 @@
+"""Run by test_distributed.py under torchrun: save the gradient of a run's first optimiser step.
+
+python -m torch.distributed.run ... first_gradient.py CONFIG OUTPUT_DIR [key=value ...]
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from captioning import distributed
+from captioning.config import load_config
+from captioning.recipe import FineTuning
+
+
+def main(path, folder, *overrides):
+    config = load_config(path, overrides, {"output_dir": folder})
+    tuning = FineTuning(config, distributed.start("cpu"))
+    names = {parameter: name for name, parameter in tuning.captioner.named_parameters()}
+    tuning.captioner.eval()  # no dropout, which differs by process
+    tuning.model.train = lambda: None
+
+    def save(*_, **__):
+        gradients = {name: parameter.grad for parameter, name in names.items()}
+        torch.save(gradients, Path(folder) / f"gradient_{distributed.rank()}.pth")
+
+    tuning.optimizer.register_step_pre_hook(save)
+    tuning._train_epoch(0)
+    tuning.log.close()
+    distributed.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

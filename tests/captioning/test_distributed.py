@@ -1,0 +1,111 @@
+"""Two processes on gloo: the gradient, the captions and the errors of one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from captioning import distributed
+from captioning.errors import UserError
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+
+
+@pytest.fixture
+def launch(repository):
+    """Return a function that runs Python with arguments in so many processes."""
+
+    def call(processes, *arguments):
+        command = [sys.executable, *([] if processes == 1 else [*TORCHRUN, str(processes)])]
+        environment = {**os.environ, "PYTHONPATH": str(repository)}
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            env=environment,
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    return call
+
+
+def gradient(launch, scenes_config, folder, processes, *overrides):
+    script = Path(__file__).with_name("first_gradient.py")
+    overrides = ["max_epoch=1", *overrides]
+    result = launch(processes, script, scenes_config, folder, *overrides)
+    assert result.returncode == 0, result.stderr
+    return [torch.load(folder / f"gradient_{rank}.pth") for rank in range(processes)]
+
+
+def test_two_processes_give_the_gradient_of_the_joined_batch(launch, scenes_config, tmp_path):
+    """Also when each of them accumulates: 1 x 24 = 2 x 12 = 2 x 3 x 4 images."""
+    (joined,) = gradient(launch, scenes_config, tmp_path / "one", 1, "batch_size=24")
+    for name, overrides in {
+        "two": ["batch_size=12"],
+        "accumulated": ["batch_size=4", "accumulation_steps=3"],
+    }.items():
+        both = gradient(launch, scenes_config, tmp_path / name, 2, *overrides)
+        torch.testing.assert_close(both[0], both[1], rtol=0, atol=0)
+        torch.testing.assert_close(both[0], joined, rtol=1e-4, atol=1e-6)
+
+
+def test_training_and_evaluation_in_two_processes(launch, scenes_config, tmp_path):
+    train = ["-m", "captioning.train", "--config", scenes_config]
+    result = launch(2, *train, "--output_dir", tmp_path, "max_epoch=1", "batch_size=4")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("the weights are made up") == 1  # printed once
+    captions = []
+    for processes in (1, 2):
+        evaluate = ["--output_dir", tmp_path, "--evaluate", "--eval_split", "test"]
+        result = launch(processes, *train, *evaluate, "batch_size=3")
+        assert result.returncode == 0, result.stderr
+        assert f"loaded {tmp_path / 'checkpoint_best.pth'}: every key matched" in result.stderr
+        captions.append(json.loads((tmp_path / "result" / "test.json").read_text()))
+    assert captions[0] == captions[1]
+    assert [entry["image_id"] for entry in captions[0]] == list(range(29, 36))
+
+
+def test_an_error_on_one_process_ends_both(launch, scenes, scenes_config, tmp_path):
+    """An image that cannot be read is met by one of them only."""
+    broken = tmp_path / "scenes"
+    broken.mkdir()
+    for path in scenes.glob("*.json"):
+        (broken / path.name).write_text(path.read_text())
+    (broken / "images").mkdir()
+    for path in (scenes / "images").iterdir():
+        (broken / "images" / path.name).write_bytes(path.read_bytes())
+    (broken / "images" / "scene_000007.png").write_bytes(b"")
+    result = launch(
+        2,
+        *("-m", "captioning.train", "--config", scenes_config, f"image_root={broken}"),
+        *("--output_dir", tmp_path / "run", "batch_size=4", "captions_per_image=1"),
+    )
+    assert result.returncode != 0
+    errors = [line for line in result.stderr.splitlines() if "error: " in line]
+    assert any("scene_000007.png" in line for line in errors), result.stderr
+    assert "Traceback" not in "".join(errors)
+
+
+def test_without_torchrun_there_is_one_process():
+    device = distributed.start("cpu")
+    assert device.type == "cpu"
+    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert distributed.gather_on_main("x") == ["x"]
+    with distributed.first_on_each_machine():
+        distributed.barrier()
+    distributed.stop()
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("gpu", "device: 'gpu' is no device"), ("cuda:99", "was asked for, but there")],
+)
+def test_a_device_that_is_not_there_is_one_line(device, message):
+    with pytest.raises(UserError, match=message) as error:
+        distributed.start(device)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,70 @@
+"""The program from its command line: train, evaluate, and the one line of an error."""
+
+import json
+
+import pytest
+
+from captioning import train
+from captioning.metrics import coco
+
+
+def run(config, folder, *arguments):
+    return train.main(["--config", str(config), "--output_dir", str(folder), *arguments])
+
+
+def test_train_then_evaluate_the_best(scenes_config, tmp_path, capsys):
+    assert run(scenes_config, tmp_path, "max_epoch=1", "--seed", "3") == 0
+    assert run(scenes_config, tmp_path, "--evaluate", "--eval_split", "test") == 0
+    assert f"loaded {tmp_path / 'checkpoint_best.pth'}" in capsys.readouterr().err
+    captions = json.loads((tmp_path / "result" / "test.json").read_text())
+    assert len(captions) == 7 and all(entry["caption"] for entry in captions)
+    metrics = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
+    assert {"Bleu_4", "ROUGE_L", "CIDEr"} <= metrics["metrics"].keys()
+    given = f"pretrained={tmp_path / 'checkpoint_00.pth'}"
+    assert run(scenes_config, tmp_path, "--evaluate", given, "num_beams=1") == 0
+    assert "checkpoint_00.pth: every key matched" in capsys.readouterr().err
+    assert (tmp_path / "result" / "val.json").exists()
+
+
+def test_without_java_nothing_is_lost(scenes_config, tmp_path, capsys, monkeypatch):
+    def no_java():
+        raise coco.JavaError("Java is not installed")
+
+    monkeypatch.setattr(coco, "java_version", no_java)
+    monkeypatch.setattr("captioning.metrics.tokenizer.java_version", no_java)
+    assert run(scenes_config, tmp_path, "max_epoch=1") == 0
+    shown = capsys.readouterr().err
+    assert shown.index("METEOR will be skipped: Java") < shown.index("epoch 1/1")
+    assert (tmp_path / "checkpoint_best.pth").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["num_beam=2"], "unknown key 'num_beam'"),
+        (["--evaluate"], "nothing to evaluate: "),
+        (["--evaluate", "pretrained=absent.pth"], "checkpoint absent.pth does not exist"),
+        (["pretrained=absent.pth"], "checkpoint absent.pth does not exist"),
+        (["tokenizer=nowhere"], "tokenizer: found no vocabulary at 'nowhere'"),
+        (["train_file=absent.json"], "absent.json: no such file"),
+        (["val_file=absent.json"], "absent.json: no such file"),
+        (["image_root=nowhere"], "nowhere"),
+        (["max_length=4", "min_length=1"], "max_length is 4; with this prompt, of 4 tokens"),
+        (["max_length=600"], "it must be 5 to 512"),
+        (["max_tokens=5"], "max_tokens is 5; with this prompt"),
+        (["med_config={hidden_sise: 3}"], "unknown key 'hidden_sise'"),
+        (["--device", "gpu"], "device: 'gpu' is no device"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    scenes_config, tmp_path, capsys, arguments, message
+):
+    assert run(scenes_config, tmp_path / "run", *arguments) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert len(errors) == 1 and message in errors[0]
+
+
+def test_an_output_folder_that_cannot_be_is_one_line(scenes_config, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(scenes_config, tmp_path / "file" / "run") == 2
+    assert "error: output_dir: cannot write into" in capsys.readouterr().err
