@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,6 +16,8 @@ from captioning.errors import UserError
 
 # Rank 0 scores alone while the others wait; SPICE on 5,000 captions takes a quarter of an hour.
 TIMEOUT = timedelta(hours=1)
+
+HEAD_START_S = 3
 
 
 def start(device: str) -> torch.device:
@@ -64,14 +67,21 @@ def is_main() -> bool:
 
 
 def report(line: str) -> None:
-    """Print an error on this process: with its rank, as others may have none or another.
+    """Print this process's error; one that rank 0 has too is printed by rank 0 alone."""
+    if not is_main():
+        wait_for_the_cause()
+        line = f"[rank {rank()}] {line}"
+    print(line, file=sys.stderr, flush=True)
 
-    Before the process group is there all have the same, and rank 0 says it.
+
+def wait_for_the_cause() -> None:
+    """Before an error is shown: the process whose error may have caused it goes first.
+
+    A process that loses another in mid-collective fails with a traceback that says nothing; the
+    launcher ends it in this time, after the other has shown the cause.
     """
-    if is_main():
-        print(line, file=sys.stderr, flush=True)
-    elif dist.is_initialized():
-        print(f"[rank {rank()}] {line}", file=sys.stderr, flush=True)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        time.sleep(HEAD_START_S)
 
 
 def barrier() -> None:

@@ -48,11 +48,11 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     """`pretrained` where the command line gives it, else the run's best, else the config's."""
     given = any(override.startswith("pretrained=") for override in overrides)
     best = Path(config.output_dir) / checkpointing.BEST
-    if best.exists() and not given:
-        return str(best)
-    if config.pretrained is None:
+    if config.pretrained and (given or not best.exists()):
+        return config.pretrained
+    if not best.exists():
         raise UserError(f"nothing to evaluate: {best} does not exist, and pretrained is not set")
-    return config.pretrained
+    return str(best)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -72,6 +72,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except UserError as error:
         distributed.report(f"error: {error}")
         return 2
+    except Exception:
+        distributed.wait_for_the_cause()
+        raise
     finally:
         distributed.stop()
     return 0

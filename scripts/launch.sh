@@ -32,5 +32,5 @@ if [[ $nodes != 1 ]]; then
     fi
     rendezvous=(--rdzv_backend c10d --rdzv_endpoint "$RDZV_ENDPOINT" --rdzv_id "${RDZV_ID:-smile}")
 fi
-exec "$PYTHON_BIN" -m torch.distributed.run --nnodes "$nodes" --nproc_per_node "$processes" \
+exec "$PYTHON_BIN" -m captioning.launch --nnodes "$nodes" --nproc_per_node "$processes" \
     "${rendezvous[@]}" -m "$@"

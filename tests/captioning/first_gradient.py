@@ -1,6 +1,6 @@
 """Run by test_distributed.py under torchrun: save the gradient of a run's first optimiser step.
 
-python -m torch.distributed.run ... first_gradient.py CONFIG OUTPUT_DIR [key=value ...]
+python -m captioning.launch ... first_gradient.py CONFIG OUTPUT_DIR [key=value ...]
 """
 
 import sys

@@ -12,7 +12,7 @@ import torch
 from captioning import distributed
 from captioning.errors import UserError
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+TORCHRUN = ["-m", "captioning.launch", "--standalone", "--nproc_per_node"]
 
 
 @pytest.fixture
@@ -85,10 +85,25 @@ def test_an_error_on_one_process_ends_both(launch, scenes, scenes_config, tmp_pa
         *("-m", "captioning.train", "--config", scenes_config, f"image_root={broken}"),
         *("--output_dir", tmp_path / "run", "batch_size=4", "captions_per_image=1"),
     )
-    assert result.returncode != 0
-    errors = [line for line in result.stderr.splitlines() if "error: " in line]
-    assert any("scene_000007.png" in line for line in errors), result.stderr
-    assert "Traceback" not in "".join(errors)
+    assert result.returncode == 2
+    errors = [line for line in result.stderr.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1 and "scene_000007.png" in errors[0], result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_error_of_all_is_said_once(launch, scenes_config, tmp_path):
+    train = ["-m", "captioning.train", "--config", scenes_config, "--output_dir", tmp_path]
+    for override in ("num_beam=3", "pretrained=absent.pth"):
+        result = launch(2, *train, override)
+        assert result.returncode == 2
+        assert result.stderr.lower().count("error") == 1, result.stderr
+
+
+def test_a_bug_keeps_its_traceback(launch, tmp_path):
+    (tmp_path / "bug.py").write_text("raise RuntimeError('a bug')")
+    result = launch(2, tmp_path / "bug.py")
+    assert result.returncode == 1
+    assert "RuntimeError: a bug" in result.stderr
 
 
 def test_without_torchrun_there_is_one_process():

@@ -94,14 +94,14 @@ def test_eval_adds_the_split_before_the_users(launch):
 def test_one_process_a_gpu_on_a_port_that_is_found(launch):
     threads, given = launch("train.sh", "c.yaml", gpus=4)
     assert given == [
-        *["-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "4"],
+        *["-m", "captioning.launch", "--nnodes", "1", "--nproc_per_node", "4"],
         *["--standalone", "-m", "captioning.train", "--config", "c.yaml"],
     ]
     assert int(threads) == max(1, len(os.sched_getaffinity(0)) // 4)
 
 
 def test_number_of_processes_can_be_set(launch):
-    assert "torch.distributed.run" not in launch("train.sh", gpus=4, NPROC_PER_NODE="1")[1]
+    assert "captioning.launch" not in launch("train.sh", gpus=4, NPROC_PER_NODE="1")[1]
     _, given = launch("train.sh", NPROC_PER_NODE="3")
     assert given[given.index("--nproc_per_node") + 1] == "3"
 
@@ -114,7 +114,7 @@ def test_threads_are_the_users_where_set(launch):
 def test_several_machines_meet_at_the_endpoint(launch):
     _, given = launch("train.sh", "c.yaml", NNODES="2", RDZV_ENDPOINT="node0:29400")
     assert given == [
-        *["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"],
+        *["-m", "captioning.launch", "--nnodes", "2", "--nproc_per_node", "1"],
         *["--rdzv_backend", "c10d", "--rdzv_endpoint", "node0:29400", "--rdzv_id", "smile"],
         *["-m", "captioning.train", "--config", "c.yaml"],
     ]
