@@ -1,0 +1,36 @@
+"""Files that a user names: read, or refused in one line that names them."""
+
+import pytest
+
+from captioning.errors import UserError
+from captioning.json_file import parse_json, read_text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b" \n", "the file is empty"),
+        (b"\xff\xfe[", "not UTF-8 text at byte 0"),
+        (b'{"a":\n 1,,}', "not valid JSON at line 2"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path, content, message):
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as error:
+        parse_json(read_text(path), path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_files_and_folders(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_text(tmp_path / "absent")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_text(tmp_path)
+
+
+def test_a_byte_order_mark_is_dropped(tmp_path):
+    (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf[1]")
+    assert parse_json(read_text(tmp_path / "bom.json"), tmp_path) == [1]

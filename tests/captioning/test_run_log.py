@@ -1,0 +1,63 @@
+"""What a run leaves to read, and what it shows."""
+
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from captioning.config import load_config
+from captioning.errors import UserError
+from captioning.run_log import RunLog, open_run, progress, say, write_json
+
+
+def test_values_become_lines_and_curves(tmp_path):
+    for step in (1, 2):  # as after a resume: the second log goes on with the first
+        log = RunLog(tmp_path)
+        log.write("step", step, {"loss": 1 / step}, epoch=0)
+        log.close()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"event": "step", "step": 1, "epoch": 0, "loss": 1.0},
+        {"event": "step", "step": 2, "epoch": 0, "loss": 0.5},
+    ]
+    curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in curves.Scalars("step/loss")] == [(1, 1.0), (2, 0.5)]
+
+
+def test_a_run_records_configuration_command_and_versions(scenes_config, tmp_path):
+    config = load_config(scenes_config, ["seed=5"], {"output_dir": str(tmp_path / "a" / "run")})
+    folder = open_run(config)
+    assert load_config(folder / "config.yaml") == config
+    record = json.loads((folder / "run.json").read_text())
+    assert "pytest" in record["command"]
+    assert {"torch", "transformers", "timm"} <= record["versions"].keys()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(scenes_config, tmp_path):
+    (tmp_path / "file").write_text("")
+    config = load_config(scenes_config, [], {"output_dir": str(tmp_path / "file")})
+    with pytest.raises(UserError, match=r"output_dir: cannot write into .*file"):
+        open_run(config)
+
+
+def test_json_is_replaced_whole(tmp_path):
+    path = tmp_path / "new" / "x.json"
+    write_json({"a": "é"}, path)
+    with pytest.raises(TypeError):
+        write_json({"a": object()}, path)
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+
+
+def test_only_rank_0_shows_anything(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    say("hello")
+    with progress(3, "bar") as bar:
+        bar.update(3)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RANK", "0")
+    say("hello")
+    with progress(3, "bar") as bar:
+        bar.update(3)
+    shown = capsys.readouterr().err
+    assert "hello" in shown and "bar: 100%" in shown
