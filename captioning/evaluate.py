@@ -26,6 +26,7 @@ from captioning.caption_files import (
     read_references,
 )
 from captioning.errors import UserError
+from captioning.json_file import write_json, write_text
 from captioning.metrics.coco import Scores, coco_scores
 from captioning.metrics.java import JavaError, java_version
 
@@ -95,17 +96,10 @@ def write_scores(
         for i, values in scores.per_image.items()
     ]
     try:
-        os.makedirs(folder, exist_ok=True)
-        _write_whole(Path(folder, "per_caption.jsonl"), "".join(line + "\n" for line in lines))
-        _write_whole(Path(folder, "metrics.json"), json.dumps(summary, indent=2) + "\n")
+        write_text("".join(line + "\n" for line in lines), Path(folder, "per_caption.jsonl"))
+        write_json(summary, Path(folder, "metrics.json"))
     except OSError as error:
         raise UserError(f"{folder}: cannot write the scores there: {error.strerror}") from error
-
-
-def _write_whole(path, text):
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
 
 
 def _versions():

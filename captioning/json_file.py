@@ -1,6 +1,7 @@
-"""Text and JSON files that a user names, read or refused in one line."""
+"""Text and JSON files: read or refused in one line, written whole or not at all."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,19 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         raise UserError(f"{path}: not valid JSON at line {line}: {error.msg}") from None
     except RecursionError:
         raise UserError(f"{path}: not valid JSON: it is nested too deeply") from None
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a UTF-8 file, in a folder made if need be, that appears when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        staged.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def write_json(content: Any, path: Path) -> None:
+    """Write a JSON file as `write_text` does."""
+    write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", path)

@@ -1,7 +1,6 @@
 """What a run leaves to read: its configuration, JSON lines, TensorBoard curves, a progress bar."""
 
 import json
-import os
 import platform
 import shlex
 import sys
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from captioning.config import Config, write_config
 from captioning.distributed import is_main, world_size
 from captioning.errors import UserError
+from captioning.json_file import write_json
 
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
 
@@ -22,14 +22,6 @@ def say(line: str) -> None:
     """Print a line for the user, once, however many processes there are."""
     if is_main():
         tqdm.write(line, file=sys.stderr)
-
-
-def write_json(content: Any, path: Path) -> None:
-    """A JSON file that is replaced only by a whole one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(path.name + ".tmp")
-    staged.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(staged, path)
 
 
 def open_run(config: Config) -> Path:

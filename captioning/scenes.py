@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 
 from PIL import Image, ImageDraw
 
-from captioning.run_log import write_json
+from captioning.json_file import write_json
 
 SIDE = 64
 SPLITS = {"train": 600, "val": 60, "test": 60}

@@ -15,8 +15,9 @@ from captioning.data import read_split, references
 from captioning.errors import UserError
 from captioning.evaluate import format_table, score, write_scores
 from captioning.generation import caption_images
+from captioning.json_file import write_json
 from captioning.metrics.coco import unavailable_metrics
-from captioning.run_log import say, write_json
+from captioning.run_log import say
 
 
 class Evaluation:

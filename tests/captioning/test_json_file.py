@@ -1,9 +1,12 @@
 """Files that a user names: read, or refused in one line that names them."""
 
+import json
+import os
+
 import pytest
 
 from captioning.errors import UserError
-from captioning.json_file import parse_json, read_text
+from captioning.json_file import parse_json, read_text, write_json, write_text
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,25 @@ def test_missing_files_and_folders(tmp_path):
 def test_a_byte_order_mark_is_dropped(tmp_path):
     (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf[1]")
     assert parse_json(read_text(tmp_path / "bom.json"), tmp_path) == [1]
+
+
+def test_json_is_replaced_whole(tmp_path):
+    path = tmp_path / "new" / "x.json"
+    write_json({"a": "é"}, path)
+    with pytest.raises(TypeError):
+        write_json({"a": object()}, path)
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    write_text("old", tmp_path / "x.txt")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_text("new", tmp_path / "x.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
+    assert (tmp_path / "x.txt").read_text() == "old"

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from captioning.config import load_config
 from captioning.errors import UserError
-from captioning.run_log import RunLog, open_run, progress, say, write_json
+from captioning.run_log import RunLog, open_run, progress, say
 
 
 def test_values_become_lines_and_curves(tmp_path):
@@ -38,15 +38,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(scenes_config, tmp_path):
     config = load_config(scenes_config, [], {"output_dir": str(tmp_path / "file")})
     with pytest.raises(UserError, match=r"output_dir: cannot write into .*file"):
         open_run(config)
-
-
-def test_json_is_replaced_whole(tmp_path):
-    path = tmp_path / "new" / "x.json"
-    write_json({"a": "é"}, path)
-    with pytest.raises(TypeError):
-        write_json({"a": object()}, path)
-    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
-    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
 
 
 def test_only_rank_0_shows_anything(monkeypatch, capsys):
