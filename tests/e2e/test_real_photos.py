@@ -1,0 +1,63 @@
+"""The scripts on real photos: train, evaluate, go on, with the shipped COCO configuration."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+SMALL = [
+    "pretrained=",
+    "vit={embed_dim: 48, depth: 2, num_heads: 4}",
+    "med_config={hidden_size: 48, num_hidden_layers: 1, num_attention_heads: 4}",
+    "med_config.intermediate_size=48",
+    *("image_size=48", "batch_size=30", "captions_per_image=5", "num_workers=1"),
+    *("init_lr=3e-3", "max_epoch=1", "max_length=20", "log_every=1"),
+]
+
+
+@pytest.fixture
+def script(repository, shared_data, tmp_path):
+    """Return a function that runs a script on the sample photos in this Python's environment."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("VENV", "PYTHON")}
+    environment.update(VIRTUAL_ENV=sys.prefix, NPROC_PER_NODE="1")
+
+    def run(name, *arguments):
+        command = [
+            *("bash", str(repository / "scripts" / name), "configs/caption_coco.yaml"),
+            f"image_root={shared_data / 'photos'}",
+            f"ann_root={shared_data / 'annotation'}",
+            f"coco_gt_root={shared_data / 'annotation'}",
+            f"tokenizer={shared_data / 'bert-base-uncased'}",
+            f"output_dir={tmp_path}",
+            *SMALL,
+            *arguments,
+        ]
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=280
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stderr
+
+    return run
+
+
+@pytest.mark.slow
+def test_train_go_on_and_evaluate(script, tmp_path, shared_data):
+    script("train.sh")
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in log if line["event"] == "step"]
+    assert len(losses) == 330 // 30
+    assert losses[-1] < 0.9 * losses[0]
+
+    shown = script("train.sh", "max_epoch=2")
+    assert f"resuming {tmp_path} after epoch 0" in shown and "epoch 2/2: loss" in shown
+
+    shown = script("eval.sh")
+    assert f"loaded {tmp_path / 'checkpoint_best.pth'}" in shown and "CIDEr" in shown
+    captions = json.loads((tmp_path / "result" / "test.json").read_text())
+    truth = json.loads((shared_data / "annotation" / "coco_karpathy_test_gt.json").read_text())
+    assert [entry["image_id"] for entry in captions] == [entry["id"] for entry in truth["images"]]
+    scores = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
+    assert scores["metrics"]["Bleu_1"]["n"] == 50
