@@ -51,7 +51,12 @@ class FineTuning:
                 self._save(epoch)
                 self._evaluate(epoch)
         finally:
-            self.log.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close the log and let go of the distributed model; see `distributed.stop`."""
+        self.log.close()
+        self.model = self.captioner
 
     # Set-up
 

@@ -26,7 +26,7 @@ def main(path, folder, *overrides):
 
     tuning.optimizer.register_step_pre_hook(save)
     tuning._train_epoch(0)
-    tuning.log.close()
+    tuning.close()
     distributed.stop()
 
 
