@@ -10,6 +10,7 @@ from typing import Optional, Union
 from urllib.parse import unquote, urlsplit
 
 import torch
+from filelock import FileLock
 from tqdm import tqdm
 
 CHUNK = 1 << 20
@@ -23,8 +24,9 @@ class DownloadError(ValueError):
 def fetch(source: str) -> Path:
     """The local path of `source`: a path as it is, a URL or an hf:// name from the cache.
 
-    https://host/file is kept in torch.hub's folder, as BLIP keeps it. hf://owner/name/file and
-    hf://spaces/owner/name@revision/file go through huggingface_hub and its cache.
+    https://host/file is kept in torch.hub's folder, under a name that the whole URL decides.
+    hf://owner/name/file and hf://spaces/owner/name@revision/file go through huggingface_hub and
+    its cache.
     Raises DownloadError.
     """
     if source.startswith("hf://"):
@@ -33,7 +35,8 @@ def fetch(source: str) -> Path:
         name = Path(unquote(urlsplit(source).path)).name
         if not name:
             raise DownloadError(f"{source} names no file")
-        destination = Path(torch.hub.get_dir()) / "checkpoints" / name
+        address = hashlib.sha256(source.encode()).hexdigest()[:8]
+        destination = Path(torch.hub.get_dir()) / "checkpoints" / f"{address}-{name}"
         if not destination.exists():
             download(source, destination)
         return destination
@@ -43,6 +46,7 @@ def fetch(source: str) -> Path:
 def download(url: str, destination: Union[str, Path], sha256: Optional[str] = None) -> None:
     """Fetch `url` into the file `destination`, which appears only when it is whole.
 
+    Where another process is at it, wait, and be content with what that one fetched.
     What an interrupted download left (destination.part) is continued where the server allows it
     and the file there has not changed. Shows a progress bar. Raises DownloadError.
     """
@@ -50,11 +54,15 @@ def download(url: str, destination: Union[str, Path], sha256: Optional[str] = No
     part = destination.with_name(destination.name + ".part")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _continue_part(url, part)
-        if sha256 is not None:
-            _verify(url, part, sha256)
-        os.replace(part, destination)
-        _version_file(part).unlink(missing_ok=True)
+        with FileLock(f"{part}.lock"):
+            if destination.exists():
+                return
+            _continue_part(url, part)
+            if sha256 is not None:
+                _verify(url, part, sha256)
+            os.replace(part, destination)
+            _version_file(part).unlink(missing_ok=True)
+        Path(f"{part}.lock").unlink(missing_ok=True)
     except (OSError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", None) or error
         raise DownloadError(f"cannot fetch {url} into {destination}: {reason}") from error

@@ -22,6 +22,15 @@ class MedConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            number = isinstance(value, (field.type, int)) and not isinstance(value, bool)
+            if not number or not (value > 0 or (field.type is float and value == 0)):
+                kind = "a whole number above 0" if field.type is int else "a number, 0 or above"
+                raise ValueError(f"med_config: {field.name} is {value!r}; it must be {kind}")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"med_config: {name} is {getattr(self, name)}; it must be below 1")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"med_config: hidden_size {self.hidden_size} is not a multiple of "

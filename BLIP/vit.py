@@ -1,18 +1,33 @@
 """The image encoder: timm's vision transformer in BLIP's sizes, with BLIP's parameter names."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Union
 
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 VIT_SIZES = {
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
     "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16, "drop_path_rate": 0.1},
 }
+
+
+class RecomputableBlock(Block):
+    """A block that computes in the precision it is told, whoever calls it.
+
+    fairscale's recomputation in backward turns autocast on without its dtype: bfloat16 would
+    become float16.
+    """
+
+    autocast = None  # what torch.autocast takes
+
+    def forward(self, x: Tensor, *args, **kwargs) -> Tensor:
+        with torch.autocast(**self.autocast) if self.autocast else nullcontext():
+            return super().forward(x, *args, **kwargs)
 
 
 class ImageEncoder(VisionTransformer):
@@ -37,14 +52,23 @@ class ImageEncoder(VisionTransformer):
             num_classes=0,
             global_pool="",
             norm_layer=partial(nn.LayerNorm, eps=1e-6),
+            block_fn=RecomputableBlock,
         )
-        if grad_ckpt and ckpt_layer > 0:
+        self.recomputed = self.blocks[len(self.blocks) - ckpt_layer :] if grad_ckpt else []
+        if self.recomputed:
             from fairscale.nn.checkpoint import checkpoint_wrapper
 
-            for block in self.blocks[-ckpt_layer:]:
+            for block in self.recomputed:
                 checkpoint_wrapper(block)  # replaces the block's forward, leaves its names
 
     def forward(self, image: Tensor) -> Tensor:
+        device = image.device.type
+        for block in self.recomputed:
+            block.autocast = {
+                "device_type": device,
+                "dtype": torch.get_autocast_dtype(device),
+                "enabled": torch.is_autocast_enabled(device),
+            }
         return self.forward_features(image)
 
 

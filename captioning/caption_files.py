@@ -66,16 +66,11 @@ def read_references(path: Union[str, PathLike]) -> References:
 
 
 def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
-    """Return the references of each caption, under the captions' ids.
+    """Return the references of each caption, under the captions' ids; see `by_id`.
 
-    "139" and 139 are the same image where all ids of one side are strings and all of the other
-    integers. Raises UserError for the first caption without references.
+    Raises UserError for the first caption without references.
     """
-    if {_kind(captions), _kind(references)} == {int, str}:
-        by_text = {str(image_id): group for image_id, group in references.items()}
-        matched = {image_id: by_text.get(str(image_id)) for image_id in captions}
-    else:
-        matched = {image_id: references.get(image_id) for image_id in captions}
+    matched = by_id(captions, references)
     missing = [image_id for image_id, group in matched.items() if not group]
     if missing and len(missing) == len(captions):
         raise UserError(
@@ -88,6 +83,21 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
             "references of the same images"
         )
     return {image_id: list(group) for image_id, group in matched.items()}
+
+
+def by_id(
+    ids: Iterable[ImageId], references: Mapping[ImageId, Sequence[str]]
+) -> dict[ImageId, Sequence[str]]:
+    """Return the references of each id, none for one that has none.
+
+    "139" and 139 are the same image where all ids of one side are strings and all of the other
+    integers.
+    """
+    ids = list(ids)
+    if {_kind(ids), _kind(references)} == {int, str}:
+        references = {str(image_id): group for image_id, group in references.items()}
+        return {image_id: references.get(str(image_id), ()) for image_id in ids}
+    return {image_id: references.get(image_id, ()) for image_id in ids}
 
 
 def _kind(ids: Iterable):

@@ -57,7 +57,22 @@ def keep_as_best(folder: Path, epoch: int) -> None:
     os.replace(staged, folder / BEST)
 
 
-def read_newest(folder: Path) -> Optional[tuple[dict[str, Any], list[str]]]:
+def read(path: Path) -> dict[str, Any]:
+    """A run's own checkpoint on the CPU. Raises UserError for one that is not whole."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        content["model"], content["optimizer"], content["epoch"], content["config"]
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} is not on this machine; output_dir must be on a disk that all machines share"
+        ) from error
+    except Exception as error:  # a damaged file can raise almost anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path} cannot be read: {reason}") from error
+    return content
+
+
+def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
     """The newest checkpoint that can be read, with a line for each newer one that cannot.
 
     None where there is no checkpoint; UserError where there are some, and none can be read.
@@ -65,12 +80,9 @@ def read_newest(folder: Path) -> Optional[tuple[dict[str, Any], list[str]]]:
     problems: list[str] = []
     for _, path in reversed(numbered(folder)):
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            content["model"], content["optimizer"], content["epoch"], content["config"]
-            return content, problems
-        except Exception as error:  # a damaged file can raise almost anything
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            problems.append(f"passing over {path}: {first}")
+            return path, read(path), problems
+        except UserError as error:
+            problems.append(f"passing over a checkpoint: {error}")
     if problems:
         raise UserError(
             f"none of the checkpoints in {folder} can be read ({problems[0]}); "

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ruamel.yaml import YAML, YAMLError
 
 from captioning.errors import UserError
+from captioning.json_file import write_text
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
 
@@ -17,7 +18,7 @@ from smile import Objective, parse_objective
 class Checked(BaseModel):
     """No unknown key, no conversion of types (an integer may stand for a float)."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class VitSizes(Checked):
@@ -94,7 +95,7 @@ class Config(Checked):
 
     output_dir: str
     device: str = "auto"
-    seed: int = Field(42, ge=0)
+    seed: int = Field(42, ge=0, lt=2**63)
 
     @field_validator("pretrained")
     @classmethod
@@ -105,6 +106,13 @@ class Config(Checked):
     @classmethod
     def _known_objective(cls, value):
         parse_objective(value)
+        return value
+
+    @field_validator("prompt")
+    @classmethod
+    def _whole_words(cls, value: str) -> str:
+        if value and not value.endswith(" "):
+            raise ValueError("end it with a space, or a caption's first word runs into it")
         return value
 
     @model_validator(mode="after")
@@ -168,7 +176,7 @@ def write_config(config: Config, path: Path) -> None:
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False
     yaml.dump(config.model_dump(), buffer)
-    path.write_text(buffer.getvalue(), encoding="utf-8")
+    write_text(buffer.getvalue(), path)
 
 
 def _parse_yaml(text: str, where: str) -> Any:

@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from captioning.errors import UserError
 
-# Rank 0 scores alone while the others wait; SPICE on 5,000 captions takes a quarter of an hour.
-TIMEOUT = timedelta(hours=1)
+# Rank 0 scores alone while the others wait: more than SPICE, given up after an hour, and METEOR.
+TIMEOUT = timedelta(hours=2)
 
 HEAD_START_S = 3
 
@@ -31,21 +32,32 @@ def start(device: str) -> torch.device:
         device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
-        raise UserError(
-            f"device: {device!r} is no device; try auto, cpu, cuda or cuda:1"
-        ) from error
+    except RuntimeError:
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise UserError(f"device: {device!r} is no device; try auto, cpu, cuda or cuda:1")
     if chosen.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UserError(f"device: {device} was asked for, but there is no GPU; use device=cpu")
-        count = torch.cuda.device_count()
-        chosen = torch.device("cuda", local_rank if chosen.index is None else chosen.index)
-        if chosen.index >= count:
-            raise UserError(f"device: {chosen} was asked for, but there are {count} GPUs")
-        torch.cuda.set_device(chosen)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=TIMEOUT)
+        chosen = _gpu(chosen, local_rank)
+    if _announced() > 1:
+        on_gpu = chosen.type == "cuda"
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            timeout=TIMEOUT,
+            device_id=chosen if on_gpu else None,
+        )
     return chosen
+
+
+def _gpu(device: torch.device, local_rank: int) -> torch.device:
+    """The GPU that is meant, made the current one. Raises UserError if there is none."""
+    if device.index is not None and _announced() > 1:
+        raise UserError(f"device: {device} is one GPU for {_announced()} processes; use cuda")
+    index = local_rank if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"device: GPU {index} was asked for, but there are {count}; use device=cpu")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def stop() -> None:
@@ -86,8 +98,25 @@ def wait_for_the_cause() -> None:
     A process that loses another in mid-collective fails with a traceback that says nothing; the
     launcher ends it in this time, after the other has shown the cause.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if _announced() > 1:
         time.sleep(HEAD_START_S)
+
+
+def end_after_a_bug() -> None:
+    """In a handler, in one of several processes: show the traceback and end.
+
+    At once, since the traceback keeps the distributed model alive; see `stop`.
+    """
+    if _announced() > 1:
+        wait_for_the_cause()
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _announced() -> int:
+    """The number of processes that torchrun has announced."""
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def barrier() -> None:
@@ -109,6 +138,15 @@ def gather_on_main(value: Any) -> Optional[list[Any]]:
     gathered = [None] * world_size() if is_main() else None
     dist.gather_object(value, gathered)
     return gathered
+
+
+def broadcast_from_main(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 @contextmanager

@@ -95,11 +95,8 @@ def write_scores(
         json.dumps({"image_id": i, "caption": predictions[i], **values})
         for i, values in scores.per_image.items()
     ]
-    try:
-        write_text("".join(line + "\n" for line in lines), Path(folder, "per_caption.jsonl"))
-        write_json(summary, Path(folder, "metrics.json"))
-    except OSError as error:
-        raise UserError(f"{folder}: cannot write the scores there: {error.strerror}") from error
+    write_text("".join(line + "\n" for line in lines), Path(folder, "per_caption.jsonl"))
+    write_json(summary, Path(folder, "metrics.json"))
 
 
 def _versions():

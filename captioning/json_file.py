@@ -16,10 +16,7 @@ def read_text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file: put it there, or correct ann_root, coco_gt_root or the file's "
-            "name in the configuration"
-        ) from None
+        raise UserError(f"{path}: no such file: put it there, or correct what names it") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -41,14 +38,20 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a UTF-8 file, in a folder made if need be, that appears when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a UTF-8 file, in a folder made if need be, that appears when it is whole.
+
+    Raises UserError, with what was there left as it was.
+    """
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        staged.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staged.write_text(text, encoding="utf-8", errors="backslashreplace")
+            os.replace(staged, path)
+        finally:
+            staged.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def write_json(content: Any, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Optional
 
 import torch
@@ -15,12 +16,10 @@ from captioning.data.randomness import derived_seed
 from captioning.errors import UserError
 from captioning.model import captioner_from
 from captioning.precision import Precision
-from captioning.run_log import RunLog, open_run, progress, say
+from captioning.resume import starting_point
+from captioning.run_log import RunLog, progress, record_run, say
 from captioning.schedule import learning_rate
-from captioning.scoring import Evaluation, read_scores
-
-# What a resumed run may change without a word.
-FREE_KEYS = {"num_workers", "resume", "keep_checkpoints", "log_every", "device", "output_dir"}
+from captioning.split_evaluation import SplitEvaluation, read_scores, remove_scores
 
 
 class FineTuning:
@@ -28,18 +27,19 @@ class FineTuning:
 
     def __init__(self, config: Config, device: torch.device):
         self.config, self.device = config, device
-        self.folder = open_run(config)
-        self.evaluation = Evaluation(config, "val", self.folder, device)
+        self.folder = Path(config.output_dir)
+        self.evaluation = SplitEvaluation(config, "val", self.folder, device)
         self.loader = self._build_loader()
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         self.precision = Precision(config.precision, device)
-        self.resumed = self._find_checkpoint()
-        self.captioner = self._build_captioner()
+        checkpoint = starting_point(config)
+        record_run(config, self.folder)
+        self.captioner = self._build_captioner(None if checkpoint else config.pretrained)
         self.model = self._wrap(self.captioner)
         self.optimizer = torch.optim.AdamW(
             self.captioner.parameters(), lr=config.init_lr, weight_decay=config.weight_decay
         )
-        self.first_epoch = self._restore()
+        self.first_epoch = self._restore(checkpoint) if checkpoint else 0
         self.log = RunLog(self.folder)
 
     def run(self) -> None:
@@ -88,28 +88,10 @@ class FineTuning:
             )
         return loader
 
-    def _find_checkpoint(self) -> Optional[dict[str, Any]]:
-        if self.config.resume == "never":
-            return None
-        newest = checkpointing.read_newest(self.folder)
-        if newest is None:
-            return None
-        content, problems = newest
-        for line in problems:
-            say(line)
-        now = self.config.model_dump()
-        changed = [k for k in now if k not in FREE_KEYS and content["config"].get(k) != now[k]]
-        for key in changed:
-            say(f"{key} was {content['config'].get(key)!r} when the run stopped, is {now[key]!r}")
-        say(f"resuming {self.folder} after epoch {content['epoch']}")
-        return content
-
-    def _build_captioner(self) -> nn.Module:
-        checkpoint = None if self.resumed else self.config.pretrained
+    def _build_captioner(self, pretrained: Optional[str]) -> nn.Module:
         with distributed.first_on_each_machine():
-            captioner, loaded = captioner_from(self.config, checkpoint)
-        if not self.resumed:
-            say(loaded)
+            captioner, loaded = captioner_from(self.config, pretrained)
+        say(loaded)
         return captioner.to(self.device)
 
     def _wrap(self, captioner: nn.Module) -> nn.Module:
@@ -121,22 +103,13 @@ class FineTuning:
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(captioner, device_ids=devices)
 
-    def _restore(self) -> int:
-        """Put the found checkpoint in place; the epoch to go on with."""
-        if self.resumed is None:
-            return 0
-        try:
-            self.captioner.load_state_dict(self.resumed["model"])
-            self.optimizer.load_state_dict(self.resumed["optimizer"])
-        except (RuntimeError, ValueError) as error:
-            raise UserError(
-                f"the checkpoint in {self.folder} is of another model than the configuration's; "
-                "use its own configuration, another output_dir or resume=never"
-            ) from error
-        self.precision.scaler.load_state_dict(self.resumed.get("scaler", {}))
-        first_epoch = self.resumed["epoch"] + 1
-        self.resumed = None  # free the memory
-        return first_epoch
+    def _restore(self, checkpoint: dict[str, Any]) -> int:
+        """Put the state of a checkpoint in place; the epoch to go on with."""
+        self.captioner.load_state_dict(checkpoint["model"])
+        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        if checkpoint.get("scaler") and self.precision.scaler.is_enabled():
+            self.precision.scaler.load_state_dict(checkpoint["scaler"])
+        return checkpoint["epoch"] + 1
 
     # Training
 
@@ -153,19 +126,19 @@ class FineTuning:
                 rate = self._set_learning_rate(epoch, step)
                 sums, names, norm = self._optimiser_step(batches, step)
                 summed = sums if summed is None else summed + sums
-                means = self._means(sums, names)
+                means = _means(sums, names)
                 bar.set_postfix(_rounded(means), refresh=False)
                 bar.update(images)
                 if (step + 1) % config.log_every == 0:
-                    extra = {"learning_rate": rate, **({} if norm is None else {"grad_norm": norm})}
-                    self.log.write("step", step + 1, {**means, **extra}, epoch=epoch)
-        means = self._means(summed, names)
+                    values = {**means, "learning_rate": rate, "grad_norm": norm}
+                    self.log.write("step", step + 1, values, epoch=epoch)
+        means = _means(summed, names)
         skipped = int(self._sum([self.loader.skipped]).item())
         self.log.write("epoch", epoch, means, skipped_images=skipped)
         parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
         say(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
 
-    def _optimiser_step(self, batches, step: int) -> tuple[Tensor, list[str], Optional[float]]:
+    def _optimiser_step(self, batches, step: int) -> tuple[Tensor, list[str], float]:
         """One step on `accumulation_steps` batches a process.
 
         Every labelled token counts alike, whichever batch or process it is in: each batch's mean
@@ -176,6 +149,7 @@ class FineTuning:
         sums = reference = None
         for micro in range(count):
             batch = next(batches)
+            self.image_ids = batch["image_id"]
             last = micro == count - 1
             torch.manual_seed(
                 derived_seed("step", self.config.seed, step * count + micro, distributed.rank())
@@ -188,36 +162,41 @@ class FineTuning:
                 parts = [output.loss.detach(), *output.parts.values()]
                 local = torch.stack([torch.ones_like(parts[0]), *parts]).double() * output.tokens
                 total = distributed.sum_over_ranks(local)
-                self._check_finite(total, step, batch)
+                if not total.isfinite().all():
+                    raise self._not_finite("loss", step)
                 sums = total if sums is None else sums + total
                 reference = sums[0].clamp(min=1) if reference is None else reference
                 weight = output.tokens * distributed.world_size() / reference
                 scaler.scale(output.loss * weight.float()).backward()
-        return sums, ["loss", *output.parts], self._apply(reference / sums[0].clamp(min=1))
+        norm = self._apply(reference / sums[0].clamp(min=1), step)
+        return sums, ["loss", *output.parts], norm
 
-    def _apply(self, correction: Tensor) -> Optional[float]:
-        """The optimiser's step on gradients times `correction`; their norm, if it is clipped."""
-        scaler, norm = self.precision.scaler, None
+    def _apply(self, correction: Tensor, step: int) -> float:
+        """The optimiser's step on gradients times `correction`; the norm of those gradients."""
+        scaler = self.precision.scaler
         scaler.unscale_(self.optimizer)
+        parameters = [p for p in self.captioner.parameters() if p.grad is not None]
+        gradients = [p.grad for p in parameters]
         if self.config.accumulation_steps > 1:
-            gradients = [p.grad for p in self.captioner.parameters() if p.grad is not None]
             torch._foreach_mul_(gradients, float(correction))
+        norm = nn.utils.get_total_norm(gradients)
+        # With float16 the scaler takes an overflow as a sign to scale less, and skips the step.
+        if not scaler.is_enabled() and not norm.isfinite():
+            raise self._not_finite("gradient", step)
         if self.config.clip_grad_norm is not None:
-            parameters = self.captioner.parameters()
-            norm = float(nn.utils.clip_grad_norm_(parameters, self.config.clip_grad_norm))
+            nn.utils.clip_grads_with_norm_(parameters, self.config.clip_grad_norm, norm)
         scaler.step(self.optimizer)
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
+        return norm.item()
 
-    def _check_finite(self, sums: Tensor, step: int, batch: dict[str, Any]) -> None:
-        """Every process sees the same sums, so that all stop together."""
-        if not sums.isfinite().all():
-            raise UserError(
-                f"the loss is not finite at step {step + 1} (rank {distributed.rank()} had images "
-                f"{batch['image_id'][:8]}); lower init_lr, set clip_grad_norm, or use another "
-                f"precision than {self.config.precision}; the last checkpoint is in {self.folder}"
-            )
+    def _not_finite(self, what: str, step: int) -> UserError:
+        """Every process sees the same sums and gradients, so that all stop together."""
+        return UserError(
+            f"the {what} is not finite at step {step + 1} (rank {distributed.rank()} had images "
+            f"{self.image_ids[:8]}); lower init_lr, set clip_grad_norm, or use another precision "
+            f"than {self.config.precision}; the last whole epoch is in {self.folder}"
+        )
 
     def _set_learning_rate(self, epoch: int, step: int) -> float:
         c = self.config
@@ -227,10 +206,6 @@ class FineTuning:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-    def _means(self, sums: Tensor, names: list[str]) -> dict[str, float]:
-        tokens, *totals = sums.tolist()
-        return {name: total / max(tokens, 1) for name, total in zip(names, totals)}
 
     def _sum(self, values: list[float]) -> Tensor:
         return distributed.sum_over_ranks(torch.tensor(values, device=self.device))
@@ -246,14 +221,15 @@ class FineTuning:
                 "epoch": epoch,
                 "scaler": self.precision.scaler.state_dict(),
             }
+            remove_scores(self.folder, _evaluation_name(epoch))  # of weights that are no more
             checkpointing.save_atomically(content, checkpointing.epoch_path(self.folder, epoch))
             checkpointing.remove_oldest(self.folder, self.config.keep_checkpoints)
         distributed.barrier()
 
     def _evaluate(self, epoch: int) -> None:
         """Score the validation split, unless a stopped run has; keep the best checkpoint."""
-        name = f"val_epoch{epoch:02d}"
-        if read_scores(self.folder, name) is None:
+        name = _evaluation_name(epoch)
+        if distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
             scores = self.evaluation.run(self.captioner, name)
             if scores is not None:
                 self.log.write("val", epoch, scores)
@@ -263,13 +239,24 @@ class FineTuning:
         distributed.barrier()
 
     def _best_epoch(self, last: int) -> int:
-        """By CIDEr + BLEU-4 on the validation split, the earlier of equals."""
+        """By CIDEr + BLEU-4 on the validation split; of equals, and without scores, the latest."""
 
-        def quality(epoch: int) -> float:
-            scores = read_scores(self.folder, f"val_epoch{epoch:02d}")
-            return -math.inf if scores is None else scores["CIDEr"] + scores["Bleu_4"]
+        def quality(epoch: int) -> tuple[float, int]:
+            scores = read_scores(self.folder, _evaluation_name(epoch)) or {}
+            missing = -math.inf  # a metric that could not be computed
+            return scores.get("CIDEr", missing) + scores.get("Bleu_4", missing), epoch
 
         return max(range(last + 1), key=quality)
+
+
+def _evaluation_name(epoch: int) -> str:
+    return f"val_epoch{epoch:02d}"
+
+
+def _means(sums: Tensor, names: list[str]) -> dict[str, float]:
+    """Sums over tokens, the number of tokens first, to means by name."""
+    tokens, *totals = sums.tolist()
+    return {name: total / max(tokens, 1) for name, total in zip(names, totals)}
 
 
 def _rounded(values: dict[str, float]) -> dict[str, str]:

@@ -1,9 +1,11 @@
 """What a run leaves to read: its configuration, JSON lines, TensorBoard curves, a progress bar."""
 
 import json
+import math
 import platform
 import shlex
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Optional
@@ -12,7 +14,6 @@ from tqdm import tqdm
 
 from captioning.config import Config, write_config
 from captioning.distributed import is_main, world_size
-from captioning.errors import UserError
 from captioning.json_file import write_json
 
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
@@ -24,25 +25,25 @@ def say(line: str) -> None:
         tqdm.write(line, file=sys.stderr)
 
 
-def open_run(config: Config) -> Path:
-    """Make the output folder and put config.yaml and run.json (command, versions) into it."""
-    folder = Path(config.output_dir)
+def record_run(config: Config, folder: Path) -> None:
+    """Write config.yaml and run.json (command, versions) into `folder`. Raises UserError."""
     if is_main():
+        record = {
+            "command": shlex.join([sys.executable, *sys.argv]),
+            "python": platform.python_version(),
+            "processes": world_size(),
+            "versions": dict(_versions()),
+        }
+        write_json(record, folder / "run.json")
+        write_config(config, folder / "config.yaml")
+
+
+def _versions() -> Iterator[tuple[str, Optional[str]]]:
+    for name in LIBRARIES:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_config(config, folder / "config.yaml")
-            record = {
-                "command": shlex.join([sys.executable, *sys.orig_argv[1:]])
-                if hasattr(sys, "orig_argv")
-                else shlex.join([sys.executable, *sys.argv]),
-                "python": platform.python_version(),
-                "processes": world_size(),
-                "versions": {name: metadata.version(name) for name in LIBRARIES},
-            }
-            write_json(record, folder / "run.json")
-        except OSError as error:
-            raise UserError(f"output_dir: cannot write into {folder}: {error.strerror}") from error
-    return folder
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield name, None
 
 
 class RunLog:
@@ -57,9 +58,13 @@ class RunLog:
             self.board = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
-        """One line {"event", "step", ..., values}, and a curve event/name for each value."""
+        """One line {"event", "step", ..., values}, and a curve event/name for each value.
+
+        A value that is not finite, such as a gradient's norm that overflowed, is left out.
+        """
         if self.file is None:
             return
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
         line = {"event": event, "step": step, **more, **values}
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()

@@ -17,8 +17,8 @@ from captioning.config import Config, load_config
 from captioning.errors import UserError
 from captioning.model import captioner_from
 from captioning.recipe import FineTuning
-from captioning.run_log import open_run, say
-from captioning.scoring import Evaluation
+from captioning.run_log import record_run, say
+from captioning.split_evaluation import SplitEvaluation
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -33,10 +33,14 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def evaluate(config: Config, device, split: str, checkpoint: str) -> None:
-    """Caption and score `split` with the weights of `checkpoint`."""
-    folder = open_run(config)
-    evaluation = Evaluation(config, split, folder, device)
+def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> None:
+    """Caption and score `split` with the weights that `checkpoint_to_evaluate` names."""
+    folder = Path(config.output_dir)
+    evaluation = SplitEvaluation(config, split, folder, device)
+    # Decided once: machines that do not share the folder would take different weights.
+    checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
+    checkpoint = distributed.broadcast_from_main(checkpoint)
+    record_run(config, folder / "result" / split)
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, checkpoint)
     say(loaded)
@@ -48,11 +52,13 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     """`pretrained` where the command line gives it, else the run's best, else the config's."""
     given = any(override.startswith("pretrained=") for override in overrides)
     best = Path(config.output_dir) / checkpointing.BEST
-    if config.pretrained and (given or not best.exists()):
-        return config.pretrained
-    if not best.exists():
+    if best.exists() and not (given and config.pretrained):
+        return str(best)
+    if config.pretrained is None:
         raise UserError(f"nothing to evaluate: {best} does not exist, and pretrained is not set")
-    return str(best)
+    if not given:
+        say(f"{best} does not exist: evaluating pretrained")
+    return config.pretrained
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -65,15 +71,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         config = load_config(arguments.config, arguments.overrides, flags)
         device = distributed.start(config.device)
         if arguments.evaluate:
-            checkpoint = checkpoint_to_evaluate(config, arguments.overrides)
-            evaluate(config, device, arguments.eval_split, checkpoint)
+            evaluate(config, device, arguments.eval_split, arguments.overrides)
         else:
             FineTuning(config, device).run()
     except UserError as error:
         distributed.report(f"error: {error}")
         return 2
     except Exception:
-        distributed.wait_for_the_cause()
+        distributed.end_after_a_bug()
         raise
     finally:
         distributed.stop()

@@ -34,6 +34,8 @@ class DecodingSettings:
         for name in ("repetition_penalty", "temperature", "top_p"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty is {self.length_penalty}; it must be a number")
         if self.top_p > 1:
             raise ValueError(f"top_p is {self.top_p}; it must be 1 or less")
         if self.min_length > self.max_length:

@@ -3,7 +3,7 @@
 #
 #   bash scripts/launch.sh MODULE [ARGUMENT ...]
 #
-#   NPROC_PER_NODE   processes on this machine (default: one a GPU)
+#   NPROC_PER_NODE   processes on this machine (default: one a GPU, or one on a device that is named)
 #   NNODES           machines (default 1); started on each of them with the same
 #   RDZV_ENDPOINT    host:port, one of the machines and a free port of it
 #   RDZV_ID          name of the run, where several meet at one port (default smile)
@@ -14,7 +14,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PYTHON_BIN="$(bash scripts/setup.sh)"
 nodes="${NNODES:-1}"
-processes="${NPROC_PER_NODE:-$("$PYTHON_BIN" -c 'import torch; print(max(1, torch.cuda.device_count()))')}"
+if [[ -n ${NPROC_PER_NODE:-} || " $* " =~ [[:space:]](--device|device=) ]]; then
+    processes="${NPROC_PER_NODE:-1}"
+else
+    processes="$("$PYTHON_BIN" -c 'import torch; print(max(1, torch.cuda.device_count()))')"
+fi
 
 if [[ $nodes == 1 && $processes == 1 ]]; then
     exec "$PYTHON_BIN" -m "$@"

@@ -5,10 +5,9 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Optional, Union
 
+from captioning.caption_files import ImageId
 from captioning.data.annotation_files import Row, read_rows
 from captioning.errors import UserError
-
-ImageId = Union[int, str]
 
 
 class Sample(NamedTuple):

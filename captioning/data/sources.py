@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from captioning.caption_files import read_references
+from captioning.caption_files import by_id, read_references
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.errors import UserError
 
@@ -72,8 +72,8 @@ def references(config, split: str) -> dict[ImageId, list[str]]:
     path = _reference_path(config, split)
     if path is None:
         return {sample.image_id: list(sample.captions) for sample in samples}
-    captions = read_references(path)
-    missing = [sample for sample in samples if sample.image_id not in captions]
+    captions = by_id([sample.image_id for sample in samples], read_references(path))
+    missing = [sample for sample in samples if not captions[sample.image_id]]
     if missing:
         raise UserError(
             f"{path}: no reference captions for {len(missing)} of {len(samples)} images, the first "
@@ -89,7 +89,11 @@ def _reference_path(config, split: str) -> Optional[Path]:
     if name is None and getattr(config, f"{split}_file") in (None, source.annotations.get(split)):
         # Of an annotation file that is not its own, the data set's references say nothing.
         name = known_name
-    return None if name is None else _located(config.coco_gt_root, name, known_name)
+    if name is None:
+        return None
+    if config.coco_gt_root is None:
+        raise UserError(f"coco_gt_root is not set: it names the folder of {name}")
+    return _located(config.coco_gt_root, name, known_name)
 
 
 def _located(folder: str, name: str, known_name: Optional[str]) -> Path:

@@ -1,7 +1,10 @@
 """Downloads from a server in the test: whole, resumed, broken off, changed in between."""
 
 import hashlib
+import subprocess
+import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -26,6 +29,7 @@ def server():
             start = 0
             if server.ranges and "Range" in self.headers and self.headers["If-Range"] == etag:
                 start = int(self.headers["Range"][len("bytes=") : -1])
+            time.sleep(server.delay)
             body = server.content[start:]
             self.send_response(206 if start else 200)
             self.send_header("Content-Length", str(len(body)))
@@ -38,6 +42,7 @@ def server():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.requests, server.break_after, server.content, server.ranges = [], None, CONTENT, True
+    server.delay = 0
     server.url = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -83,14 +88,28 @@ def test_a_wrong_hash_leaves_nothing(server, tmp_path):
     download(f"{server.url}/file.bin", tmp_path / "right.bin", sha256=right)
     with pytest.raises(DownloadError, match=f"has sha256 {right}, expected 000"):
         download(f"{server.url}/file.bin", tmp_path / "wrong.bin", sha256="000")
-    assert [path.name for path in tmp_path.iterdir()] == ["right.bin"]
+    assert {path.name for path in tmp_path.iterdir()} == {"right.bin", "wrong.bin.part.lock"}
 
 
 def test_a_url_is_fetched_once(server, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     paths = [fetch(f"{server.url}/model%20a.pth?download=1") for _ in range(2)]
-    assert paths[0] == paths[1] == tmp_path / "checkpoints" / "model a.pth"
+    assert paths[0] == paths[1]
+    assert paths[0].parent == tmp_path / "checkpoints" and paths[0].name.endswith("-model a.pth")
     assert paths[0].read_bytes() == CONTENT and len(server.requests) == 1
+    other = fetch(f"{server.url}/elsewhere/model%20a.pth")
+    assert other != paths[0] and len(server.requests) == 2
+
+
+def test_two_processes_may_want_the_same_file(server, tmp_path, repository):
+    """Both get it whole, and it is fetched once."""
+    server.delay = 0.5
+    arguments = f"{server.url + '/f'!r}, {str(tmp_path / 'f')!r}"
+    code = f"from BLIP.download import download; download({arguments})"
+    started = [subprocess.Popen([sys.executable, "-c", code], cwd=repository) for _ in range(2)]
+    assert [process.wait(60) for process in started] == [0, 0]
+    assert (tmp_path / "f").read_bytes() == CONTENT
+    assert len(server.requests) == 1
 
 
 def test_what_cannot_be_fetched_is_one_line(server, tmp_path, monkeypatch):

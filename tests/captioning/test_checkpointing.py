@@ -23,19 +23,27 @@ def test_the_newest_readable_one_is_found_and_others_named(tmp_path):
     assert checkpointing.read_newest(tmp_path) is None
     for epoch in (0, 9, 10, 100):
         save(tmp_path, epoch)
-    assert checkpointing.read_newest(tmp_path)[0]["epoch"] == 100
+    assert checkpointing.read_newest(tmp_path)[1]["epoch"] == 100
     path = checkpointing.epoch_path(tmp_path, 100)
     path.write_bytes(path.read_bytes()[:200])
     (tmp_path / "checkpoint_best.pth").write_bytes(b"")
-    newest, problems = checkpointing.read_newest(tmp_path)
+    path, newest, problems = checkpointing.read_newest(tmp_path)
+    assert path == checkpointing.epoch_path(tmp_path, 10)
     assert newest["epoch"] == 10
-    assert len(problems) == 1 and "passing over" in problems[0] and "checkpoint_100" in problems[0]
+    assert (
+        len(problems) == 1 and "passing over a" in problems[0] and "checkpoint_100" in problems[0]
+    )
 
 
 def test_no_readable_one_is_an_error(tmp_path):
     checkpointing.epoch_path(tmp_path, 0).write_bytes(b"nonsense")
     with pytest.raises(UserError, match=r"none of the checkpoints in .* can be read"):
         checkpointing.read_newest(tmp_path)
+
+
+def test_a_machine_without_the_folder_says_so(tmp_path):
+    with pytest.raises(UserError, match="must be on a disk that all machines share"):
+        checkpointing.read(tmp_path / "checkpoint_00.pth")
 
 
 def test_the_oldest_are_removed(tmp_path):
@@ -57,7 +65,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
         save(tmp_path, 0)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_00.pth"]
-    assert checkpointing.read_newest(tmp_path)[0]["epoch"] == 0
+    assert checkpointing.read_newest(tmp_path)[1]["epoch"] == 0
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -111,6 +111,10 @@ def test_a_written_configuration_reads_back_the_same(blips, tmp_path):
         ("keep_checkpoints=0", "keep_checkpoints: found 0; input should be greater than or equal"),
         ("num_beams", "override 'num_beams' is not of the form key=value"),
         ("vit={depth: [}", "not valid YAML"),
+        ("seed=99999999999999999999", "seed: found 99999999999999999999; input should be less"),
+        ("init_lr=.inf", "init_lr: found inf; input should be a finite number"),
+        ("length_penalty=.nan", "length_penalty: found nan; input should be a finite number"),
+        ("prompt=a photo of", "prompt: found 'a photo of'; end it with a space"),
     ],
 )
 def test_everything_wrong_is_one_line(blips, override, message):

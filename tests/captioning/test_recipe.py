@@ -1,5 +1,6 @@
 """Fine-tuning on a small data set: what it writes, resumes, weights and refuses."""
 
+import copy
 import json
 import math
 
@@ -34,11 +35,11 @@ def scored(monkeypatch):
     def run(self, captioner, name):
         scores = {"CIDEr": quality.get(int(name[-2:]), 0.0), "Bleu_4": 0.0}
         path = self.folder / "result" / name / "metrics.json"
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
         return scores
 
-    monkeypatch.setattr(recipe.Evaluation, "run", run)
+    monkeypatch.setattr(recipe.SplitEvaluation, "run", run)
     return quality
 
 
@@ -109,21 +110,88 @@ def test_the_best_epoch_is_remembered_over_a_resume(run, scored):
 
 def test_an_epoch_whose_scores_were_lost_is_scored_on_resume(run, scored, monkeypatch):
     tuning = run("max_epoch=1")
+
+    def fail(*_):
+        raise UserError("no Java")
+
     with monkeypatch.context() as patch, pytest.raises(UserError):
-        patch.setattr(recipe.Evaluation, "run", lambda *_: (_ for _ in ()).throw(UserError("Java")))
+        patch.setattr(recipe.SplitEvaluation, "run", fail)
         tuning.run()
     assert not (tuning.folder / "checkpoint_best.pth").exists()
     run("max_epoch=1").run()
     assert torch.load(tuning.folder / "checkpoint_best.pth")["epoch"] == 0
 
 
-def test_resume_says_what_changed_and_refuses_another_model(run, scored, capsys):
-    run("max_epoch=1").run()
-    run("max_epoch=1", "init_lr=5e-4")
-    assert "init_lr was 0.001 when the run stopped, is 0.0005" in capsys.readouterr().err
-    with pytest.raises(UserError, match="is of another model than the configuration's"):
-        run("vit.depth=2")
-    assert run("vit.depth=2", "resume=never").first_epoch == 0
+def test_another_run_in_the_folder_is_not_continued(run, scored):
+    first = run("max_epoch=1")
+    first.run()
+    for changed in ("objective=mle", "vit.depth=2", "weight_decay=0.5", "seed=1"):
+        with pytest.raises(UserError, match=f"{changed[:3]}.* was .*, is .*resume=never"):
+            run(changed)
+    assert run("max_epoch=1", "num_beams=2", "precision=fp16", "batch_size=4").first_epoch == 1
+
+
+def test_a_new_run_moves_the_old_one_aside(run, scored, capsys):
+    """Neither its checkpoints nor its scores may be taken for the new one's."""
+    scored.update({0: 0.1, 1: 0.9})
+    run("max_epoch=2").run()
+    new = run("max_epoch=2", "resume=never", "seed=7")
+    new.run()
+    old = new.folder.with_name("run.1")
+    assert f"moved what was in {new.folder} to {old}" in capsys.readouterr().err
+    best = [torch.load(f / "checkpoint_best.pth") for f in (old, new.folder)]
+    assert [b["epoch"] for b in best] == [1, 1]
+    assert [b["config"]["seed"] for b in best] == [42, 7]
+    for path in new.folder.glob("*.pth"):
+        path.unlink()
+    assert run("max_epoch=2").first_epoch == 0
+    assert new.folder.with_name("run.2").exists()
+
+
+def test_scores_of_an_epoch_go_when_it_is_trained_again(run, scored):
+    run("max_epoch=2").run()
+    tuning = run("max_epoch=2")
+    (tuning.folder / "checkpoint_01.pth").write_bytes(b"damaged")
+    scored[1] = 5.0
+    again = run("max_epoch=2")
+    assert again.first_epoch == 1
+    again.run()
+    assert recipe.read_scores(again.folder, "val_epoch01")["CIDEr"] == 5.0
+
+
+def test_without_cider_the_latest_epoch_is_the_best(run, scored, monkeypatch):
+    monkeypatch.setattr(recipe.SplitEvaluation, "run", lambda self, captioner, name: {})
+    tuning = run("max_epoch=2")
+    tuning.run()
+    assert torch.load(tuning.folder / "checkpoint_best.pth")["epoch"] == 1
+
+
+def test_two_epochs_are_those_of_a_plain_loop(run, scored):
+    """AdamW, its settings, warm-up and the cosine, written out."""
+    settings = dict(warmup_steps=2, min_lr=1e-4, weight_decay=0.3, batch_size=8)
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    tuning = run(*NO_DROPOUT, "max_epoch=2", "log_every=1", *overrides)
+    plain = copy.deepcopy(tuning.captioner)
+    optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.3)
+    rates = iter([0.0, 5e-4, 1e-3] + [5.5e-4] * 3)
+    for epoch in range(2):
+        tuning.loader.set_epoch(epoch)
+        for batch in tuning.loader:
+            optimizer.param_groups[0]["lr"] = next(rates)
+            optimizer.zero_grad()
+            plain(batch["image"], batch["captions"]).loss.backward()
+            optimizer.step()
+    tuning.run()
+    torch.testing.assert_close(tuning.captioner.state_dict(), plain.state_dict())
+
+
+def test_so_many_checkpoints_are_kept(run, scored):
+    tuning = run("max_epoch=3", "keep_checkpoints=1")
+    tuning.run()
+    assert {path.name for path in tuning.folder.glob("*.pth")} == {
+        "checkpoint_02.pth",
+        "checkpoint_best.pth",
+    }
 
 
 def first_gradient(tuning):
@@ -166,14 +234,17 @@ def test_mixed_precision_follows_float32(run, scored, precision):
     mixed = one_step(run, batch_size=24, precision=precision)
     name = "text_decoder.bert.embeddings.word_embeddings.weight"
     assert mixed[name].dtype == torch.float32
-    cosine = torch.cosine_similarity(full[name].flatten(), mixed[name].flatten(), dim=0)
-    assert 0.995 < cosine < 1 and not torch.equal(full[name], mixed[name])
+    assert not torch.equal(full[name], mixed[name])
+    assert (full[name] - mixed[name]).norm() < 0.1 * full[name].norm()
 
 
 @pytest.mark.slow
 def test_compiled_parts_give_the_same_gradient(run, scored):
     eager = one_step(run, batch_size=24)
-    compiled = one_step(run, batch_size=24, compile="true")
+    tuning = run(*NO_DROPOUT, "max_epoch=1", "resume=never", "batch_size=24", "compile=true")
+    parts = (tuning.captioner.visual_encoder, tuning.captioner.text_decoder)
+    assert all(part._compiled_call_impl is not None for part in parts)
+    compiled = first_gradient(tuning)
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
 
 
@@ -186,6 +257,16 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(run, scored):
     assert "\n" not in str(error.value)
     assert torch.equal(tuning.captioner.visual_encoder.cls_token, before)
     assert not list(tuning.folder.glob("checkpoint_*"))
+
+
+def test_a_gradient_that_is_not_finite_stops_too(run, scored):
+    tuning = run("max_epoch=1")
+    parameter = tuning.captioner.visual_encoder.cls_token
+    parameter.register_hook(lambda gradient: gradient * float("inf"))
+    before = parameter.clone()
+    with pytest.raises(UserError, match="the gradient is not finite at step 1"):
+        tuning.run()
+    assert torch.equal(parameter, before) and not list(tuning.folder.glob("checkpoint_*"))
 
 
 def test_too_few_batches_to_accumulate_is_one_line(run):

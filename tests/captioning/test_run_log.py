@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from captioning.config import load_config
 from captioning.errors import UserError
-from captioning.run_log import RunLog, open_run, progress, say
+from captioning.run_log import RunLog, progress, record_run, say
 
 
 def test_values_become_lines_and_curves(tmp_path):
@@ -20,13 +20,17 @@ def test_values_become_lines_and_curves(tmp_path):
         {"event": "step", "step": 1, "epoch": 0, "loss": 1.0},
         {"event": "step", "step": 2, "epoch": 0, "loss": 0.5},
     ]
+    log = RunLog(tmp_path)
+    log.write("step", 3, {"grad_norm": float("inf")})
+    log.close()
+    assert (tmp_path / "log.jsonl").read_text().endswith('{"event": "step", "step": 3}\n')
     curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(e.step, e.value) for e in curves.Scalars("step/loss")] == [(1, 1.0), (2, 0.5)]
 
 
 def test_a_run_records_configuration_command_and_versions(scenes_config, tmp_path):
-    config = load_config(scenes_config, ["seed=5"], {"output_dir": str(tmp_path / "a" / "run")})
-    folder = open_run(config)
+    config, folder = load_config(scenes_config, ["seed=5"]), tmp_path / "a" / "run"
+    record_run(config, folder)
     assert load_config(folder / "config.yaml") == config
     record = json.loads((folder / "run.json").read_text())
     assert "pytest" in record["command"]
@@ -35,9 +39,8 @@ def test_a_run_records_configuration_command_and_versions(scenes_config, tmp_pat
 
 def test_a_folder_that_cannot_be_written_is_one_line(scenes_config, tmp_path):
     (tmp_path / "file").write_text("")
-    config = load_config(scenes_config, [], {"output_dir": str(tmp_path / "file")})
-    with pytest.raises(UserError, match=r"output_dir: cannot write into .*file"):
-        open_run(config)
+    with pytest.raises(UserError, match=r"cannot write .*file/run.json: "):
+        record_run(load_config(scenes_config), tmp_path / "file")
 
 
 def test_only_rank_0_shows_anything(monkeypatch, capsys):

@@ -1,8 +1,10 @@
 """The program from its command line: train, evaluate, and the one line of an error."""
 
 import json
+import pathlib
 
 import pytest
+import torch
 
 from captioning import train
 from captioning.metrics import coco
@@ -20,10 +22,36 @@ def test_train_then_evaluate_the_best(scenes_config, tmp_path, capsys):
     assert len(captions) == 7 and all(entry["caption"] for entry in captions)
     metrics = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
     assert {"Bleu_4", "ROUGE_L", "CIDEr"} <= metrics["metrics"].keys()
+    record = (tmp_path / "config.yaml").read_text()
     given = f"pretrained={tmp_path / 'checkpoint_00.pth'}"
     assert run(scenes_config, tmp_path, "--evaluate", given, "num_beams=1") == 0
     assert "checkpoint_00.pth: every key matched" in capsys.readouterr().err
     assert (tmp_path / "result" / "val.json").exists()
+    assert (tmp_path / "config.yaml").read_text() == record  # of the training, not of this
+    assert "num_beams: 1" in (tmp_path / "result" / "val" / "config.yaml").read_text()
+    assert run(scenes_config, tmp_path, "--evaluate", "pretrained=") == 0  # empty is not given
+    assert f"loaded {tmp_path / 'checkpoint_best.pth'}" in capsys.readouterr().err
+
+
+def test_without_a_run_pretrained_is_evaluated_and_so_said(scenes_config, tmp_path, capsys):
+    assert run(scenes_config, tmp_path / "a", "max_epoch=1") == 0
+    config = tmp_path / "given.yaml"
+    pretrained = tmp_path / "a" / "checkpoint_00.pth"
+    config.write_text(scenes_config.read_text() + f"pretrained: {pretrained}\n")
+    capsys.readouterr()
+    assert run(config, tmp_path / "mistyped", "--evaluate") == 0
+    shown = capsys.readouterr().err
+    assert "mistyped/checkpoint_best.pth does not exist: evaluating pretrained" in shown
+
+
+def test_trust_and_spice_reach_where_they_matter(scenes_config, tmp_path, capsys):
+    assert run(scenes_config, tmp_path, "max_epoch=1") == 0
+    path = tmp_path / "checkpoint_best.pth"
+    torch.save({**torch.load(path), "config": pathlib.PurePosixPath("x")}, path)
+    assert run(scenes_config, tmp_path, "--evaluate") == 2
+    assert "set trust_checkpoint: true" in capsys.readouterr().err
+    assert run(scenes_config, tmp_path, "--evaluate", "trust_checkpoint=true", "spice=true") == 0
+    assert "SPICE" in capsys.readouterr().err
 
 
 def test_without_java_nothing_is_lost(scenes_config, tmp_path, capsys, monkeypatch):
@@ -67,4 +95,4 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
 def test_an_output_folder_that_cannot_be_is_one_line(scenes_config, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(scenes_config, tmp_path / "file" / "run") == 2
-    assert "error: output_dir: cannot write into" in capsys.readouterr().err
+    assert "error: cannot write" in capsys.readouterr().err

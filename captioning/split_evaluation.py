@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Optional
@@ -20,7 +21,7 @@ from captioning.metrics.coco import unavailable_metrics
 from captioning.run_log import say
 
 
-class Evaluation:
+class SplitEvaluation:
     """Scores captioners on one split of a configuration.
 
     All that can be missing is missed at once, before any caption is made: annotations, references,
@@ -54,8 +55,12 @@ class Evaluation:
         return scores.metrics
 
 
+def remove_scores(folder: Path, name: str) -> None:
+    shutil.rmtree(folder / "result" / name, ignore_errors=True)
+
+
 def read_scores(folder: Path, name: str) -> Optional[dict[str, float]]:
-    """What an earlier `Evaluation.run` found, or None."""
+    """What an earlier `SplitEvaluation.run` found, or None."""
     path = folder / "result" / name / "metrics.json"
     if not path.exists():
         return None
