@@ -6,6 +6,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from BLIP import build_captioner
+from captioning.data import (
+    evaluation_transform,
+    load_image,
+    preprocess_caption,
+    read_annotations,
+)
+from decoding import DecodingSettings
 
 SMALL = [
     "pretrained=",
@@ -21,9 +31,10 @@ SMALL = [
 def script(repository, shared_data, tmp_path):
     """Return a function that runs a script on the sample photos in this Python's environment."""
     environment = {k: v for k, v in os.environ.items() if k not in ("VENV", "PYTHON")}
-    environment.update(VIRTUAL_ENV=sys.prefix, NPROC_PER_NODE="1")
+    environment["VIRTUAL_ENV"] = sys.prefix
 
-    def run(name, *arguments):
+    def run(name, *arguments, processes=1):
+        environment["NPROC_PER_NODE"] = str(processes)
         command = [
             *("bash", str(repository / "scripts" / name), "configs/caption_coco.yaml"),
             f"image_root={shared_data / 'photos'}",
@@ -51,13 +62,33 @@ def test_train_go_on_and_evaluate(script, tmp_path, shared_data):
     assert len(losses) == 330 // 30
     assert losses[-1] < 0.9 * losses[0]
 
-    shown = script("train.sh", "max_epoch=2")
+    shown = script("train.sh", "max_epoch=2", "batch_size=15", processes=2)
     assert f"resuming {tmp_path} after epoch 0" in shown and "epoch 2/2: loss" in shown
 
-    shown = script("eval.sh")
+    shown = script("eval.sh", processes=2)
     assert f"loaded {tmp_path / 'checkpoint_best.pth'}" in shown and "CIDEr" in shown
     captions = json.loads((tmp_path / "result" / "test.json").read_text())
     truth = json.loads((shared_data / "annotation" / "coco_karpathy_test_gt.json").read_text())
     assert [entry["image_id"] for entry in captions] == [entry["id"] for entry in truth["images"]]
     scores = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
     assert scores["metrics"]["Bleu_1"]["n"] == 50
+
+
+@pytest.mark.slow
+def test_the_base_model_learns_and_captions_at_full_size(shared_data):
+    """Two optimiser steps at 384 pixels with 4 photos, then captions of two."""
+    samples = read_annotations(shared_data / "annotation" / "coco_karpathy_val.json")[:4]
+    photos = [load_image(shared_data / "photos" / sample.image) for sample in samples]
+    image = torch.stack([evaluation_transform(384)(photo) for photo in photos])
+    captions = [[preprocess_caption(sample.captions[0])] for sample in samples]
+    captioner = build_captioner(str(shared_data / "bert-base-uncased")).eval()
+    optimizer = torch.optim.AdamW(captioner.parameters(), lr=1e-4)
+    losses = []
+    for _ in range(2):
+        losses.append(captioner(image, captions).loss)
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert captioner(image, captions).loss < losses[1] < losses[0]
+    generated = captioner.generate(image[:2], DecodingSettings(max_length=12))
+    assert len(generated) == 2 and all(generated)
