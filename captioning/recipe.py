@@ -34,7 +34,7 @@ class FineTuning:
         self.precision = Precision(config.precision, device)
         checkpoint = starting_point(config)
         record_run(config, self.folder)
-        self.captioner = self._build_captioner(None if checkpoint else config.pretrained)
+        self.captioner = self._build_captioner(resumed=checkpoint is not None)
         self.model = self._wrap(self.captioner)
         self.optimizer = torch.optim.AdamW(
             self.captioner.parameters(), lr=config.init_lr, weight_decay=config.weight_decay
@@ -88,10 +88,12 @@ class FineTuning:
             )
         return loader
 
-    def _build_captioner(self, pretrained: Optional[str]) -> nn.Module:
+    def _build_captioner(self, resumed: bool) -> nn.Module:
+        pretrained = None if resumed else self.config.pretrained
         with distributed.first_on_each_machine():
             captioner, loaded = captioner_from(self.config, pretrained)
-        say(loaded)
+        if not resumed:
+            say(loaded)
         return captioner.to(self.device)
 
     def _wrap(self, captioner: nn.Module) -> nn.Module:

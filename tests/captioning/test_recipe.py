@@ -99,11 +99,13 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(run, scored, monkeypatch
         torch.testing.assert_close(whole[part], again[part], rtol=0, atol=0)
 
 
-def test_the_best_epoch_is_remembered_over_a_resume(run, scored):
+def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
     scored.update({0: 0.3, 1: 0.9, 2: 0.5})
     first = run("max_epoch=2")
     first.run()
+    capsys.readouterr()
     second = run("max_epoch=3")
+    assert "made up" not in capsys.readouterr().err
     second.run()
     assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1
 
