@@ -82,7 +82,7 @@ def test_the_base_model_learns_and_captions_at_full_size(shared_data):
     image = torch.stack([evaluation_transform(384)(photo) for photo in photos])
     captions = [[preprocess_caption(sample.captions[0])] for sample in samples]
     captioner = build_captioner(str(shared_data / "bert-base-uncased")).eval()
-    optimizer = torch.optim.AdamW(captioner.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(captioner.parameters(), lr=1e-5)
     losses = []
     for _ in range(2):
         losses.append(captioner(image, captions).loss)
