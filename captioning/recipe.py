@@ -237,7 +237,8 @@ class FineTuning:
                 self.log.write("val", epoch, scores)
         if distributed.is_main() and self._best_epoch(epoch) == epoch:
             checkpointing.keep_as_best(self.folder, epoch)
-            say(f"epoch {epoch} is the best so far: {self.folder / checkpointing.BEST}")
+            name = checkpointing.epoch_path(self.folder, epoch).name
+            say(f"the best so far is {name}, kept as {self.folder / checkpointing.BEST}")
         distributed.barrier()
 
     def _best_epoch(self, last: int) -> int:

@@ -45,7 +45,7 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
     say(
         f"{folder} has run all of its {config.max_epoch} epochs"
         if over
-        else f"resuming {folder} after epoch {content['epoch']}"
+        else f"resuming from {path}"
     )
     return content
 

@@ -51,5 +51,5 @@ def test_rank_0_decides_where_all_begin(scenes_config, tmp_path, repository):
         for more in (["max_epoch=1"], ["max_epoch=2"])
     ]
     assert [result.returncode for result in results] == [0, 0], results[-1].stderr
-    assert f"resuming {tmp_path / '0'} after epoch 0" in results[1].stderr
+    assert f"resuming from {tmp_path / '0' / 'checkpoint_00.pth'}" in results[1].stderr
     assert not list(tmp_path.glob("1/*.pth"))
