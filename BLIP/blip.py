@@ -48,8 +48,12 @@ class BlipCaptioner(nn.Module):
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
 
-        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt.
+        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
+        ValueError where their numbers differ.
         """
+        counts = [len(group) for group in captions]
+        if counts != [counts[0]] * len(image):
+            raise ValueError(f"{len(image)} images with {counts} captions; give each as many")
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
         labels = tokens.masked_fill(attention_mask == 0, self.text_decoder.objective.ignore_index)

@@ -25,6 +25,12 @@ def test_several_captions_an_image_equal_repeated_images(make_captioner):
     torch.testing.assert_close(gradients, [p.grad for p in captioner.parameters()])
 
 
+@pytest.mark.parametrize("captions", [[["a", "b", "cat"], ["dog"]], [["a"]], [["a"]] * 4])
+def test_captions_that_do_not_match_the_images_are_refused(make_captioner, captions):
+    with pytest.raises(ValueError, match="2 images with "):
+        make_captioner()(torch.randn(2, 3, 48, 48), captions)
+
+
 def test_the_image_is_encoded_once(make_captioner):
     captioner = make_captioner()
     seen = []

@@ -91,6 +91,11 @@ def test_eval_adds_the_split_before_the_users(launch):
     assert given == [*evaluate, "test", "--eval_split", "val"]  # the last one counts
 
 
+def test_a_setting_that_names_a_yaml_is_no_configuration(launch):
+    given = launch("train.sh", "med_config=sizes.yaml")[1]
+    assert given[-2:] == ["configs/caption_coco.yaml", "med_config=sizes.yaml"]
+
+
 def test_one_process_a_gpu_on_a_port_that_is_found(launch):
     threads, given = launch("train.sh", "c.yaml", gpus=4)
     assert given == [
@@ -102,6 +107,8 @@ def test_one_process_a_gpu_on_a_port_that_is_found(launch):
 
 def test_number_of_processes_can_be_set(launch):
     assert "captioning.launch" not in launch("train.sh", gpus=4, NPROC_PER_NODE="1")[1]
+    for device in (["--device", "cpu"], ["device=cpu"]):
+        assert "captioning.launch" not in launch("train.sh", *device, gpus=4)[1]
     _, given = launch("train.sh", NPROC_PER_NODE="3")
     assert given[given.index("--nproc_per_node") + 1] == "3"
 

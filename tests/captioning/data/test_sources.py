@@ -125,6 +125,21 @@ def test_configured_gt_file(tmp_path):
     assert references(config, "val") == {2: ["b"], 1: ["a"]}
 
 
+def test_a_gt_file_needs_a_folder(tmp_path):
+    write(tmp_path / "coco_karpathy_val.json", ROWS)
+    config = make_config(tmp_path)
+    config.coco_gt_root = None
+    with pytest.raises(UserError, match=r"coco_gt_root is not set: .* coco_karpathy_val_gt\.json"):
+        references(config, "val")
+
+
+def test_gt_ids_may_be_text(tmp_path):
+    config = make_config(tmp_path, "custom", val_file="v.json", val_gt_file="g.json")
+    write(tmp_path / "v.json", ROWS)
+    write(tmp_path / "gt/g.json", {"1": ["a"], "2": ["b", "c"]})
+    assert references(config, "val") == {2: ["b", "c"], 1: ["a"]}
+
+
 def test_gt_file_of_another_split(tmp_path):
     config = make_config(tmp_path, "custom", val_file="v.json", val_gt_file="g.json")
     write(tmp_path / "v.json", ROWS)
