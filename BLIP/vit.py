@@ -54,7 +54,7 @@ class ImageEncoder(VisionTransformer):
             norm_layer=partial(nn.LayerNorm, eps=1e-6),
             block_fn=RecomputableBlock,
         )
-        self.recomputed = self.blocks[len(self.blocks) - ckpt_layer :] if grad_ckpt else []
+        self.recomputed = list(self.blocks)[::-1][:ckpt_layer] if grad_ckpt else []
         if self.recomputed:
             from fairscale.nn.checkpoint import checkpoint_wrapper
 

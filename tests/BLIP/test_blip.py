@@ -118,13 +118,16 @@ def test_gradient_checkpointing_changes_no_gradient(make_captioner, dtype):
     torch.testing.assert_close(*gradients)
 
 
-def test_gradient_checkpointing_recomputes_the_last_blocks(make_captioner):
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(0, [0, 1]), (1, [0, 1, 1]), (2, [0, 1, 1, 0]), (9, [0, 1, 1, 0])]
+)
+def test_gradient_checkpointing_recomputes_the_last_blocks(make_captioner, layers, expected):
     calls = []
-    captioner = make_captioner(vit_grad_ckpt=True, vit_ckpt_layer=1)
+    captioner = make_captioner(vit_grad_ckpt=True, vit_ckpt_layer=layers)
     for index, block in enumerate(captioner.visual_encoder.blocks):
         block.attn.register_forward_hook(lambda *_, index=index: calls.append(index))
     captioner(torch.randn(2, 3, 48, 48), CAPTIONS).loss.backward()
-    assert calls == [0, 1, 1]
+    assert calls == expected
 
 
 def test_base_and_large_have_the_released_shapes(vocabulary):
