@@ -19,7 +19,7 @@ from captioning.errors import UserError
 # Rank 0 scores alone while the others wait: more than SPICE, given up after an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
 
-HEAD_START_S = 3
+HEAD_START_S = 10
 
 
 def start(device: str) -> torch.device:
