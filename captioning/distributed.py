@@ -29,7 +29,7 @@ def start(device: str) -> torch.device:
     """
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     if device == "auto":
-        device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
     except RuntimeError:

@@ -116,6 +116,37 @@ def test_without_torchrun_there_is_one_process():
     distributed.stop()
 
 
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """A machine of four GPUs as far as `start` can see, and what it asked of them."""
+    asked = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: asked.update(index=index))
+    monkeypatch.setattr(
+        distributed.dist,
+        "init_process_group",
+        lambda backend, **settings: asked.update(backend=backend, **settings),
+    )
+    return asked
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_each_of_several_processes_has_its_own_gpu(four_gpus, monkeypatch, device):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert distributed.start(device) == torch.device("cuda", 3)
+    assert (four_gpus["index"], four_gpus["backend"]) == (3, "nccl")
+    assert four_gpus["device_id"] == torch.device("cuda", 3)
+
+
+def test_one_gpu_is_not_for_several_processes(four_gpus, monkeypatch):
+    assert distributed.start("cuda:1") == torch.device("cuda", 1)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="cuda:1 is one GPU for 4 processes; use cuda"):
+        distributed.start("cuda:1")
+
+
 @pytest.mark.parametrize(
     ("device", "message"),
     [("gpu", "device: 'gpu' is no device"), ("cuda:99", "was asked for, but there")],
