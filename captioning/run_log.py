@@ -77,17 +77,16 @@ class RunLog:
             self.board.close()
 
 
-def progress(total: int, description: str, initial: int = 0) -> tqdm:
+def progress(total: int, description: str) -> tqdm:
     """A bar that counts images, with images a second and the time left; on rank 0 alone.
 
     Where nobody watches (a log file), it prints a line every half minute instead of ten a second.
     """
-    interval: Optional[float] = 0.1 if sys.stderr.isatty() else 30.0
+    interval = 0.1 if sys.stderr.isatty() else 30.0
     return tqdm(
         total=total,
         desc=description,
         unit="img",
-        initial=initial,
         disable=not is_main(),
         mininterval=interval,
         dynamic_ncols=True,
