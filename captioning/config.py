@@ -11,6 +11,7 @@ from ruamel.yaml import YAML, YAMLError
 
 from captioning.errors import UserError
 from captioning.json_file import write_text
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
 
@@ -30,6 +31,7 @@ class VitSizes(Checked):
     patch_size: int = Field(16, gt=0)
     mlp_ratio: float = Field(4.0, gt=0)
     drop_path_rate: float = Field(0.0, ge=0, lt=1)
+    initializer_range: Optional[float] = Field(None, gt=0)
 
 
 class Config(Checked):
@@ -67,6 +69,7 @@ class Config(Checked):
     captions_per_image: int = Field(1, gt=0)
     max_words: int = Field(30, gt=0)
     max_tokens: int = Field(40, gt=2)
+    augmentation: Literal["blip", "none"] = "blip"
     skip_bad_images: bool = False
     num_workers: int = Field(4, ge=0)
 
@@ -82,6 +85,7 @@ class Config(Checked):
     warmup_lr: float = Field(0.0, ge=0)
     resume: Literal["auto", "never"] = "auto"
     keep_checkpoints: int = Field(2, ge=1)
+    eval_every: int = Field(1, ge=1)
     log_every: int = Field(10, gt=0)
 
     eval_batch_size: Optional[int] = Field(None, gt=0)
@@ -91,7 +95,9 @@ class Config(Checked):
     temperature: float = 1.0
     length_penalty: float = 1.0
     repetition_penalty: float = 1.0
+    metrics: list[Literal[tuple(EVALUATORS)]] = Field(list(DEFAULT_METRICS), min_length=1)
     spice: bool = False
+    facts_file: Optional[str] = None
 
     output_dir: str
     device: str = "auto"

@@ -8,11 +8,13 @@ The captions are a COCO results file, a list of {image_id, caption}, whatever pr
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Optional, Union
@@ -27,50 +29,51 @@ from captioning.caption_files import (
 )
 from captioning.errors import UserError
 from captioning.json_file import write_json, write_text
-from captioning.metrics.coco import Scores, coco_scores
+from captioning.metrics.bootstrap import INTERVALS
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores, Settings
 from captioning.metrics.java import JavaError, java_version
-
-# The order, and the names, in which captioning papers print them.
-COLUMNS = {
-    "Bleu_1": "BLEU-1",
-    "Bleu_2": "BLEU-2",
-    "Bleu_3": "BLEU-3",
-    "Bleu_4": "BLEU-4",
-    "METEOR": "METEOR",
-    "ROUGE_L": "ROUGE-L",
-    "CIDEr": "CIDEr",
-    "SPICE": "SPICE",
-}
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, build_evaluators
+from captioning.score_table import format_table
 
 
 def score(
     predictions: Union[Captions, list[dict]],
     references: Mapping[ImageId, Sequence[str]],
-    spice: bool = False,
+    evaluators: Optional[Iterable[Evaluator]] = None,
 ) -> Scores:
     """Return the scores of captions, given as {image id: caption} or a list of COCO results.
 
-    Only the images with a prediction are scored, as the COCO tools do. Raises UserError for an
-    image that is predicted twice or has no references, and if there is no prediction.
+    evaluators: from `build_evaluators`, by default those of coco, length and diversity. One that
+    fails is in `skipped`, and the others are kept. Only the images with a prediction are scored, as
+    the COCO tools do. Raises UserError for an image that is predicted twice or has no references,
+    and if there is no prediction.
     """
     if isinstance(predictions, Mapping):
         predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
     predictions = predictions_by_id(predictions)
-    return coco_scores(predictions, match_ids(predictions, references), spice)
+    captions = CaptionSet(predictions, match_ids(predictions, references))
+    scores = Scores({}, {image_id: {} for image_id in predictions}, {}, {})
+    for evaluator in build_evaluators() if evaluators is None else evaluators:
+        try:
+            _add(evaluator.evaluate(captions), scores)
+        # The captions may have cost hours: whatever goes wrong in one evaluator, keep the others.
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else repr(error)
+            scores.skipped.update(dict.fromkeys(evaluator.names, reason))
+    return scores
 
 
-def format_table(scores: Scores) -> str:
-    """Return the scores as a table of two rows, and under it what there is to know about them."""
-    names = [name for name in COLUMNS if name in scores.metrics or name in scores.skipped]
-    cells = [f"{scores.metrics[n]:.3f}" if n in scores.metrics else "-" for n in names]
-    widths = [max(len(COLUMNS[n]), len(cell)) for n, cell in zip(names, cells)]
-    rows = [
-        "  ".join(COLUMNS[n].rjust(width) for n, width in zip(names, widths)),
-        "  ".join(cell.rjust(width) for cell, width in zip(cells, widths)),
-        f"{len(scores.per_image)} captions, tokenizer: {scores.tokenizer}",
-    ]
-    rows += [f"{COLUMNS[name]} skipped: {reason}" for name, reason in scores.skipped.items()]
-    return "\n".join(rows)
+def _add(result, scores):
+    scores.settings.update(result.settings)
+    scores.skipped.update(result.skipped)
+    for name, estimate in result.metrics.items():
+        if math.isfinite(estimate.value):
+            scores.metrics[name] = estimate
+        else:
+            scores.skipped[name] = "these captions have nothing that it could be a share of"
+    for name, values in result.per_image.items():
+        for of_image, value in zip(scores.per_image.values(), values):
+            of_image[name] = value
 
 
 def write_scores(
@@ -82,11 +85,8 @@ def write_scores(
     written whole or not at all. Raises UserError if the folder cannot be written to.
     """
     summary = {
-        "metrics": {
-            name: {"value": value, "n": len(scores.per_image)}
-            for name, value in scores.metrics.items()
-        },
-        "tokenizer": scores.tokenizer,
+        "metrics": {name: asdict(estimate) for name, estimate in scores.metrics.items()},
+        "settings": {**scores.settings, "intervals": INTERVALS},
         "skipped": scores.skipped,
         "command": command,
         "versions": _versions(),
@@ -120,7 +120,16 @@ def _arguments(argv):
         help="human captions: COCO ground truth, an annotation file or {image id: [captions]}",
     )
     parser.add_argument("--output_dir", help="where to write metrics.json and per_caption.jsonl")
+    parser.add_argument(
+        "--metrics",
+        nargs="+",
+        choices=EVALUATORS,
+        default=DEFAULT_METRICS,
+        metavar="NAME",
+        help=f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})",
+    )
     parser.add_argument("--spice", action="store_true", help="compute SPICE too, which is slow")
+    parser.add_argument("--facts_file", type=Path, help="what is in each image, for facts")
     return parser.parse_args(argv)
 
 
@@ -129,9 +138,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = _arguments(argv)
     try:
+        settings = Settings(spice=arguments.spice, facts_file=arguments.facts_file)
+        evaluators = build_evaluators(arguments.metrics, settings)
         predictions = read_predictions(arguments.predictions)
         references = read_references(arguments.references)
-        scores = score(predictions, references, arguments.spice)
+        scores = score(predictions, references, evaluators)
         print(format_table(scores))
         left_out = len(references) - len(predictions)
         if left_out:

@@ -67,7 +67,7 @@ class FineTuning:
         dataset = TrainingDataset(
             samples,
             config.image_root,
-            training_transform(config.image_size),
+            training_transform(config.image_size, config.augmentation),
             config.seed,
             config.captions_per_image,
             config.max_words,
@@ -231,14 +231,16 @@ class FineTuning:
     def _evaluate(self, epoch: int) -> None:
         """Score the validation split, unless a stopped run has; keep the best checkpoint."""
         name = _evaluation_name(epoch)
-        if distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
+        due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
+        if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
             scores = self.evaluation.run(self.captioner, name)
             if scores is not None:
                 self.log.write("val", epoch, scores)
         if distributed.is_main() and self._best_epoch(epoch) == epoch:
             checkpointing.keep_as_best(self.folder, epoch)
-            name = checkpointing.epoch_path(self.folder, epoch).name
-            say(f"the best so far is {name}, kept as {self.folder / checkpointing.BEST}")
+            if due:
+                best = checkpointing.epoch_path(self.folder, epoch).name
+                say(f"the best so far is {best}, kept as {self.folder / checkpointing.BEST}")
         distributed.barrier()
 
     def _best_epoch(self, last: int) -> int:

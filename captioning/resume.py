@@ -13,7 +13,7 @@ FIXED_KEYS = (
     *("objective", "label_smoothing", "first_token_mle", "random_subset_size"),
     *("init_lr", "min_lr", "weight_decay", "warmup_steps", "warmup_lr", "clip_grad_norm"),
     *("dataset", "train_file", "captions_per_image", "max_words", "max_tokens", "image_size"),
-    *("pretrained", "vit", "med_config", "prompt", "seed"),
+    *("augmentation", "pretrained", "vit", "med_config", "prompt", "seed"),
 )
 
 # Signs of an earlier run in a folder.
@@ -51,10 +51,11 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
 
 
 def _check_settings(config: Config, before: dict[str, Any], folder: Path) -> None:
+    before = Config.model_validate(before).model_dump()  # with keys that came later, as defaults
     now = config.model_dump()
-    changed = [key for key in FIXED_KEYS if before.get(key) != now[key]]
+    changed = [key for key in FIXED_KEYS if before[key] != now[key]]
     if changed:
-        told = "; ".join(f"{key} was {before.get(key)!r}, is {now[key]!r}" for key in changed)
+        told = "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
         raise UserError(
             f"the run in {folder} had other settings ({told}); give another output_dir, "
             "or resume=never, which moves that run aside"

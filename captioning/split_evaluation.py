@@ -14,11 +14,13 @@ from captioning import distributed
 from captioning.config import Config
 from captioning.data import read_split, references
 from captioning.errors import UserError
-from captioning.evaluate import format_table, score, write_scores
+from captioning.evaluate import score, write_scores
 from captioning.generation import caption_images
 from captioning.json_file import write_json
-from captioning.metrics.coco import unavailable_metrics
+from captioning.metrics.evaluator import Settings
+from captioning.metrics.registry import build_evaluators
 from captioning.run_log import say
+from captioning.score_table import format_table
 
 
 class SplitEvaluation:
@@ -34,9 +36,11 @@ class SplitEvaluation:
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
             self.references = references(config, split)
+            self.evaluators = build_evaluators(config.metrics, _settings(config))
         if distributed.is_main():
-            for metric, reason in unavailable_metrics(config.spice).items():
-                say(f"{metric} will be skipped: {reason}")
+            for evaluator in self.evaluators:
+                for metric, reason in evaluator.unavailable().items():
+                    say(f"{metric} will be skipped: {reason}")
 
     def run(self, captioner: nn.Module, name: str) -> Optional[dict[str, float]]:
         """Each metric by name on rank 0, None elsewhere."""
@@ -47,12 +51,17 @@ class SplitEvaluation:
         if not results:
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
         write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, self.references, self.config.spice)
+        scores = score(results, self.references, self.evaluators)
         captions = {result["image_id"]: result["caption"] for result in results}
         write_scores(self.folder / "result" / name, scores, captions, shlex.join(sys.argv))
         say(f"image {results[0]['image_id']}: {results[0]['caption']}")
         say(format_table(scores))
-        return scores.metrics
+        return {metric: estimate.value for metric, estimate in scores.metrics.items()}
+
+
+def _settings(config):
+    facts_file = Path(config.ann_root, config.facts_file) if config.facts_file else None
+    return Settings(spice=config.spice, facts_file=facts_file)
 
 
 def remove_scores(folder: Path, name: str) -> None:

@@ -51,11 +51,14 @@ def evaluation_transform(image_size: int) -> transforms.Compose:
     return transforms.Compose([resize, *_normalised_tensor()])
 
 
-def training_transform(image_size: int) -> transforms.Compose:
+def training_transform(image_size: int, augmentation: str = "blip") -> transforms.Compose:
     """Return BLIP's augmentation: an RGB image to a random float tensor (3, S, S), normalised.
 
     A crop of half the area or more, a horizontal flip, RandAugment. Draws from torch's generator.
+    With `augmentation` "none" it is the transform of evaluation.
     """
+    if augmentation == "none":
+        return evaluation_transform(image_size)
     return transforms.Compose(
         [
             transforms.RandomResizedCrop(

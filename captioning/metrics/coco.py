@@ -1,95 +1,78 @@
 """The metrics of the COCO caption evaluation: BLEU 1-4, METEOR, ROUGE-L, CIDEr and SPICE."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from captioning.caption_files import ImageId
+from captioning.metrics import bootstrap
+from captioning.metrics.bleu import NAMES as BLEU
+from captioning.metrics.bleu import bleu_scores
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.metrics.java import JavaError, java_version
 from captioning.metrics.meteor import meteor_scores
 from captioning.metrics.spice import spice_problem, spice_scores
-from captioning.metrics.tokenizer import tokenize
-
-_BLEU = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4")
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What the metrics say of a set of captions.
+class Coco(Evaluator):
+    """pycocoevalcap's scores of the captions after PTB tokenisation.
 
-    metrics: {metric: score of the whole set}; per_image: {image id: {metric: score}}; tokenizer:
-    the one that was used; skipped: {metric: why it was not computed}.
+    A metric that cannot be computed or fails is in the result's `skipped`, and the others are kept.
+    The intervals of ROUGE-L, CIDEr and SPICE are those of a mean, CIDEr's with the n-gram weights
+    of the whole set.
     """
 
-    metrics: dict[str, float]
-    per_image: dict[ImageId, dict[str, float]]
-    tokenizer: str
-    skipped: dict[str, str]
+    def __init__(self, settings: Settings):
+        super().__init__(settings)
+        self.names = (*BLEU, "METEOR", "ROUGE_L", "CIDEr", *(["SPICE"] if settings.spice else []))
 
-
-def unavailable_metrics(spice: bool = False) -> dict[str, str]:
-    """Return {metric: why this machine cannot compute it}; ask before captions are made."""
-    needs_java = ["METEOR", "SPICE"] if spice else ["METEOR"]
-    if importlib.util.find_spec("pycocoevalcap") is None:
-        every = [*_BLEU, "ROUGE_L", "CIDEr", *needs_java]
-        return dict.fromkeys(every, "pycocoevalcap is not installed")
-    try:
-        java = java_version()
-    except JavaError as error:
-        return dict.fromkeys(needs_java, str(error))
-    problem = spice_problem(java) if spice else None
-    return {"SPICE": problem} if problem else {}
-
-
-def coco_scores(
-    predictions: Mapping[ImageId, str],
-    references: Mapping[ImageId, Sequence[str]],
-    spice: bool = False,
-    spice_timeout: float = 3600.0,
-) -> Scores:
-    """Score one caption an image against the image's references.
-
-    Every id of `predictions` has one or more `references`; further references are not used. SPICE
-    takes minutes, is computed on request, and is given up after `spice_timeout` seconds. A metric
-    that cannot be computed or fails is in the result's `skipped`, and the others are kept.
-    """
-    ids = list(predictions)
-    tokenized, tokenizer = tokenize({i: [predictions[i], *references[i]] for i in ids})
-    captions = [tokenized[i][0] for i in ids]
-    groups = [tokenized[i][1:] for i in ids]
-    evaluators = {
-        _BLEU: _bleu,
-        ("METEOR",): lambda *texts: [meteor_scores(*texts)],
-        ("ROUGE_L",): _rouge,
-        ("CIDEr",): _cider,
-    }
-    if spice:
-        evaluators["SPICE",] = lambda *texts: [spice_scores(*texts, spice_timeout)]
-
-    metrics, per_image = {}, {i: {} for i in ids}
-    skipped = unavailable_metrics(spice)
-    for names, evaluator in evaluators.items():
-        if names[0] in skipped:
-            continue
+    def unavailable(self) -> dict[str, str]:
+        if importlib.util.find_spec("pycocoevalcap") is None:
+            return dict.fromkeys(self.names, "pycocoevalcap is not installed")
         try:
-            results = evaluator(captions, groups)
-        # The captions may have cost hours: whatever goes wrong in one metric, keep the others.
-        except Exception as error:
-            reason = str(error) if isinstance(error, JavaError) else repr(error)
-            skipped.update(dict.fromkeys(names, reason))
-            continue
-        for name, (total, each) in zip(names, results):
-            metrics[name] = float(total)
-            for image_id, score in zip(ids, each):
-                per_image[image_id][name] = float(score)
-    return Scores(metrics, per_image, tokenizer, skipped)
+            java = java_version()
+        except JavaError as error:
+            needs_java = [name for name in self.names if name in ("METEOR", "SPICE")]
+            return dict.fromkeys(needs_java, str(error))
+        problem = spice_problem(java) if self.settings.spice else None
+        return {"SPICE": problem} if problem else {}
+
+    def evaluate(self, captions: CaptionSet) -> Result:
+        tokenized = captions.tokenized
+        result = Result(
+            metrics={},
+            settings={"tokenizer": tokenized.tokenizer},
+            skipped=self.unavailable(),
+        )
+        for names, scorer in self._scorers().items():
+            if names[0] in result.skipped:
+                continue
+            try:
+                scored = scorer(tokenized.captions, tokenized.groups)
+            # The captions may have cost hours: whatever goes wrong in one metric, keep the others.
+            except Exception as error:
+                reason = str(error) if isinstance(error, JavaError) else repr(error)
+                result.skipped.update(dict.fromkeys(names, reason))
+                continue
+            for name, (estimate, each) in zip(names, scored):
+                result.metrics[name] = estimate
+                result.per_image[name] = each
+        return result
+
+    def _scorers(self):
+        """Return {metrics: function of N captions and N groups to (Estimate, N scores) of each}."""
+        scorers = {
+            BLEU: bleu_scores,
+            ("METEOR",): lambda *texts: [meteor_scores(*texts)],
+            ("ROUGE_L",): lambda *texts: [_with_mean(_rouge(*texts))],
+            ("CIDEr",): lambda *texts: [_with_mean(_cider(*texts))],
+        }
+        if self.settings.spice:
+            limit = self.settings.spice_timeout
+            scorers["SPICE",] = lambda *texts: [_with_mean(spice_scores(*texts, limit))]
+        return scorers
 
 
-def _bleu(captions, groups):
-    from pycocoevalcap.bleu.bleu import Bleu
-
-    totals, each = Bleu(4).compute_score(*_by_index(captions, groups), verbose=0)
-    return list(zip(totals, each))
+def _with_mean(each):
+    each = [float(score) for score in each]
+    return bootstrap.mean(each), each
 
 
 def _rouge(captions, groups):
@@ -97,14 +80,13 @@ def _rouge(captions, groups):
 
     _, each = Rouge().compute_score(*_by_index(captions, groups))
     # Splitting "" at spaces gives one (empty) word, which would match an empty reference's.
-    each = [score if caption else 0.0 for score, caption in zip(each, captions)]
-    return [(sum(each) / len(each), each)]
+    return [score if caption else 0.0 for score, caption in zip(each, captions)]
 
 
 def _cider(captions, groups):
     from pycocoevalcap.cider.cider import Cider
 
-    return [Cider().compute_score(*_by_index(captions, groups))]
+    return Cider().compute_score(*_by_index(captions, groups))[1]
 
 
 def _by_index(captions, groups):

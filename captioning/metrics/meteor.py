@@ -1,41 +1,132 @@
 """METEOR 1.5, through the Java program that pycocoevalcap ships."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any, Optional
 
-from captioning.metrics.java import java_process
+import numpy as np
+
+from captioning.metrics.bootstrap import Estimate, intervals
+from captioning.metrics.java import JavaError, java_process
 
 # Generous: it loads its paraphrases in seconds, and takes some milliseconds a caption.
 _SECONDS_TO_START = 120.0
 _SECONDS_A_CAPTION = 0.1
 
+# The parameters for English, and the weights of exact, stem, synonym and paraphrase matches.
+_ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
+_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
+
+_SHARED_SECONDS = 3600.0
+
+_LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # where they are among the statistics
+
 
 def meteor_scores(
     captions: Sequence[str], references: Sequence[Sequence[str]]
-) -> tuple[float, list[float]]:
+) -> tuple[Estimate, list[float]]:
     """Return METEOR of the whole set, and of each caption.
 
     captions: N tokenised captions; references: N lists of them. Raises JavaError. The set's score
-    comes from the summed statistics and is not the mean (Denkowski & Lavie 2014).
+    comes from the summed statistics and is not the mean (Denkowski & Lavie 2014); so do the ends
+    of its interval.
     """
+    total, each, statistics = _run_java(captions, references)
+    [bounds] = intervals(statistics, lambda sums: meteor_of_sums(sums)[:, None])
+    return Estimate(total, *bounds, len(captions)), each
+
+
+def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
+    """Return (R,), METEOR of R sums of the statistics that the program prints.
+
+    sums: (R, 23): words of captions and of references, function words of both; for each of four
+    kinds of matches: content words matched of captions and of references, function words likewise;
+    chunks, all words matched of captions and of references. A caption that is its reference word
+    for word adds no chunk.
+    """
+    lengths, functions = sums[:, _LENGTHS], sums[:, 2:4]
+    matched = np.einsum("rms,m->rs", sums[:, 4:20].reshape(-1, 4, 4), _WEIGHTS)  # (R, 4)
+    chunks, words = sums[:, _CHUNKS], sums[:, _WORDS]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision, recall = (
+            (_DELTA * matched[:, :2] + (1 - _DELTA) * matched[:, 2:])
+            / (_DELTA * (lengths - functions) + (1 - _DELTA) * functions)
+        ).T
+        harmonic = precision * recall / (_ALPHA * precision + (1 - _ALPHA) * recall)
+        fragmentation = chunks / words.mean(1)
+        return np.nan_to_num(harmonic * (1 - _GAMMA * fragmentation**_BETA))
+
+
+class _Shared:
+    """The one process of a `shared_process` block, started when it is first asked for."""
+
+    def __init__(self):
+        self.opened, self.process = ExitStack(), None
+
+    def running(self) -> Any:
+        if self.process is None:
+            self.process, _ = self.opened.enter_context(_java(_SHARED_SECONDS))
+        return self.process
+
+    def end(self) -> None:
+        with suppress(JavaError):  # what it failed to score has been reported
+            self.opened.close()
+
+
+_shared: Optional[_Shared] = None
+
+
+@contextmanager
+def shared_process() -> Iterator[None]:
+    """Let all scores within the block come from one Java process: each takes seconds to start.
+
+    It holds about a gigabyte, and is given up after an hour.
+    """
+    global _shared
+    _shared = _Shared()
+    try:
+        yield
+    finally:
+        _shared.end()
+        _shared = None
+
+
+def _java(time_limit: float):
     from pycocoevalcap.meteor import meteor
 
     jar = Path(meteor.__file__).with_name(meteor.METEOR_JAR)
-    options = ["-", "-", "-stdio", "-l", "en", "-norm"]
-    time_limit = _SECONDS_TO_START + _SECONDS_A_CAPTION * len(captions)
-    with java_process(["-Xmx2G", "-jar", jar, *options], time_limit) as (process, _):
+    return java_process(
+        ["-Xmx2G", "-jar", jar, "-", "-", "-stdio", "-l", "en", "-norm"], time_limit
+    )
 
-        def tell(*fields):
-            process.stdin.write(" ||| ".join(fields) + "\n")
-            process.stdin.flush()
 
-        def hear():
-            return process.stdout.readline().strip()
+def _run_java(captions, references):
+    """Return the set's score, each caption's, and (N, 23) statistics."""
+    if _shared is not None:
+        try:
+            return _converse(_shared.running(), captions, references)
+        except (OSError, ValueError) as error:
+            raise JavaError(f"Java's answer makes no sense: {error}") from error
+    with _java(_SECONDS_TO_START + _SECONDS_A_CAPTION * len(captions)) as (process, _):
+        return _converse(process, captions, references)
 
-        statistics = []
-        for caption, group in zip(captions, references):
-            tell("SCORE", *group, caption)
-            statistics.append(hear())
-        tell("EVAL", *statistics)
-        each = [float(hear()) for _ in captions]
-        return float(hear()), each
+
+def _converse(process, captions, references):
+    def tell(*fields):
+        process.stdin.write(" ||| ".join(fields) + "\n")
+        process.stdin.flush()
+
+    def hear():
+        return process.stdout.readline().strip()
+
+    lines = []
+    for caption, group in zip(captions, references):
+        tell("SCORE", *group, caption)
+        lines.append(hear())
+    tell("EVAL", *lines)
+    each = [float(hear()) for _ in captions]
+    statistics = np.array([[float(number) for number in line.split()] for line in lines])
+    same = (statistics[:, _WORDS] == statistics[:, _LENGTHS]).all(1)
+    statistics[same & (statistics[:, _CHUNKS] == 1), _CHUNKS] = 0
+    return float(hear()), each, statistics

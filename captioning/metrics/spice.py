@@ -29,8 +29,8 @@ def spice_problem(java: int) -> Optional[str]:
 
 def spice_scores(
     captions: Sequence[str], references: Sequence[Sequence[str]], time_limit: float
-) -> tuple[float, list[float]]:
-    """Return the mean SPICE F score, and that of each caption. Raises JavaError.
+) -> list[float]:
+    """Return the SPICE F score of each caption; the set's is their mean. Raises JavaError.
 
     captions: N tokenised captions; references: N lists of them; time_limit in seconds. SPICE's
     cache of parses is not used: it lies inside the installed package, and fails on new systems.
@@ -47,8 +47,7 @@ def spice_scores(
             process.communicate()
             scored = json.loads(result.read_text(encoding="utf-8"))
     by_index = {item["image_id"]: float(item["scores"]["All"]["f"]) for item in scored}
-    each = [by_index[index] for index in range(len(captions))]
-    return sum(each) / len(each), each
+    return [by_index[index] for index in range(len(captions))]
 
 
 def _jar():

@@ -8,8 +8,11 @@ import pytest
 
 from captioning import evaluate
 from captioning.errors import UserError
-from captioning.evaluate import format_table, main, score, write_scores
-from captioning.metrics.coco import Scores
+from captioning.evaluate import main, score, write_scores
+from captioning.metrics import diversity, evaluator
+from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.evaluator import Evaluator, Result, Scores, Settings
+from captioning.metrics.registry import build_evaluators
 
 REFERENCES = {"5": ["a man on a horse", "a rider"], "6": ["two cats on a sofa"], "7": ["a bus"]}
 
@@ -49,9 +52,13 @@ def test_program(files, tmp_path, repository):
         text=True,
     )
     assert done.returncode == 0
-    header, values, note, skipped = done.stdout.splitlines()
-    columns = ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr"]
-    assert header.split() == columns and len(values.split()) == 7 and values.split()[4] == "-"
+    *table, intervals, note, skipped = done.stdout.splitlines()
+    assert [line.split() for line in table[3:6:2]] == [
+        ["BLEU-4", "METEOR", "ROUGE-L", "CIDEr"],
+        ["±0.500", "±0.500", "±2.500"],
+    ]
+    assert table[0].startswith("Cap. Len.  Lex. Div.") and table[4].split()[1:3] == ["-", "0.500"]
+    assert intervals == "±: half of the 95 % interval over images"
     assert note == "2 captions, tokenizer: regex (no Java)"
     assert skipped == "METEOR skipped: no Java: there is no `java` on PATH"
     assert done.stderr == (
@@ -59,8 +66,11 @@ def test_program(files, tmp_path, repository):
     )
 
     summary = json.loads((tmp_path / "out dir" / "metrics.json").read_text())
-    assert summary["metrics"]["ROUGE_L"] == {"value": 0.5, "n": 2}
-    assert list(summary) == ["metrics", "tokenizer", "skipped", "command", "versions"]
+    assert summary["metrics"]["ROUGE_L"] == {"value": 0.5, "low": 0.0, "high": 1.0, "n": 2}
+    assert summary["metrics"]["lex_div"] == {"value": 0.005, "low": None, "high": None, "n": 2}
+    assert list(summary) == ["metrics", "settings", "skipped", "command", "versions"]
+    assert summary["settings"]["tokenizer"] == "regex (no Java)"
+    assert "1000 resamples" in summary["settings"]["intervals"]
     assert list(summary["skipped"]) == ["METEOR"]
     assert summary["command"].startswith("python -m captioning.evaluate ")
     assert summary["command"].endswith("--output_dir 'out dir'")
@@ -70,6 +80,7 @@ def test_program(files, tmp_path, repository):
     assert first["image_id"] == 5 and first["caption"] == "a man on a horse"
     assert second["caption"] == "😀\u2028\ud83d"
     assert first["ROUGE_L"] == 1.0 and second["ROUGE_L"] == second["CIDEr"] == 0.0
+    assert (first["cap_len"], second["cap_len"]) == (5, 2)
     assert len(list((tmp_path / "out dir").iterdir())) == 2
 
 
@@ -92,7 +103,7 @@ def test_folder_that_cannot_be_written_to_costs_no_scores(files, capsys):
     arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
     assert main([*arguments, "--output_dir", arguments[0]]) == 2
     printed = capsys.readouterr()
-    assert printed.out.startswith("BLEU-1") and "cannot write" in printed.err
+    assert printed.out.startswith("Cap. Len.") and "cannot write" in printed.err
 
 
 def test_score_takes_results_or_a_mapping():
@@ -112,19 +123,69 @@ def test_spice_is_asked_for_by_its_flag(files, capsys):
     assert "SPICE skipped: no Java" in capsys.readouterr().out
 
 
-def test_table_is_in_the_published_order_and_aligned():
-    metrics = {"SPICE": 0.1333, "CIDEr": 12.5, "METEOR": 0.1954, "Bleu_1": 0.5794}
-    scores = Scores(metrics, {1: {}}, "PTBTokenizer", {"ROUGE_L": "it broke"})
-    assert format_table(scores) == (
-        "BLEU-1  METEOR  ROUGE-L   CIDEr  SPICE\n"
-        " 0.579   0.195        -  12.500  0.133\n"
-        "1 captions, tokenizer: PTBTokenizer\n"
-        "ROUGE-L skipped: it broke"
-    )
+def test_metrics_are_chosen_by_name(files, capsys):
+    arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
+    assert main([*arguments, "--metrics", "length"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["Cap. Len.", "     2.00"]
+    assert main([*arguments, "--metrics", "length", "facts"]) == 2
+    assert "facts needs facts_file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*arguments, "--metrics", "rouge"])
+    assert "coco" in capsys.readouterr().err
+
+
+class Broken(Evaluator):
+    names = ("scene_R@1", "scene_R@5")
+
+    def evaluate(self, captions):
+        raise UserError("no scene of image 5")
+
+
+class Undefined(Evaluator):
+    names = ("wrong_facts",)
+
+    def evaluate(self, captions):
+        nothing = Estimate(float("nan"), None, None, 2)
+        return Result({"wrong_facts": nothing}, {"wrong_facts": [None, None]}, {"scenes": 2})
+
+
+def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
+    monkeypatch.setattr(diversity, "zip", lambda *_: 1 / 0, raising=False)
+    own = [Broken(Settings()), Undefined(Settings())]
+    chosen = [*own, *build_evaluators(["diversity", "length"])]
+    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}, chosen)
+    assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
+    assert scores.per_image[5] == {"cap_len": 2, "wrong_facts": None}
+    undefined = scores.skipped.pop("wrong_facts")
+    assert "share" in undefined
+    assert scores.skipped == {
+        **dict.fromkeys(Broken.names, "no scene of image 5"),
+        **dict.fromkeys(diversity.Diversity.names, "ZeroDivisionError('division by zero')"),
+    }
+
+
+def test_captions_are_tokenized_once(monkeypatch):
+    calls = []
+
+    def tokenize(captions):
+        calls.append(captions)
+        return captions, "none"
+
+    monkeypatch.setattr(evaluator, "tokenize", tokenize)
+    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"], 7: ["c"]})
+    assert calls == [{5: ["a man", "a"], 6: ["a", "b"]}]
+    assert scores.settings == {"tokenizer": "none"} and {"ttr", "CIDEr"} <= scores.metrics.keys()
+
+
+def test_ids_of_both_kinds_are_kept_apart():
+    predictions = {1: "a man", "two": "a dog", 3: "a cat and a dog", "3": ""}
+    scores = score(predictions, {**{i: ["a man"] for i in predictions}, "unused": ["no"]})
+    assert list(scores.per_image) == [1, "two", 3, "3"]
+    assert [values["cap_len"] for values in scores.per_image.values()] == [2, 2, 5, 0]
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    scores = Scores({"CIDEr": 1.0}, {1: {"CIDEr": 1.0}}, "PTBTokenizer", {})
+    scores = Scores({"CIDEr": Estimate(1.0, 1.0, 1.0, 1)}, {1: {"CIDEr": 1.0}}, {}, {})
     write_scores(tmp_path, scores, {1: "a cat"}, "first")
     before = (tmp_path / "per_caption.jsonl").read_text()
 

@@ -49,7 +49,7 @@ def lines(folder, event):
 
 
 def test_a_run_learns_and_leaves_everything(run):
-    tuning = run("log_every=1", "max_epoch=2", "init_lr=3e-3")
+    tuning = run("log_every=1", "max_epoch=2", "init_lr=1e-2")
     tuning.run()
     folder = tuning.folder
     steps = lines(folder, "step")
@@ -58,7 +58,7 @@ def test_a_run_learns_and_leaves_everything(run):
     for line in steps:
         assert line["loss"] == pytest.approx(0.5 * line["mle"] + 0.5 * line["smile"])
     rates = [line["learning_rate"] for line in steps]
-    assert rates == pytest.approx([3e-3] * 3 + [1.5e-3] * 3)
+    assert rates == pytest.approx([1e-2] * 3 + [5e-3] * 3)
     assert len(lines(folder, "epoch")) == len(lines(folder, "val")) == 2
     assert {path.name for path in folder.iterdir()} == {
         *("checkpoint_00.pth", "checkpoint_01.pth", "checkpoint_best.pth"),
@@ -276,3 +276,10 @@ def test_too_few_batches_to_accumulate_is_one_line(run):
         run("accumulation_steps=9")
     with pytest.raises(UserError, match="batch_size"):
         run("batch_size=25")
+
+
+def test_validation_every_few_epochs_and_after_the_last(run):
+    tuning = run("eval_every=2", "max_epoch=3")
+    tuning.run()
+    assert [line["step"] for line in lines(tuning.folder, "val")] == [1, 2]
+    assert (tuning.folder / "checkpoint_best.pth").exists()

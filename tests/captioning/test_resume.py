@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from captioning.config import load_config
 from captioning.errors import UserError
@@ -53,3 +54,14 @@ def test_rank_0_decides_where_all_begin(scenes_config, tmp_path, repository):
     assert [result.returncode for result in results] == [0, 0], results[-1].stderr
     assert f"resuming from {tmp_path / '0' / 'checkpoint_00.pth'}" in results[1].stderr
     assert not list(tmp_path.glob("1/*.pth"))
+
+
+def test_a_run_of_before_a_key_existed_goes_on(scenes_config, tmp_path):
+    config = load_config(scenes_config, [], {"output_dir": str(tmp_path)})
+    before = {key: value for key, value in config.model_dump().items() if key != "augmentation"}
+    content = {"model": {}, "optimizer": {}, "epoch": 0, "config": before}
+    torch.save(content, tmp_path / "checkpoint_00.pth")
+    assert starting_point(config)["epoch"] == 0
+    other = load_config(scenes_config, ["augmentation=none"], {"output_dir": str(tmp_path)})
+    with pytest.raises(UserError, match="augmentation was 'blip', is 'none'"):
+        starting_point(other)

@@ -8,7 +8,9 @@ from collections import Counter
 import pytest
 
 from captioning.metrics import coco
-from captioning.metrics.coco import coco_scores, unavailable_metrics
+from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.coco import Coco
+from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.java import JavaError
 
 PREDICTIONS = {
@@ -26,10 +28,18 @@ REFERENCES = {
 }
 
 
+def evaluate(predictions, references, **settings):
+    return Coco(Settings(**settings)).evaluate(CaptionSet(predictions, references))
+
+
+def values(result):
+    return {name: estimate.value for name, estimate in result.metrics.items()}
+
+
 @pytest.fixture
-def scores(no_java):
+def result(no_java):
     """Score the captions without Java: of words alone, the tokenisers agree."""
-    return coco_scores(PREDICTIONS, REFERENCES)
+    return evaluate(PREDICTIONS, REFERENCES)
 
 
 def ngrams(sentence, n):
@@ -100,49 +110,51 @@ def cider_d(index, pairs):
 PAIRS = [(PREDICTIONS[i], REFERENCES[i]) for i in PREDICTIONS]
 
 
-def test_bleu_is_the_formula(scores):
+def test_bleu_is_the_formula(result):
     for n in range(1, 5):
-        assert scores.metrics[f"Bleu_{n}"] == pytest.approx(bleu(PAIRS, n), abs=1e-6)
-    assert scores.per_image[1]["Bleu_2"] == pytest.approx(bleu(PAIRS[:1], 2), abs=1e-6)
+        assert values(result)[f"Bleu_{n}"] == pytest.approx(bleu(PAIRS, n), abs=1e-6)
+    assert result.per_image["Bleu_2"][0] == pytest.approx(bleu(PAIRS[:1], 2), abs=1e-6)
 
 
-def test_rouge_l_is_the_formula(scores):
+def test_rouge_l_is_the_formula(result):
     expected = [rouge_l(*pair) for pair in PAIRS]
-    assert [values["ROUGE_L"] for values in scores.per_image.values()] == pytest.approx(expected)
-    assert scores.metrics["ROUGE_L"] == pytest.approx(sum(expected) / 4)
+    assert result.per_image["ROUGE_L"] == pytest.approx(expected)
+    assert values(result)["ROUGE_L"] == pytest.approx(sum(expected) / 4)
 
 
-def test_cider_is_the_formula(scores):
+def test_cider_is_the_formula(result):
     expected = [cider_d(i, PAIRS) for i in range(4)]
-    assert [values["CIDEr"] for values in scores.per_image.values()] == pytest.approx(expected)
-    assert scores.metrics["CIDEr"] == pytest.approx(sum(expected) / 4)
+    assert result.per_image["CIDEr"] == pytest.approx(expected)
+    assert values(result)["CIDEr"] == pytest.approx(sum(expected) / 4)
     assert expected[0] > expected[1] > 0
 
 
-def test_ids_of_both_kinds_are_kept_apart(scores):
-    assert list(scores.per_image) == [1, "two", 3, "3"]
+def test_intervals_surround_the_values(result):
+    for name, estimate in result.metrics.items():
+        assert 0 <= estimate.low <= estimate.value <= estimate.high and estimate.n == 4, name
+        assert estimate.low < estimate.high
 
 
 def test_empty_caption_gets_nothing(no_java):
     # One reference has no word either, which pycocoevalcap's ROUGE-L takes for the same word.
-    scores = coco_scores({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
-    assert set(scores.per_image[1].values()) == {0.0}
-    assert scores.per_image[2]["ROUGE_L"] == 1.0
+    result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
+    assert {each[0] for each in result.per_image.values()} == {0.0}
+    assert result.per_image["ROUGE_L"][1] == 1.0
 
 
-def test_without_java(scores):
-    assert scores.tokenizer == "regex (no Java)"
-    assert list(scores.skipped) == ["METEOR"] and "no `java` on PATH" in scores.skipped["METEOR"]
-    assert "METEOR" not in scores.metrics
-    assert unavailable_metrics() == scores.skipped
-    assert list(unavailable_metrics(spice=True)) == ["METEOR", "SPICE"]
+def test_without_java(result):
+    assert result.settings == {"tokenizer": "regex (no Java)"}
+    assert list(result.skipped) == ["METEOR"] and "no `java` on PATH" in result.skipped["METEOR"]
+    assert "METEOR" not in result.metrics
+    assert Coco(Settings()).unavailable() == result.skipped
+    assert list(Coco(Settings(spice=True)).unavailable()) == ["METEOR", "SPICE"]
 
 
 def test_without_pycocoevalcap(monkeypatch, no_java):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    scores = coco_scores(PREDICTIONS, REFERENCES)
-    assert scores.metrics == {} and len(scores.skipped) == 7
-    assert set(scores.skipped.values()) == {"pycocoevalcap is not installed"}
+    result = evaluate(PREDICTIONS, REFERENCES)
+    assert result.metrics == {} and len(result.skipped) == 7
+    assert set(result.skipped.values()) == {"pycocoevalcap is not installed"}
 
 
 def test_a_failing_metric_loses_no_other(monkeypatch, java):
@@ -151,9 +163,9 @@ def test_a_failing_metric_loses_no_other(monkeypatch, java):
 
     monkeypatch.setattr(coco, "meteor_scores", broken)
     monkeypatch.setattr(coco, "_rouge", lambda *_: [1 / 0])
-    scores = coco_scores(PREDICTIONS, REFERENCES)
-    assert list(scores.metrics) == ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "CIDEr"]
-    assert scores.skipped == {
+    result = evaluate(PREDICTIONS, REFERENCES)
+    assert list(result.metrics) == ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "CIDEr"]
+    assert result.skipped == {
         "METEOR": "Java ended with exit code 1: out of memory",
         "ROUGE_L": "ZeroDivisionError('division by zero')",
     }
@@ -162,14 +174,16 @@ def test_a_failing_metric_loses_no_other(monkeypatch, java):
 def test_spice_is_computed_on_request(monkeypatch, no_java):
     monkeypatch.setattr(coco, "java_version", lambda: 8)
     monkeypatch.setattr(coco, "spice_problem", lambda java: None)
-    monkeypatch.setattr(coco, "meteor_scores", lambda captions, _: (0.0, [0.0] * len(captions)))
+    nothing = Estimate(0.0, 0.0, 0.0, 4), [0.0] * 4
+    monkeypatch.setattr(coco, "meteor_scores", lambda captions, _: nothing)
     monkeypatch.setattr(
-        coco, "spice_scores", lambda captions, _, limit: (limit, [float(len(c)) for c in captions])
+        coco, "spice_scores", lambda captions, _, limit: [len(c) / limit for c in captions]
     )
-    assert "SPICE" not in coco_scores(PREDICTIONS, REFERENCES).metrics
-    scores = coco_scores(PREDICTIONS, REFERENCES, spice=True, spice_timeout=5.0)
-    assert scores.metrics["SPICE"] == 5.0
-    assert scores.per_image["two"]["SPICE"] == len("the the the cat")
+    assert "SPICE" not in evaluate(PREDICTIONS, REFERENCES).metrics
+    result = evaluate(PREDICTIONS, REFERENCES, spice=True, spice_timeout=5.0)
+    expected = [len(caption) / 5.0 for caption in PREDICTIONS.values()]
+    assert result.per_image["SPICE"] == expected
+    assert values(result)["SPICE"] == pytest.approx(sum(expected) / 4)
 
 
 def test_published_scores(java, shared_data, capfd):
@@ -179,8 +193,8 @@ def test_published_scores(java, shared_data, capfd):
     references = {}
     for annotation in truth["annotations"]:
         references.setdefault(annotation["image_id"], []).append(annotation["caption"])
-    scores = coco_scores({r["image_id"]: r["caption"] for r in results}, references)
-    assert {name: round(value, 3) for name, value in scores.metrics.items()} == {
+    result = evaluate({r["image_id"]: r["caption"] for r in results}, references)
+    assert {name: round(value, 3) for name, value in values(result).items()} == {
         "Bleu_1": 0.579,
         "Bleu_2": 0.404,
         "Bleu_3": 0.279,
@@ -189,6 +203,9 @@ def test_published_scores(java, shared_data, capfd):
         "ROUGE_L": 0.396,
         "CIDEr": 0.600,
     }
-    assert scores.tokenizer == "PTBTokenizer" and scores.skipped == {}
-    assert len(scores.per_image) == 1000 and all(len(v) == 7 for v in scores.per_image.values())
+    assert result.settings == {"tokenizer": "PTBTokenizer"} and result.skipped == {}
+    assert {len(each) for each in result.per_image.values()} == {1000}
+    for estimate in result.metrics.values():
+        assert 0.01 < (estimate.high - estimate.low) / estimate.value < 0.2
+        assert estimate.low < estimate.value < estimate.high
     assert capfd.readouterr() == ("", "")

@@ -1,10 +1,13 @@
 """METEOR is that of pycocoevalcap, and does not hang with its Java."""
 
+import json
+
+import numpy as np
 import pytest
 
 from captioning.metrics import meteor
 from captioning.metrics.java import JavaError
-from captioning.metrics.meteor import meteor_scores
+from captioning.metrics.meteor import meteor_of_sums, meteor_scores
 
 CAPTIONS = ["a man rides a horse", "", "two cats sit on a red sofa", "a | | | dog", "zebra"]
 REFERENCES = [
@@ -19,8 +22,28 @@ REFERENCES = [
 def test_scores_are_those_of_pycocoevalcap(java):
     total, each = meteor_scores(CAPTIONS, REFERENCES)
     # Recorded from Meteor().compute_score of pycocoevalcap 1.2.
-    assert total == pytest.approx(0.2297044399120868)
+    assert total.value == pytest.approx(0.2297044399120868) and total.n == 5
+    assert total.low < total.value < total.high
     assert each == pytest.approx([0.4108986339976993, 0, 0.3376630369468163, 0.2990654205607477, 0])
+
+
+def test_the_formula_scores_statistics_as_java_does(java, shared_data):
+    folder = shared_data / "coco-caption"
+    results = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())[:200]
+    truth = json.loads((folder / "captions_val2014_fakecap_subset1000.json").read_text())
+    references = {}
+    for annotation in truth["annotations"]:
+        references.setdefault(annotation["image_id"], []).append(annotation["caption"].lower())
+    captions = [result["caption"].lower() for result in results]
+    groups = [references[result["image_id"]] for result in results]
+    # Captions that are a reference word for word, of one word and of several, one of them in two
+    # chunks, and some drawn twice, as in a resample.
+    captions += ["zebra", "a dog on a sofa", "a dog on a sofa", "", *CAPTIONS, *captions[:50]]
+    groups += [["zebra"], ["a dog on a sofa"], ["a sofa on a dog"], [""], *REFERENCES, *groups[:50]]
+    total, each, statistics = meteor._run_java(captions, groups)
+    assert meteor_of_sums(statistics) == pytest.approx(each, abs=1e-12)
+    assert meteor_of_sums(statistics.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
+    assert each[200:202] == [1.0, 1.0] and 0 < each[202] < 1 and np.shape(statistics) == (259, 23)
 
 
 @pytest.mark.parametrize(
@@ -36,3 +59,24 @@ def test_failing_java_is_reported(fake_java, monkeypatch, script, seconds, reaso
     fake_java(script)
     with pytest.raises(JavaError, match=reason):
         meteor_scores(CAPTIONS, REFERENCES)
+
+
+def test_scores_of_a_shared_process_are_the_same(java, monkeypatch):
+    alone = meteor_scores(CAPTIONS, REFERENCES), meteor_scores(CAPTIONS[:2], REFERENCES[:2])
+    started = []
+    start = meteor._java
+    monkeypatch.setattr(meteor, "_java", lambda limit: started.append(limit) or start(limit))
+    with meteor.shared_process():
+        shared = meteor_scores(CAPTIONS, REFERENCES), meteor_scores(CAPTIONS[:2], REFERENCES[:2])
+        process = meteor._shared.running()
+    assert shared == alone
+    assert len(started) == 1 and process.poll() is not None
+
+
+def test_a_shared_process_that_fails_is_reported_and_hides_no_other_error(fake_java):
+    fake_java("read line; echo 1; exit 1")
+    with pytest.raises(OSError, match="disk full"), meteor.shared_process():
+        for _ in range(2):
+            with pytest.raises(JavaError, match="makes no sense"):
+                meteor_scores(CAPTIONS, REFERENCES)
+        raise OSError("disk full")

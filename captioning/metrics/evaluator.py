@@ -1,0 +1,107 @@
+"""What an evaluator is given and what it returns: the interface of every metric."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional
+
+from captioning.caption_files import ImageId
+from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.tokenizer import tokenize
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the evaluators are asked for; each takes what concerns it.
+
+    spice: whether coco computes SPICE, which takes minutes; spice_timeout: seconds after which it
+    is given up; facts_file: what is in each image, for facts.
+    """
+
+    spice: bool = False
+    spice_timeout: float = 3600.0
+    facts_file: Optional[Path] = None
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """Lower-case tokens joined by spaces: N captions, N groups of references; who made them."""
+
+    captions: list[str]
+    groups: list[list[str]]
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class CaptionSet:
+    """One caption of each image, and one or more human ones under the same ids, in one order."""
+
+    predictions: Mapping[ImageId, str]
+    references: Mapping[ImageId, Sequence[str]]
+
+    @property
+    def ids(self) -> list[ImageId]:
+        return list(self.predictions)
+
+    @cached_property
+    def tokenized(self) -> Tokenized:
+        """The captions as PTB tokens, made when the first evaluator asks."""
+        everything = {i: [text, *self.references[i]] for i, text in self.predictions.items()}
+        tokens, tokenizer = tokenize(everything)
+        return Tokenized(
+            [texts[0] for texts in tokens.values()],
+            [texts[1:] for texts in tokens.values()],
+            tokenizer,
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an evaluator says of N captions.
+
+    metrics: {metric: its estimate}; per_image: {metric: N values in the captions' order, None for
+    a caption that has none}, for metrics that a single caption has; settings: {name: what has to
+    be known beside the scores}; skipped: {metric: why it was not computed}.
+    """
+
+    metrics: dict[str, Estimate]
+    per_image: dict[str, Sequence[Optional[float]]] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+class Evaluator(ABC):
+    """Metrics that are computed together and chosen by one name, see `captioning.metrics.registry`.
+
+    names: those of its metrics, under the settings it was made with. Making one raises UserError
+    for a file that is missing or wrong. Whatever `evaluate` raises costs its own metrics alone.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+
+    def unavailable(self) -> dict[str, str]:
+        """Return {metric: why this machine cannot compute it}; asked before captions are made."""
+        return {}
+
+    @abstractmethod
+    def evaluate(self, captions: CaptionSet) -> Result:
+        """Score the captions, of which there is at least one."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The results of several evaluators.
+
+    metrics: {metric: its estimate}; per_image: {image id: {metric: value}}, of every image that was
+    scored; settings and skipped: see Result.
+    """
+
+    metrics: dict[str, Estimate]
+    per_image: dict[ImageId, dict[str, Optional[float]]]
+    settings: dict[str, Any]
+    skipped: dict[str, str]

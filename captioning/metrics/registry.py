@@ -1,0 +1,33 @@
+"""The evaluators by name. A module is imported when its evaluator is chosen."""
+
+from collections.abc import Iterable
+from importlib import import_module
+
+from captioning.errors import UserError
+from captioning.metrics.evaluator import Evaluator, Settings
+
+EVALUATORS = {
+    "coco": "captioning.metrics.coco:Coco",
+    "length": "captioning.metrics.length:Length",
+    "diversity": "captioning.metrics.diversity:Diversity",
+    "facts": "captioning.metrics.facts:Facts",
+}
+DEFAULT_METRICS = ("coco", "length", "diversity")
+
+
+_NOTHING_SPECIAL = Settings()
+
+
+def build_evaluators(
+    names: Iterable[str] = DEFAULT_METRICS, settings: Settings = _NOTHING_SPECIAL
+) -> list[Evaluator]:
+    """Return the evaluators of these names, each once. Raises UserError as they do."""
+    names = list(dict.fromkeys(names))
+    if "facts" in names and settings.facts_file is None:
+        raise UserError("metrics: facts needs facts_file, the file that says what is in each image")
+    return [_class(EVALUATORS[name])(settings) for name in names]
+
+
+def _class(path):
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
