@@ -88,7 +88,7 @@ def make_captioner(vocabulary):
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory):
     """Return the folder of a small captioned data set."""
-    from captioning.scenes import make_scenes
+    from captioning.scenes.make import make_scenes
 
     folder = tmp_path_factory.mktemp("data") / "scenes"
     make_scenes(folder, splits={"train": 24, "val": 5, "test": 7})

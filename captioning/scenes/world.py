@@ -1,0 +1,102 @@
+"""What a scene consists of, and the facts that are true of it."""
+
+import math
+import random
+from collections.abc import Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "heart")
+# Each colour in two shades, the dark one first.
+SHADES = {
+    "crimson": ("red", "dark"),
+    "coral": ("red", "light"),
+    "navy": ("blue", "dark"),
+    "azure": ("blue", "light"),
+    "olive": ("green", "dark"),
+    "lime": ("green", "light"),
+    "amber": ("yellow", "dark"),
+    "lemon": ("yellow", "light"),
+    "plum": ("purple", "dark"),
+    "violet": ("purple", "light"),
+}
+SIZES = {
+    "tiny": ("small", "tiny"),
+    "small": ("small",),
+    "large": ("large",),
+    "huge": ("large", "huge"),
+}
+RADIUS = {"tiny": 3.5, "small": 6.0, "large": 8.0, "huge": 11.0}  # of 48
+COLUMNS = ("left", "middle", "right")
+ROWS = ("top", "middle", "bottom")
+GROUNDS = ("sand", "grass", "water", "snow", "stone")
+COUNTS = ("one", "two", "three")
+MOST_THINGS = len(COUNTS)
+
+
+class Thing(NamedTuple):
+    """One object of a scene; column and row count from the left and from the top, 0 to 2."""
+
+    shape: str
+    shade: str
+    size: str
+    column: int
+    row: int
+
+    def facts(self) -> frozenset[str]:
+        """All that is true of it alone: a shade is a colour as well, a tiny thing small."""
+        return frozenset(
+            ["object", self.shape, *SHADES[self.shade], *SIZES[self.size], *self.place()]
+        )
+
+    def place(self) -> Iterator[str]:
+        if self.column == self.row == 1:
+            yield "middle"
+        if self.column != 1:
+            yield COLUMNS[self.column]
+        if self.row != 1:
+            yield ROWS[self.row]
+
+
+class Scene(NamedTuple):
+    """One to three things, the largest first, on a ground."""
+
+    ground: str
+    things: tuple[Thing, ...]
+
+    def facts(self) -> frozenset[str]:
+        """What can be truly said of the scene as a whole."""
+        return frozenset([self.ground, COUNTS[len(self.things) - 1]])
+
+
+RELATIONS = {
+    "left of": lambda a, b: a.column < b.column,
+    "right of": lambda a, b: a.column > b.column,
+    "above": lambda a, b: a.row < b.row,
+    "below": lambda a, b: a.row > b.row,
+    "near": lambda a, b: max(abs(a.column - b.column), abs(a.row - b.row)) == 1,
+}
+
+
+def random_scene(rng: random.Random) -> Scene:
+    """A scene whose things lie in different cells, differ in size and do not overlap."""
+    while True:
+        sizes = rng.sample(list(SIZES), rng.randint(1, MOST_THINGS))
+        sizes.sort(key=lambda size: -RADIUS[size])
+        things = tuple(
+            Thing(
+                rng.choice(SHAPES),
+                rng.choice(list(SHADES)),
+                size,
+                rng.randrange(3),
+                rng.randrange(3),
+            )
+            for size in sizes
+        )
+        if all(_apart(a, b) for a, b in combinations(things, 2)):
+            return Scene(rng.choice(GROUNDS), things)
+
+
+def _apart(a: Thing, b: Thing) -> bool:
+    distance = 16 * math.hypot(a.column - b.column, a.row - b.row)
+    return distance >= RADIUS[a.size] + RADIUS[b.size]

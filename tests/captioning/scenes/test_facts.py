@@ -1,0 +1,99 @@
+"""The facts of captions whose truth is written out by hand."""
+
+import random
+
+import pytest
+
+from captioning.scenes.facts import mark, read_caption, true_facts
+from captioning.scenes.world import Scene, Thing, random_scene
+
+RED = Thing("circle", "crimson", "huge", column=0, row=0)
+BLUE = Thing("star", "azure", "tiny", column=2, row=1)
+SCENE = Scene("sand", (RED, BLUE))
+
+
+def counts(caption, scene=SCENE):
+    """(true, stated)"""
+    statement = read_caption(caption)
+    return len(true_facts(statement, scene)), len(statement.facts())
+
+
+@pytest.mark.parametrize(
+    ("caption", "true", "stated"),
+    [
+        ("", 0, 0),
+        ("a and the", 0, 0),
+        ("a circle", 1, 1),
+        ("a disc", 1, 1),
+        ("an object", 1, 1),
+        ("a square", 0, 1),
+        ("a red circle", 2, 2),
+        ("a crimson circle", 3, 3),  # red and dark
+        ("a coral circle", 2, 3),  # red, but light
+        ("a dark red red circle", 3, 3),  # said twice, counted once
+        ("a huge circle", 3, 3),  # large and huge
+        ("a large star", 1, 2),
+        ("a small star", 2, 2),
+        ("a tiny circle", 2, 3),  # rather the tiny star than the huge circle
+        ("a circle in the upper left corner", 3, 3),
+        ("a circle in the lower left corner", 2, 3),
+        ("a star on the right", 2, 2),
+        ("a star in the middle", 1, 2),  # its row is the middle one, its column is not
+        ("two shapes", 1, 1),
+        ("three things", 0, 1),
+        ("a star on the beach", 2, 2),
+        ("a star on the grass on the grass", 1, 2),
+        ("a circle to the left of a star", 3, 3),
+        ("a circle to the right of a star", 2, 3),
+        ("a star to the right of a circle", 3, 3),
+        ("a circle next to a star", 2, 3),  # two columns apart
+        ("a circle above a star", 3, 3),
+        ("a circle above", 1, 1),  # what it is above is not said
+        ("a red star and a blue circle", 2, 4),
+        ("a red", 1, 1),  # cut off
+        ("a circle and a circle", 1, 2),  # there is one
+        ("a circle and a star and an object", 2, 3),  # there are two things
+        ("a shape and a circle", 2, 2),  # the shape is the star
+        ("left a circle", 1, 1),  # a place of nothing
+        ("A Crimson circle.", 3, 3),
+    ],
+)
+def test_facts_of_a_caption(caption, true, stated):
+    assert counts(caption) == (true, stated)
+
+
+def test_the_middle_is_one_cell():
+    centre = Scene("snow", (Thing("heart", "plum", "small", 1, 1),))
+    assert counts("a heart in the centre", centre) == (2, 2)
+    assert counts("a heart at the top", centre) == (1, 2)
+
+
+def test_words_are_marked():
+    marked = mark("a coral disc and a zebra on the lawn", SCENE)
+    assert marked == [
+        ("a", None),
+        ("coral", False),
+        ("disc", True),
+        ("and", None),
+        ("a", None),
+        ("zebra", None),  # no word of this world
+        ("on", None),
+        ("the", None),
+        ("lawn", False),
+    ]
+
+
+def test_a_long_rambling_caption_is_read_in_time():
+    caption = " and ".join(["a red circle", "a blue star"] * 10)
+    assert counts(caption) == (4, 40)
+
+
+def test_scenes_are_possible():
+    rng = random.Random(0)
+    sizes = set()
+    for _ in range(300):
+        scene = random_scene(rng)
+        cells = {(thing.column, thing.row) for thing in scene.things}
+        assert len(cells) == len(scene.things)
+        sizes.add(len(scene.things))
+    assert sizes == {1, 2, 3}

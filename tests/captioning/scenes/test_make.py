@@ -1,0 +1,107 @@
+"""The data set of drawn scenes: the same from the same seed, in the format that is read."""
+
+import hashlib
+import json
+
+import pytest
+from PIL import Image
+
+from captioning.data import read_annotations
+from captioning.errors import UserError
+from captioning.scenes.__main__ import main
+from captioning.scenes.annotators import ANNOTATORS
+from captioning.scenes.drawing import SIDE
+from captioning.scenes.make import make_scenes, read_scenes
+
+SPLITS = {"train": 6, "val": 2, "test": 3}
+
+
+def digest(folder):
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def test_the_seed_decides_everything(tmp_path):
+    for name, seed in {"a": 1, "b": 1, "c": 2}.items():
+        assert make_scenes(tmp_path / name, seed, SPLITS)
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
+
+
+def test_splits_are_annotations_with_five_captions_an_image(tmp_path):
+    make_scenes(tmp_path / "s", 0, SPLITS)
+    scenes = read_scenes(tmp_path / "s" / "scenes.json")
+    vocabulary = (tmp_path / "s" / "vocab.txt").read_text().split()
+    assert len(vocabulary) == len(set(vocabulary))
+    seen = []
+    for split, count in SPLITS.items():
+        samples = read_annotations(tmp_path / "s" / f"scenes_{split}.json")
+        assert len(samples) == count
+        for sample in samples:
+            assert Image.open(tmp_path / "s" / sample.image).size == (SIDE, SIDE)
+            assert len(sample.captions) == len(ANNOTATORS) == 5
+            assert {word for text in sample.captions for word in text.split()} <= set(vocabulary)
+            seen.append(sample.image_id)
+    assert sorted(seen) == sorted(scenes) and len(set(seen)) == sum(SPLITS.values())
+
+
+def test_what_is_there_is_left_alone(tmp_path):
+    make_scenes(tmp_path / "s", 0, SPLITS)
+    before = digest(tmp_path / "s")
+    assert not make_scenes(tmp_path / "s", 0, SPLITS)
+    assert digest(tmp_path / "s") == before
+
+
+@pytest.mark.parametrize("other", ["seed", "splits", "file", "json"])
+def test_something_else_there_is_refused(tmp_path, other):
+    make_scenes(tmp_path / "s", 1 if other == "seed" else 0, SPLITS)
+    if other == "file":
+        (tmp_path / "s" / "scenes.json").unlink()
+    if other == "json":
+        (tmp_path / "s" / "scenes.json").write_text("[]")
+    before = digest(tmp_path / "s")
+    splits = {**SPLITS, "val": 1} if other == "splits" else SPLITS
+    with pytest.raises(UserError, match="holds something other than the scenes of seed 0"):
+        make_scenes(tmp_path / "s", 0, splits)
+    assert digest(tmp_path / "s") == before
+
+
+def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
+    from captioning.scenes import make
+
+    make_scenes(tmp_path / "whole", 0, SPLITS)
+    drawn = []
+
+    def stop(scene, rng):
+        drawn.append(scene)
+        if len(drawn) == 4:
+            raise KeyboardInterrupt
+        return draw(scene, rng)
+
+    draw = make.draw
+    monkeypatch.setattr(make, "draw", stop)
+    with pytest.raises(KeyboardInterrupt):
+        make_scenes(tmp_path / "s", 0, SPLITS)
+    assert not (tmp_path / "s").exists()
+    monkeypatch.setattr(make, "draw", draw)
+    assert make_scenes(tmp_path / "s", 0, SPLITS)
+    assert digest(tmp_path / "s") == digest(tmp_path / "whole")
+
+
+def test_truth_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps({"annotations": []}))
+    with pytest.raises(UserError, match=r"truth\.json: says of no scene what is in it"):
+        read_scenes(path)
+
+
+def test_program_says_what_it_did(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(make_scenes.__globals__["SPLITS"], "train", 5)
+    monkeypatch.setitem(make_scenes.__globals__["SPLITS"], "val", 1)
+    monkeypatch.setitem(make_scenes.__globals__["SPLITS"], "test", 1)
+    output = tmp_path / "data" / "scenes"
+    output.parent.mkdir()
+    for said in ("is drawn", "is there already"):
+        assert main(["--output", str(output)]) == 0
+        assert said in capsys.readouterr().err
+    assert main(["--output", str(output), "--seed", "3"]) == 2
+    assert capsys.readouterr().err.count("error:") == 1
