@@ -1,0 +1,46 @@
+"""Compare finished runs in one HTML page.
+
+python -m captioning.report output/demo/mle output/demo/smile output/demo/mixture
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from captioning.errors import UserError
+from captioning.report.comparison import compare
+from captioning.report.page import write_report
+from captioning.report.table import comparison_table
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    parser = argparse.ArgumentParser(prog="python -m captioning.report", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir")
+    parser.add_argument("--output", type=Path, help="default: report.html above the runs, or in it")
+    parser.add_argument("--split", choices=("val", "test"), default="test")
+    arguments = parser.parse_args(argv)
+    output = arguments.output or default_output(arguments.runs)
+    try:
+        comparison = compare(arguments.runs, arguments.split)
+        print(comparison_table(comparison))
+        write_report(comparison, output)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"the report is {output}", file=sys.stderr)
+    return 0
+
+
+def default_output(runs: Sequence[Path]) -> Path:
+    """report.html in the folder that holds all runs; for one run, in its own."""
+    if len(runs) == 1:
+        return runs[0] / "report.html"
+    return Path(os.path.commonpath([run.absolute().parent for run in runs]), "report.html")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

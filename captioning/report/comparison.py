@@ -1,0 +1,137 @@
+"""What a report compares: the runs, the people, and the images that they all captioned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from captioning.caption_files import Captions, ImageId, References
+from captioning.data import Sample, read_split, references
+from captioning.errors import UserError
+from captioning.evaluate import score
+from captioning.metrics.evaluator import Settings
+from captioning.metrics.registry import build_evaluators
+from captioning.report.humans import held_out
+from captioning.report.runs import Metric, Run, read_runs
+from captioning.scenes.facts import mark
+from captioning.scenes.make import read_scenes
+from captioning.scenes.world import Scene
+
+HUMANS = "Humans"
+WITHOUT_REFERENCES = ("length", "diversity", "facts")
+
+
+class Row(NamedTuple):
+    """A line of the comparison: people or a run."""
+
+    label: str
+    kind: str  # "humans" or a run's
+    captions: Captions
+    metrics: dict[str, Metric]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """image_ids: those that every run captioned; samples and references: the images and human
+    captions of these, in the split's order, both empty where the data set cannot be read; missing:
+    a sentence for each thing that could not be had."""
+
+    split: str
+    runs: list[Run]
+    image_ids: list[ImageId]
+    samples: dict[ImageId, Sample] = field(default_factory=dict)
+    references: References = field(default_factory=dict)
+    human: Optional[Row] = None
+    scenes: dict[ImageId, Scene] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The people, where there are any, then the runs in the order given."""
+        runs = [Row(run.label, run.kind, run.captions, run.metrics) for run in self.runs]
+        return [self.human, *runs] if self.human else runs
+
+    def image_path(self, image_id: ImageId) -> Optional[Path]:
+        sample = self.samples.get(image_id)
+        return sample and Path(self.runs[0].config.image_root, sample.image)
+
+    def marked(self, caption: str, image_id: ImageId) -> list[tuple[str, Optional[bool]]]:
+        """The caption's words, each with whether it is true of the image; None: not known."""
+        scene = self.scenes.get(image_id)
+        return [(caption, None)] if scene is None else mark(caption, scene)
+
+
+def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
+    """Read the runs in `folders` and score the people. Raises UserError for what is no run."""
+    runs = read_runs(folders, split)
+    captioned = [i for i in runs[0].captions if all(i in run.captions for run in runs)]
+    if not captioned:
+        raise UserError(
+            f"the runs captioned no image in common on split {split}: compare runs of one data set"
+        )
+    missing = []
+    for run in runs:
+        more = len(run.captions) - len(captioned)
+        if more:
+            missing.append(
+                f"{run.label} captioned {more} images that another run did not; its scores are "
+                "over these, too, while the examples are not."
+            )
+        if not run.metrics:
+            missing.append(f"{run.label} has no scores of this split.")
+    config = runs[0].config
+    try:
+        samples = {sample.image_id: sample for sample in read_split(config, split)}
+        texts = references(config, split)
+    except UserError as error:
+        missing.append(f"The data set could not be read, so there are no human captions: {error}.")
+        return Comparison(split, runs, captioned, missing=missing)
+    wanted = set(captioned)
+    samples = {i: sample for i, sample in samples.items() if i in wanted}
+    if not samples:
+        missing.append(f"The data set's {split} split has none of the captioned images.")
+        return Comparison(split, runs, captioned, missing=missing)
+    texts = {i: list(texts[i]) for i in samples}
+    human = _human_row(texts, runs, missing)
+    scenes = _scenes(runs[0].scored_with, missing)
+    return Comparison(split, runs, list(samples), samples, texts, human, scenes, missing)
+
+
+def _human_row(texts: References, runs: list[Run], missing: list[str]) -> Row:
+    """The held-out captions with the metrics that the runs have."""
+    captions, others = held_out(texts)
+    wanted = {name for run in runs for name in run.metrics}
+    evaluators = list(dict.fromkeys(name for run in runs for name in run.scored_with.metrics))
+    if not others:
+        missing.append("Each image has one human caption, so people are not scored by references.")
+        evaluators = [name for name in evaluators if name in WITHOUT_REFERENCES]
+        others = {image_id: [caption] for image_id, caption in captions.items()}
+    config = runs[0].scored_with
+    facts_file = Path(config.ann_root, config.facts_file) if config.facts_file else None
+    settings = Settings("SPICE" in wanted, facts_file=facts_file)
+    try:
+        built = build_evaluators(evaluators, settings) if wanted else []
+    except UserError as error:
+        missing.append(f"People could not be scored: {error}.")
+        return Row(HUMANS, "humans", captions, {})
+    scores = score({image_id: captions[image_id] for image_id in others}, others, built)
+    for reason in dict.fromkeys(
+        scores.skipped[name] for name in sorted(wanted & set(scores.skipped))
+    ):
+        missing.append(f"Not all scores of people could be computed: {reason}.")
+    metrics = {
+        name: Metric(estimate.value, estimate.low, estimate.high)
+        for name, estimate in scores.metrics.items()
+        if name in wanted
+    }
+    return Row(HUMANS, "humans", captions, metrics)
+
+
+def _scenes(config, missing: list[str]) -> dict[ImageId, Scene]:
+    if config.facts_file is None:
+        return {}
+    try:
+        return read_scenes(Path(config.ann_root, config.facts_file))
+    except UserError as error:
+        missing.append(f"What the images show could not be read, so no word is marked: {error}.")
+        return {}

@@ -1,0 +1,143 @@
+"""The plane of accuracy and descriptiveness: how much a caption says against how much is right."""
+
+from typing import NamedTuple, Optional
+
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from captioning.report.comparison import Row
+from captioning.report.figures import INK, look, new_figure, styles, svg
+from captioning.report.runs import Metric
+
+
+class Axis(NamedTuple):
+    metric: str
+    label: str
+    factor: float = 1.0
+    offset: float = 0.0
+
+    def of(self, metric: Metric) -> tuple[float, Optional[tuple[float, float]]]:
+        """The metric's value on this axis, and how far its interval reaches down and up."""
+        value, *ends = (
+            None if v is None else self.offset + self.factor * v
+            for v in (metric.value, metric.low, metric.high)
+        )
+        if None in ends:
+            return value, None
+        return value, (max(value - min(ends), 0.0), max(max(ends) - value, 0.0))
+
+
+# What is shown is the first of each that two rows or more have.
+DESCRIPTIVE = (
+    Axis("true_facts", "true facts a caption"),
+    Axis("cap_len", "words a caption"),
+    Axis("lex_div", "distinct words", 1000.0),
+)
+ACCURATE = (
+    Axis("wrong_facts", "stated facts that are right (%)", -1.0, 100.0),
+    Axis("CLIPScore", "CLIPScore"),
+    Axis("CIDEr", "CIDEr"),
+)
+
+
+def plane(rows: list[Row]) -> Optional[Markup]:
+    """The figure, or None where the rows lack the metrics for it."""
+    axes = _axes(rows)
+    if axes is None:
+        return None
+    x_axis, y_axis = axes
+    with look():
+        figure = new_figure()
+        ax = figure.add_subplot()
+        points = []
+        for row, style in zip(rows, styles([row.kind for row in rows])):
+            if x_axis.metric not in row.metrics or y_axis.metric not in row.metrics:
+                continue
+            x, x_reach = x_axis.of(row.metrics[x_axis.metric])
+            y, y_reach = y_axis.of(row.metrics[y_axis.metric])
+            ax.errorbar(
+                x,
+                y,
+                xerr=x_reach and [[end] for end in x_reach],
+                yerr=y_reach and [[end] for end in y_reach],
+                marker=style.marker,
+                color=style.colour,
+                markersize=7,
+                linewidth=1.2,
+                capsize=2.5,
+            )
+            points.append((x, y, x_reach, y_reach, row.label))
+        ax.margins(0.22)
+        if y_axis.offset:  # a share of 100: the margin above it has no numbers
+            ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= 100])
+        ax.grid()
+        ax.set_xlabel(f"{x_axis.label}  →")
+        ax.set_ylabel(f"{y_axis.label}  →")
+        _name_points(figure, ax, points)
+        described = "; ".join(f"{label} at {x:.2f}, {y:.2f}" for x, y, _, _, label in points)
+        return svg(figure, "plane", f"{y_axis.label} against {x_axis.label}: {described}")
+
+
+def axes_of(rows: list[Row]) -> Optional[tuple[str, str]]:
+    """What is across and what is up, in words."""
+    axes = _axes(rows)
+    return axes and (axes[0].label, axes[1].label)
+
+
+def _axes(rows: list[Row]) -> Optional[tuple[Axis, Axis]]:
+    def shown(choices):
+        return next((a for a in choices if sum(a.metric in r.metrics for r in rows) > 1), None)
+
+    if shown(ACCURATE[:1]) and shown(DESCRIPTIVE[:1]):
+        return DESCRIPTIVE[0], ACCURATE[0]
+    across, up = shown(DESCRIPTIVE[1:]), shown(ACCURATE[1:])
+    return (across, up) if across and up else None
+
+
+def _name_points(figure: Figure, ax: Axes, points: list[tuple]) -> None:
+    """Write each point's name beside it, where it covers least of the others."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    occupied = []
+    for x, y, x_reach, y_reach, _ in points:
+        (left, right), (down, up) = x_reach or (0, 0), y_reach or (0, 0)
+        (x0, y0), (x1, y1) = ax.transData.transform([(x - left, y - down), (x + right, y + up)])
+        xc, yc = ax.transData.transform((x, y))
+        occupied += [(x0, yc - 4, x1, yc + 4), (xc - 4, y0, xc + 4, y1)]
+        occupied.append((xc - 8, yc - 8, xc + 8, yc + 8))
+    inside = ax.get_window_extent(renderer).extents
+    for x, y, _, _, label in points:
+        best = None
+        for dx, dy in ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12, 0)):
+            text = ax.annotate(
+                label,
+                (x, y),
+                xytext=(dx, dy),
+                textcoords="offset points",
+                ha="left" if dx > 0 else "right" if dx < 0 else "center",
+                va="bottom" if dy > 0 else "top" if dy < 0 else "center",
+                fontsize=9,
+                color=INK,
+                in_layout=False,
+            )
+            box = text.get_window_extent(renderer).extents
+            cost = sum(_overlap(box, other) for other in occupied)
+            cost += box_area(box) - _overlap(box, inside)
+            if best is None or cost < best[0]:
+                if best is not None:
+                    best[1].remove()
+                best = (cost, text, box)
+            else:
+                text.remove()
+        occupied.append(tuple(best[2]))
+
+
+def box_area(box) -> float:
+    return max(box[2] - box[0], 0) * max(box[3] - box[1], 0)
+
+
+def _overlap(a, b) -> float:
+    return box_area((max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])))

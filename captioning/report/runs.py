@@ -1,0 +1,170 @@
+"""A finished run, read from the folder that it left."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from captioning.caption_files import Captions, read_predictions
+from captioning.checkpointing import BEST
+from captioning.config import Config, load_config
+from captioning.errors import UserError
+from captioning.json_file import parse_json, read_text
+from smile import parse_objective
+
+NAMES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
+
+
+class Metric(NamedTuple):
+    """A score of a set of captions, with the ends of its interval where there is one."""
+
+    value: float
+    low: Optional[float] = None
+    high: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run says of itself and of one split.
+
+    label: what it is called in the page, distinct among the runs; kind: "mle", "smile", "mixture",
+    "random", "reverse" or, for weights that were not trained in this folder, "weights".
+    """
+
+    folder: Path
+    label: str
+    kind: str
+    config: Config  # of the training
+    scored_with: Config  # of the captions of the split
+    captions: Captions
+    metrics: dict[str, Metric]
+    skipped: dict[str, str]  # metrics that could not be computed, and why
+    log: list[dict[str, Any]]
+    training: dict[str, Any]  # run.json: command, versions; empty where there is none
+    scoring: dict[str, Any]
+
+    @property
+    def trained(self) -> bool:
+        return self.kind != "weights"
+
+    @property
+    def objective(self) -> str:
+        return objective_name(self.config.objective) if self.trained else "not trained here"
+
+    @property
+    def checkpoint(self) -> Optional[Path]:
+        """The weights whose captions these are, where they are in the folder."""
+        path = self.folder / BEST
+        return path if path.exists() else None
+
+
+def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
+    """The runs in `folders`, in order. Raises UserError, one line, for a folder that is no run."""
+    if not folders:
+        raise UserError("no run to report: name one or more run folders")
+    folders = [Path(folder) for folder in folders]
+    runs = [_read_run(folder, split) for folder in folders]
+    names = _distinct([run.label for run in runs], [folder.resolve() for folder in folders])
+    return [replace(run, label=name) for run, name in zip(runs, names)]
+
+
+def objective_name(spec) -> str:
+    """ "MLE", "SMILE" or, of a mixture, "MLE+SMILE 0.3:0.7"."""
+    weights = parse_objective(spec)
+    ordered = [name for name in NAMES if name in weights]
+    names = "+".join(NAMES[name] for name in ordered)
+    if len(ordered) == 1:
+        return names
+    return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
+
+
+def plain_command(record: dict[str, Any]) -> Optional[str]:
+    """The command of a run.json as a person would type it: `python -m captioning.train ...`."""
+    command = record.get("command")
+    if not command:
+        return None
+    program, *arguments = shlex.split(command)
+    module = re.search(r"(captioning(?:/\w+)+)\.py$", arguments[0]) if arguments else None
+    if not module or not re.fullmatch(r"python[\d.]*", Path(program).name):
+        return command
+    name = module[1].replace("/", ".").removesuffix(".__main__")
+    return shlex.join(["python", "-m", name, *arguments[1:]])
+
+
+def _read_run(folder: Path, split: str) -> Run:
+    result = folder / "result" / split
+    results_file = folder / "result" / f"{split}.json"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: name the output_dir of a run")
+    trained = (folder / "config.yaml").exists()
+    if not trained and not (result / "config.yaml").exists():
+        raise UserError(f"{folder}: not a run: it holds no config.yaml; name the run's output_dir")
+    if not results_file.exists():
+        raise UserError(
+            f"{folder}: no captions of split {split}: make them with python -m captioning.train "
+            f"--config {folder / 'config.yaml'} --evaluate --eval_split {split}"
+        )
+    own = load_config(folder / "config.yaml") if trained else None
+    scored = load_config(result / "config.yaml") if (result / "config.yaml").exists() else own
+    config = own or scored
+    weights = parse_objective(config.objective)
+    kind = "mixture" if len(weights) > 1 else next(iter(weights))
+    scores = _json(result / "metrics.json")
+    return Run(
+        folder=folder,
+        label=objective_name(config.objective) if trained else folder.resolve().name,
+        kind=kind if trained else "weights",
+        config=config,
+        scored_with=scored,
+        captions=read_predictions(results_file),
+        metrics=metrics_of(scores.get("metrics", {})),
+        skipped=scores.get("skipped", {}),
+        log=_log(folder / "log.jsonl"),
+        training=_json(folder / "run.json"),
+        scoring=_json(result / "run.json"),
+    )
+
+
+def metrics_of(entries: dict[str, dict]) -> dict[str, Metric]:
+    """The "metrics" of a metrics.json; what has no interval has a value alone."""
+    return {
+        name: Metric(entry["value"], entry.get("low"), entry.get("high"))
+        for name, entry in entries.items()
+        if entry.get("value") is not None
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return parse_json(read_text(path), path) if path.exists() else {}
+
+
+def _log(path: Path) -> list[dict[str, Any]]:
+    """The events of a log.jsonl; a line that a stopped run left unfinished is passed over."""
+    events = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").split("\n"):
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            events.append(event)
+    return events
+
+
+def _distinct(labels: list[str], folders: list[Path]) -> list[str]:
+    """The labels, with the folders beside those that occur twice."""
+    if len(set(folders)) < len(folders):
+        twice = next(folder for folder in folders if folders.count(folder) > 1)
+        raise UserError(f"{twice} is named twice: name every run once")
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        above = os.path.commonpath([str(folder.parent) for folder in folders])
+        names = [folder.relative_to(above).as_posix() for folder in folders]
+    return [
+        f"{label} ({name})" if labels.count(label) > 1 else label
+        for label, name in zip(labels, names)
+    ]

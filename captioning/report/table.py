@@ -1,0 +1,104 @@
+"""The scores of people and runs side by side, for the page and for the terminal."""
+
+from typing import NamedTuple, Optional
+
+from captioning.report.comparison import Comparison
+from captioning.report.runs import Metric
+from captioning.score_table import COLUMNS as NAMES
+
+
+class Column(NamedTuple):
+    """A metric as it is shown: its value times `factor`, to so many digits."""
+
+    metric: str
+    title: str
+    unit: str
+    meaning: str
+    digits: int = 1
+    factor: float = 1.0
+
+
+COLUMNS = (
+    Column("cap_len", "Length", "words", "words in a caption, on average"),
+    Column("true_facts", "True facts", "a caption", "facts stated that the image bears out", 2),
+    Column("wrong_facts", "Wrong facts", "%", "share of the stated facts that are not so"),
+    Column(
+        "scene_R@1", "R@1", "%", "self-retrieval: captions that fit their own image best of all"
+    ),
+    Column(
+        "scene_R@5", "R@5", "%", "self-retrieval: captions with their own image among the best five"
+    ),
+    Column("lex_div", "Distinct words", "", "different words in all captions together", 0, 1000.0),
+    Column("CIDEr", "CIDEr", "", "agreement with the references, rare phrases weighing more", 3),
+    Column("Bleu_4", "BLEU-4", "", "share of four-word phrases that a reference has", 3),
+    Column("METEOR", "METEOR", "", "words shared with a reference, synonyms and stems too", 3),
+    Column("SPICE", "SPICE", "", "objects, attributes and relations shared with references", 3),
+    Column("CLIPScore", "CLIPScore", "", "how well CLIP finds image and caption to agree", 3),
+)
+
+
+class Cell(NamedTuple):
+    value: str
+    interval: Optional[tuple[str, str]]
+
+
+class Table(NamedTuple):
+    """columns, and (label, kind, cells) of each row; a cell is None where there is no value."""
+
+    columns: list[Column]
+    rows: list[tuple[str, str, list[Optional[Cell]]]]
+
+
+def table_of(comparison: Comparison) -> Table:
+    """The metrics that are compared, those of them that anyone has."""
+    return _table(comparison, list(COLUMNS))
+
+
+def other_metrics(comparison: Comparison) -> Table:
+    """Every metric that `table_of` leaves out."""
+    shown = {column.metric for column in COLUMNS}
+    names = dict.fromkeys(n for row in comparison.rows for n in row.metrics if n not in shown)
+    titles = {name: NAMES[name].title if name in NAMES else name for name in names}
+    return _table(comparison, [Column(n, titles[n], "", "", 3) for n in names])
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """The table for a terminal: a line a metric, a column for the people and for each run."""
+    columns, rows = table_of(comparison)
+    lines = [["", *(label for label, _, _ in rows)]]
+    for i, column in enumerate(columns):
+        title = f"{column.title}, {column.unit}" if column.unit else column.title
+        lines.append([title, *(_one_line(cells[i]) for _, _, cells in rows)])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in lines
+    )
+
+
+def _table(comparison: Comparison, columns: list[Column]) -> Table:
+    present = {name for row in comparison.rows for name in row.metrics}
+    columns = [column for column in columns if column.metric in present]
+    rows = [
+        (row.label, row.kind, [_cell(column, row.metrics.get(column.metric)) for column in columns])
+        for row in comparison.rows
+    ]
+    return Table(columns, rows)
+
+
+def _cell(column: Column, metric: Optional[Metric]) -> Optional[Cell]:
+    if metric is None:
+        return None
+
+    def text(value: float) -> str:
+        return f"{value * column.factor:.{column.digits}f}"
+
+    has_interval = metric.low is not None and metric.high is not None
+    interval = (text(metric.low), text(metric.high)) if has_interval else None
+    return Cell(text(metric.value), interval)
+
+
+def _one_line(cell: Optional[Cell]) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell.value} ({'-'.join(cell.interval)})" if cell.interval else cell.value

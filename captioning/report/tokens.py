@@ -1,0 +1,133 @@
+"""What each token of one caption costs under MLE and under SMILE, computed by a trained captioner.
+
+The costs are those of the training code, without smoothed labels and without first-token MLE.
+"""
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from captioning.caption_files import ImageId
+from captioning.data import evaluation_transform, load_image, preprocess_caption
+from captioning.errors import UserError
+from captioning.model import captioner_from
+from captioning.report.comparison import Comparison
+from captioning.report.examples import Picture, picture
+from captioning.report.lengths import words
+from captioning.report.runs import Run
+from smile import mle_loss, smile_loss
+
+TOP = 5  # predicted words a token
+QUANTILE, LONGEST = 0.6, 12  # a caption longer than most, which still fits a page
+
+
+class Prediction(NamedTuple):
+    """own: whether the caption has the word, so that SMILE's softmax ranges over it."""
+
+    word: str
+    probability: float  # of the whole vocabulary
+    own: bool
+
+
+class Token(NamedTuple):
+    """A token to be predicted; costs are in nats, minus the log of the label's probability."""
+
+    label: str
+    predictions: list[Prediction]  # the likeliest first
+    probability: float  # of the label, over the vocabulary
+    own_probability: float  # over the caption's own words
+    mle: float
+    smile: float
+
+
+class TokenPicture(NamedTuple):
+    run: Run
+    caption: str
+    image: Optional[Picture]
+    tokens: list[Token]
+
+
+def token_picture(comparison: Comparison) -> TokenPicture:
+    """The tokens of one human caption, for the first run trained with MLE or else the first.
+
+    Raises UserError, which says what is missing.
+    """
+    image_id, caption = choose_caption(comparison)
+    path = comparison.image_path(image_id)
+    original = load_image(path)
+    problem = "no run has its best checkpoint in its folder"
+    for run in sorted(comparison.runs, key=lambda run: run.kind != "mle"):
+        if run.checkpoint is None:
+            continue
+        try:
+            captioner, _ = captioner_from(run.config, str(run.checkpoint))
+        except UserError as error:
+            problem = str(error)
+            continue
+        image = evaluation_transform(run.config.image_size)(original)
+        caption = preprocess_caption(caption, run.config.max_words)
+        return TokenPicture(run, caption, picture(path), token_costs(captioner, image, caption))
+    raise UserError(problem)
+
+
+def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
+    """The split's first human caption of the length that 60 % of them keep to, at most 12 words."""
+    captions = [(i, text) for i, group in comparison.references.items() for text in group]
+    if not captions:
+        raise UserError("there are no human captions")
+    counts = sorted(words(text) for _, text in captions)
+    wanted = min(counts[int(QUANTILE * (len(counts) - 1))], LONGEST)
+    return min(captions, key=lambda pair: abs(words(pair[1]) - wanted))
+
+
+@torch.inference_mode()
+def token_costs(captioner, image: Tensor, caption: str) -> list[Token]:
+    """The tokens of a caption, its end included, given an image (3, S, S), normalised."""
+    captioner.eval()
+    tokenizer, prompt = captioner.tokenizer, len(captioner.prompt_ids)
+    tokens, mask = tokenizer.encode([captioner.prompt + caption], captioner.max_tokens)  # (1, n)
+    embedded = captioner.visual_encoder(image.unsqueeze(0))
+    logits = captioner.text_decoder.logits(tokens, mask, embedded, start=prompt - 1)[:, :-1]
+    labels = tokens[:, prompt:]  # (1, N), predicted by logits (1, N, V)
+    mle = mle_loss(logits, labels, reduction="none")[0]
+    smile = smile_loss(logits, labels, reduction="none")[0]
+    top = logits[0].softmax(1).topk(min(TOP, logits.size(2)))  # (N, TOP)
+    own = set(labels[0].tolist())
+    found = []
+    for n, label in enumerate(labels[0].tolist()):
+        predictions = [
+            Prediction(_word(tokenizer, i), probability, i in own)
+            for i, probability in zip(top.indices[n].tolist(), top.values[n].tolist())
+        ]
+        probabilities = (-mle[n]).exp().item(), (-smile[n]).exp().item()
+        costs = mle[n].item(), smile[n].item()
+        found.append(Token(_word(tokenizer, label), predictions, *probabilities, *costs))
+    return found
+
+
+def _word(tokenizer, token_id: int) -> str:
+    """A piece of a word as a reader knows it; "-s" goes on with the word before."""
+    if token_id == tokenizer.end:
+        return "(end)"
+    piece = tokenizer.bert.convert_ids_to_tokens(token_id)
+    return f"-{piece[2:]}" if piece.startswith("##") else piece
+
+
+def spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
+    """The token, counted from 1, where the model prefers a word that the caption lacks and SMILE
+    asks least of what MLE asks; the first is left to first-token MLE."""
+    outside = [
+        (n, token) for n, token in enumerate(tokens, 1) if n > 1 and not token.predictions[0].own
+    ]
+    return max(outside, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
+
+
+def charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
+    """The token where the model prefers another word of the caption and SMILE asks most."""
+    inside = [
+        (n, token)
+        for n, token in enumerate(tokens, 1)
+        if n > 1 and token.predictions[0].own and token.predictions[0].word != token.label
+    ]
+    return max(inside, key=lambda pair: pair[1].smile, default=None)

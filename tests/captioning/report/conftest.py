@@ -1,0 +1,107 @@
+"""Runs as training leaves them, made up in a moment."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from captioning.config import Config, write_config
+from captioning.json_file import write_json
+from captioning.model import captioner_from
+
+METRICS = {
+    "CIDEr": {"value": 1.2345, "low": 1.1, "high": 1.35, "n": 12},
+    "Bleu_4": {"value": 0.321, "n": 12},
+    "cap_len": {"value": 7.5, "low": 7.0, "high": 8.0, "n": 12},
+    "lex_div": {"value": 0.042, "low": None, "high": None, "n": 12},
+    "true_facts": {"value": 4.25, "low": 4.0, "high": 4.5, "n": 12},
+    "wrong_facts": {"value": 12.5, "low": 10.0, "high": 15.0, "n": 12},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch, tmp_path):
+    """Score people without Java: its start takes seconds."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory):
+    """Return the folder of a drawn world of a few scenes."""
+    from captioning.scenes.make import make_scenes
+
+    folder = tmp_path_factory.mktemp("world") / "scenes"
+    make_scenes(folder, 0, {"train": 1, "val": 1, "test": 12})
+    return folder
+
+
+@pytest.fixture
+def make_run(world, tmp_path):
+    """Return a function that makes up a finished run on the world's test split."""
+
+    def make(name, objective="mle", captions=None, scores=METRICS, log=True, **settings):
+        folder = tmp_path / "runs" / name
+        config = Config(
+            **{
+                "image_root": str(world),
+                "ann_root": str(world),
+                "dataset": "custom",
+                "test_file": "scenes_test.json",
+                "facts_file": "scenes.json",
+                "metrics": ["coco", "length", "diversity", "facts"],
+                "tokenizer": str(world / "vocab.txt"),
+                "vit": {"embed_dim": 16, "depth": 1, "num_heads": 2},
+                "med_config": {
+                    "hidden_size": 16,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 2,
+                    "intermediate_size": 16,
+                    "initializer_range": 0.5,
+                },
+                "image_size": 32,
+                "objective": objective,
+                "output_dir": str(folder),
+                **settings,
+            }
+        )
+        (folder / "result" / "test").mkdir(parents=True)
+        write_config(config, folder / "config.yaml")
+        entries = json.loads((world / "scenes_test.json").read_text())
+        said = captions or {entry["image_id"]: entry["caption"][4] for entry in entries}
+        results = [{"image_id": i, "caption": caption} for i, caption in said.items()]
+        write_json(results, folder / "result" / "test.json")
+        write_json({"metrics": scores, "skipped": {}}, folder / "result" / "test" / "metrics.json")
+        record = {
+            "command": f"/opt/bin/python3.11 /home/me/captioning/train.py --config {name}.yaml",
+            "python": "3.11.7",
+            "versions": {"torch": "2.8.0", "timm": None},
+        }
+        write_json(record, folder / "run.json")
+        if log:
+            (folder / "log.jsonl").write_text("".join(_log(objective)))
+        captioner, _ = captioner_from(config, None)
+        torch.save({"model": captioner.state_dict()}, folder / "checkpoint_best.pth")
+        return folder
+
+    return make
+
+
+def _log(objective):
+    rng = random.Random(0)
+    for step in range(10, 210, 10):
+        parts = {name: rng.random() for name in ([objective] if objective == "mle" else objective)}
+        yield json.dumps({"event": "step", "step": step, "loss": 1.0, **parts}) + "\n"
+    for epoch in range(2):
+        yield json.dumps({"event": "val", "step": epoch, "CIDEr": 0.5, "Bleu_4": 0.1}) + "\n"
+    yield '{"event": "step", "st'
+
+
+@pytest.fixture
+def runs(make_run):
+    """Return the folders of three runs that differ in their objective."""
+    return [
+        make_run("one"),
+        make_run("two", {"smile": 1.0}),
+        make_run("three", {"mle": 0.3, "smile": 0.7}, init_lr=3e-4),
+    ]

@@ -1,0 +1,83 @@
+"""The figures: one look, and what they show."""
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioning.report.comparison import Row
+from captioning.report.curves import curves, smoothed
+from captioning.report.examples import picture
+from captioning.report.figures import styles
+from captioning.report.lengths import lengths
+from captioning.report.plane import axes_of, plane
+from captioning.report.runs import Metric, read_runs
+
+FACTS = {"true_facts": Metric(4.0, 3.5, 4.5), "wrong_facts": Metric(20.0, 15.0, 30.0)}
+
+
+def test_a_colour_is_that_of_one_objective():
+    alone = {kind: styles([kind])[0] for kind in ("humans", "mle", "smile", "mixture")}
+    together = styles(["humans", "mle", "mle", "mle", "smile", "mixture"])
+    assert [together[i] for i in (0, 1, 4, 5)] == list(alone.values())
+    assert len({style.colour for style in together}) == len({s.marker for s in together}) == 6
+
+
+def test_plane_of_facts():
+    rows = [Row("$Humans", "humans", {}, FACTS), Row("MLE", "mle", {}, FACTS)]
+    assert axes_of(rows) == ("true facts a caption", "stated facts that are right (%)")
+    drawing = plane(rows)
+    assert "$Humans at 4.00, 80.00; MLE at 4.00, 80.00" in drawing
+
+
+@pytest.mark.parametrize(
+    "names, axes",
+    [
+        (("cap_len", "CIDEr"), ("words a caption", "CIDEr")),
+        (("lex_div", "CLIPScore", "CIDEr"), ("distinct words", "CLIPScore")),
+        (("cap_len", "true_facts"), None),
+    ],
+)
+def test_plane_of_what_there_is(names, axes):
+    rows = [Row(label, "mle", {}, dict.fromkeys(names, Metric(0.5))) for label in "ab"]
+    assert axes_of(rows) == axes and (plane(rows) is None) == (axes is None)
+    assert plane(rows[:1]) is None
+
+
+def test_curves(runs):
+    panels = curves(read_runs(runs, "test"))
+    assert [panel.title for panel in panels] == [
+        "MLE loss in training, labels smoothed by 0.1",
+        "SMILE loss in training",
+        "Validation: CIDEr",
+    ]
+    assert "MLE+SMILE 0.3:0.7 ends at 0.500" in panels[2].drawing
+    assert "SMILE ends" not in panels[0].drawing.replace("MLE+SMILE", "")
+
+
+def test_smoothed():
+    values = np.arange(60.0) % 2
+    expected = [np.mean(values[max(i - 2, 0) : i + 3]) for i in range(60)]
+    np.testing.assert_allclose(smoothed(values), expected)
+    np.testing.assert_allclose(smoothed(np.array([3.0])), [3.0])
+
+
+def test_lengths_and_svg():
+    drawing = lengths([("Humans", "humans", ["a b", "a b c d"]), ("MLE", "mle", ["a"])])
+    assert drawing.startswith("<svg ") and "Humans 3.0, MLE 1.0" in drawing
+    ids = re.findall(r'\bid="([^"]+)"', drawing)
+    used = re.findall(r'(?:href="#|url\(#)([^")]+)', drawing)
+    assert all(name.startswith("lengths-") for name in ids) and set(used) <= set(ids)
+    assert drawing == lengths([("Humans", "humans", ["a b", "a b c d"]), ("MLE", "mle", ["a"])])
+
+
+def test_pictures(tmp_path):
+    Image.new("RGB", (96, 96)).save(tmp_path / "small.png")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (900, 1200, 3), np.uint8)).save(
+        tmp_path / "large.png"
+    )
+    assert picture(tmp_path / "small.png").pixelated
+    large = picture(tmp_path / "large.png")
+    assert large.source.startswith("data:image/jpeg;base64,") and len(large.source) < 100_000
+    assert picture(tmp_path / "absent.png") is None and picture(None) is None

@@ -1,0 +1,126 @@
+"""The page: what it says, what it leaves out, and that it needs nothing beside it."""
+
+import html
+import json
+import re
+
+import pytest
+
+from captioning.report import compare, make_report
+from captioning.report.__main__ import default_output, main
+from captioning.report.page import render
+
+
+def text_of(page):
+    """What a reader sees of a page, in one line."""
+    page = re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)
+    page = re.sub(r"<[^>]+>", " ", page).replace("\u200b", "")
+    return " ".join(html.unescape(page).split())
+
+
+def test_page(runs, tmp_path):
+    make_report(runs, tmp_path / "out" / "page.html", note="These are <quick> numbers.")
+    page = (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
+    text = text_of(page)
+    assert "These are <quick> numbers." in text and "&lt;quick&gt;" in page
+    # Length, true facts, wrong facts, distinct words, CIDEr, BLEU-4, as in metrics.json.
+    numbers = "7.5 7.0–8.0 4.25 4.00–4.50 12.5 10.0–15.0 42 1.234 1.100–1.350 0.321"  # noqa: RUF001
+    for label in ("MLE", "SMILE", "MLE+SMILE 0.3:0.7"):
+        assert f"{label} {numbers}" in text
+    assert text.count("Humans") > 8  # the table, the legends and eight images
+    assert page.count("<img ") == 9 and page.count("<svg role") == 5
+    assert "init_lr 1e-05 1e-05 0.0003" in text
+    assert "python -m captioning.train --config three.yaml" in text
+    assert "torch 2.8.0" in text and "timm" not in text
+
+
+def test_nothing_is_loaded(runs):
+    page = render(compare(runs))
+    assert not re.search(r"<(script|link|iframe|object|base)\b", page)
+    sources = re.findall(r'\b(?:src|href|srcset|poster|data)="([^"]*)"', page)
+    assert sources and all(source.startswith(("data:", "#")) for source in sources)
+    assert all(match.startswith("url(#") for match in re.findall(r"url\([^)]*", page))
+    assert "@import" not in page
+    assert len(page) < 1_000_000
+
+
+def test_captions_are_text(make_run, world):
+    entries = json.loads((world / "scenes_test.json").read_text())
+    captions = {entry["image_id"]: "<b>&amp; <script>alert(1)</script>" for entry in entries}
+    page = render(compare([make_run("one", captions=captions)]))
+    assert "<script" not in page and "<b>" not in page
+    assert "&lt;b&gt;&amp;amp;" in page
+
+
+def test_marks(make_run, world, monkeypatch):
+    entries = json.loads((world / "scenes_test.json").read_text())
+    run = make_run("one", captions={entry["image_id"]: "a red <dog>" for entry in entries})
+    monkeypatch.setattr(
+        "captioning.report.comparison.mark",
+        lambda caption, scene: list(zip(caption.split(), (None, True, False))),
+    )
+    marked = 'a <span class="true">red</span> <span class="wrong">&lt;dog&gt;</span></dd>'
+    assert marked in render(compare([run]))
+    without = compare([make_run("two", facts_file=None, metrics=["coco"])])
+    assert 'class="wrong"' not in render(without)
+
+
+def test_tokens_in_the_page(runs):
+    text = text_of(render(compare(runs)))
+    assert re.search(r"The whole caption costs \d+\.\d\d nats under MLE", text)
+    assert "MLE charges" in text and "first_token_mle" in text
+
+
+def test_what_is_missing_is_said(make_run, tmp_path):
+    run = make_run("one", scores={}, log=False, ann_root=str(tmp_path / "gone"), facts_file=None)
+    for name in ("checkpoint_best.pth", "run.json"):
+        (run / name).unlink()
+    page = render(compare([run]))
+    text = text_of(page)
+    for sentence in (
+        "The data set could not be read, so there are no human captions",
+        "MLE has no scores of this split.",
+        "No run has scores of this split.",
+        "There is no picture of accuracy against descriptiveness",
+        "There is no record of the training of MLE.",
+        "The costs of a caption's words are not shown: there are no human captions.",
+        "Its commands are not recorded.",
+    ):
+        assert sentence in text
+    assert text.count("cannot be read") == 8 and "Humans" not in text
+
+
+def test_no_checkpoint(runs):
+    for run in runs:
+        (run / "checkpoint_best.pth").unlink()
+    text = text_of(render(compare(runs)))
+    assert "not shown: no run has its best checkpoint in its folder." in text
+
+
+def test_skipped_metrics(runs):
+    path = runs[1] / "result" / "test" / "metrics.json"
+    path.write_text(
+        json.dumps({"metrics": {}, "skipped": {"METEOR": "no Java", "SPICE": "no Java"}})
+    )
+    assert "Not computed for SMILE: METEOR, SPICE (no Java)." in text_of(render(compare(runs)))
+
+
+def test_program(runs, tmp_path, capsys, monkeypatch):
+    assert main([str(run) for run in runs]) == 0
+    out = capsys.readouterr().out
+    assert "1.234 (1.100-1.350)" in out and "Humans" in out
+    assert (runs[0].parent / "report.html").exists()
+    assert default_output([runs[0]]) == runs[0] / "report.html"
+    monkeypatch.chdir(runs[0].parent)
+    assert main(["one", "--output", "page.html", "--split", "val"]) == 2
+    assert capsys.readouterr().err.startswith("error: one: no captions of split val")
+    assert main(["one", "--output", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("folder", ["absent", "."])
+def test_no_run(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([folder]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
