@@ -6,6 +6,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Optional
@@ -77,6 +78,19 @@ class RunLog:
             self.board.close()
 
 
+_work: list[str] = []  # what the bars belong to, the outermost first
+
+
+@contextmanager
+def part_of(work: str) -> Iterator[None]:
+    """Let the bars within say which part of some larger work they belong to."""
+    _work.append(work)
+    try:
+        yield
+    finally:
+        _work.pop()
+
+
 def progress(total: int, description: str) -> tqdm:
     """A bar that counts images, with images a second and the time left; on rank 0 alone.
 
@@ -85,7 +99,7 @@ def progress(total: int, description: str) -> tqdm:
     interval = 0.1 if sys.stderr.isatty() else 30.0
     return tqdm(
         total=total,
-        desc=description,
+        desc=" ".join([*_work, description]),
         unit="img",
         disable=not is_main(),
         mininterval=interval,

@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
-# Trains and scores a small captioner on drawn scenes, without any download, in minutes on a CPU:
+# Shows what SMILE does, without any download, in minutes on a CPU:
 #
-#   bash scripts/demo.sh [key=value ...]
+#   bash scripts/demo.sh [--quick] [--seed 1] [key=value ...]
 #
-# Goes through the same steps as a run on COCO: data, scripts/train.sh, scripts/eval.sh, whose last
-# line tells where the captions are.
+# Draws a captioned world, trains and fine-tunes small captioners on it, scores them and makes a
+# report. Called again, it goes on where it was.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PYTHON_BIN="$(bash scripts/setup.sh)"
-"$PYTHON_BIN" -m captioning.scenes --output data/scenes
-bash scripts/train.sh configs/caption_scenes.yaml "$@"
-bash scripts/eval.sh configs/caption_scenes.yaml "$@"
+exec "$PYTHON_BIN" -m captioning.demo "$@"

@@ -1,0 +1,180 @@
+"""See what SMILE does, in minutes and without any download.
+
+python -m captioning.demo [--quick] [--seed 1] [--device cpu] [key=value ...]
+
+Draws a captioned world, trains a small captioner on it with MLE, fine-tunes copies of it with MLE,
+with SMILE and with both, captions and scores the test split with each, and makes a report. What is
+done already is not done again: a demo that was stopped goes on where it was.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Callable, NamedTuple, Optional
+
+from captioning import checkpointing, train
+from captioning.errors import UserError
+from captioning.metrics.meteor import shared_process
+from captioning.model import REPOSITORY
+from captioning.report.comparison import Comparison, compare
+from captioning.report.page import write_report
+from captioning.report.table import comparison_table
+from captioning.run_log import part_of, say
+from captioning.scenes.make import SPLITS, make_scenes
+
+PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
+OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.3, smile: 0.7}"}
+QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
+QUICK = {PRETRAIN: ["max_epoch=12", "eval_every=12"], FINETUNE: ["max_epoch=4", "eval_every=4"]}
+QUICK_NOTE = (
+    "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
+    "everything runs; its numbers are weaker and less certain than those of the whole one."
+)
+FAILED = 2  # exit code of a program that has said in one line what is wrong
+
+
+class Step(NamedTuple):
+    """title: what is done; seconds: what it takes on two cores, roughly; do: does it."""
+
+    title: str
+    seconds: float
+    do: Callable[[], None]
+
+
+class Failed(Exception):
+    """A step that has said what is wrong."""
+
+
+class Demo:
+    """The runs of one seed, in folders of their own."""
+
+    def __init__(self, quick: bool, seed: int, overrides: Sequence[str], device: Optional[str]):
+        variant = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
+        self.data, self.folder = Path(f"data/scenes{variant}"), Path(f"output/demo{variant}")
+        self.quick, self.seed = quick, seed
+        self.flags = ["--seed", str(seed), *(["--device", device] if device else [])]
+        self.overrides = list(overrides)
+        self.comparison: Optional[Comparison] = None
+
+    @property
+    def runs(self) -> list[Path]:
+        return [self.folder / name for name in OBJECTIVES]
+
+    def steps(self) -> list[Step]:
+        named = {"mle": "MLE", "smile": "SMILE", "mle_smile": "MLE and SMILE"}
+        scale = 0.25 if self.quick else 1
+        return [
+            Step("drawing the world", 8 * scale, self._draw),
+            Step("pre-training with MLE", 130 * scale, lambda: self._train(PRETRAIN, "pretrain")),
+            *(
+                Step(
+                    f"fine-tuning with {named[name]}",
+                    40 * scale,
+                    lambda name=name: self._train(FINETUNE, name),
+                )
+                for name in OBJECTIVES
+            ),
+            *(
+                Step(
+                    f"captioning and scoring, {named[name]}",
+                    6,
+                    lambda name=name: self._evaluate(name),
+                )
+                for name in OBJECTIVES
+            ),
+            Step("report", 10, self._report),
+        ]
+
+    def _draw(self) -> None:
+        make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
+
+    def _train(self, config: str, name: str) -> None:
+        arguments = [*self._arguments(config, name), "metrics=[length, facts]"]  # METEOR takes long
+        if config == FINETUNE:
+            arguments.append(f"pretrained={self.folder / 'pretrain' / checkpointing.BEST}")
+        self._program(arguments)
+
+    def _evaluate(self, name: str) -> None:
+        if not self._is_evaluated(name):
+            arguments = self._arguments(FINETUNE, name)  # the run's best checkpoint
+            self._program([*arguments, "--evaluate", "--eval_split", "test"])
+
+    def _arguments(self, config: str, name: str) -> list[str]:
+        """What scripts/train.sh would be given."""
+        data = ("image_root", "ann_root")
+        overrides = [
+            *(f"{key}={self.data}" for key in data),
+            f"tokenizer={self.data / 'vocab.txt'}",
+        ]
+        if self.quick:
+            overrides += QUICK[config]
+        if config == FINETUNE:
+            overrides.append(f"objective={OBJECTIVES[name]}")
+        folder = ["--output_dir", str(self.folder / name)]
+        path = ["--config", str(REPOSITORY / config)]
+        return [*path, *folder, *self.flags, *overrides, *self.overrides]
+
+    def _program(self, arguments: list[str]) -> None:
+        if train.main(arguments) != 0:
+            raise Failed
+
+    def _is_evaluated(self, name: str) -> bool:
+        """Whether the captions of the weights that are there have been scored."""
+        scored = self.folder / name / "result" / "test" / "metrics.json"
+        best = self.folder / name / checkpointing.BEST
+        return scored.exists() and scored.stat().st_mtime >= best.stat().st_mtime
+
+    def _report(self) -> None:
+        self.comparison = compare(self.runs)
+        write_report(
+            self.comparison, self.folder / "report.html", QUICK_NOTE if self.quick else None
+        )
+
+
+def run(demo: Demo) -> None:
+    """All steps, each announced with the time that it and those after it may take."""
+    steps, began = demo.steps(), time.monotonic()
+    expected = 0.0
+    for number, step in enumerate(steps, 1):
+        left = sum(later.seconds for later in steps[number - 1 :])
+        pace = (time.monotonic() - began) / expected if expected >= 30 else 1.0
+        say(f"\n[{number}/{len(steps)}] {step.title} (about {_spoken(left * pace)} to go in all)")
+        with part_of(f"[{number}/{len(steps)}]"):
+            step.do()
+        expected += step.seconds
+
+
+def _spoken(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(10, round(seconds, -1)):.0f} s"
+    return f"{seconds / 60:.1f} min"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m captioning.demo", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="in less than 90 s, less convincing")
+    parser.add_argument("--seed", type=int, default=0, help="of the world and of the training")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
+    arguments = parser.parse_intermixed_args(argv)
+    demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
+    try:
+        with shared_process():
+            run(demo)
+        print(f"\n{comparison_table(demo.comparison)}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except Failed:
+        return FAILED
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    say(f"\nthe report is {demo.folder / 'report.html'}: open it in a browser")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

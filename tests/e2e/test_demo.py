@@ -1,0 +1,157 @@
+"""The quick demo from the first line to the report, as a newcomer runs it; stopped and gone on."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+PACKAGES = ("smile", "decoding", "BLIP", "captioning", "configs", "scripts")
+RUNS = ("mle", "smile", "mle_smile")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory, repository):
+    """Return a copy of what the demo needs of the repository, so that it writes nowhere else."""
+    root = tmp_path_factory.mktemp("demo") / "project"
+    for name in PACKAGES:
+        shutil.copytree(repository / name, root / name)
+    shutil.copy(repository / "requirements.txt", root)
+    (root / "data").mkdir()
+    return root
+
+
+def start(project, *arguments):
+    environment = {k: v for k, v in os.environ.items() if k not in ("VENV", "PYTHON")}
+    environment["VIRTUAL_ENV"] = sys.prefix
+    return subprocess.Popen(
+        ["bash", str(project / "scripts" / "demo.sh"), "--quick", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(project):
+    """Return (stdout, stderr) of a demo that goes on after it was killed in a fine-tuning."""
+    folder = project / "output" / "demo-quick"
+    first = start(project)
+    deadline = time.monotonic() + 250
+    while not (folder / "mle" / "checkpoint_00.pth").exists():
+        assert first.poll() is None, first.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    pretrained = (folder / "pretrain" / "checkpoint_best.pth").read_bytes()
+    second = start(project)
+    stdout, stderr = second.communicate(timeout=280)
+    assert second.returncode == 0, stderr
+    assert (folder / "pretrain" / "checkpoint_best.pth").read_bytes() == pretrained
+    return stdout, stderr
+
+
+def scores(project, run):
+    path = project / "output" / "demo-quick" / run / "result" / "test" / "metrics.json"
+    return {name: entry["value"] for name, entry in json.loads(path.read_text())["metrics"].items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_demo_that_was_killed_goes_on(finished, project):
+    _, stderr = finished
+    assert "demo-quick/pretrain has run all of its" in stderr
+    assert "resuming from output/demo-quick/mle/checkpoint_0" in stderr
+    said = re.findall(r"^\[(\d+)/(\d+)\] (.+?) \(about .+ to go in all\)$", stderr, re.MULTILINE)
+    assert [int(number) for number, _, _ in said] == list(range(1, 10))
+    assert {total for _, total, _ in said} == {"9"}
+    assert any("SMILE" in title for _, _, title in said)
+    assert re.search(r"\[4/9\] epoch 1/\d+: 100%", stderr)  # the bars say the step, too
+
+
+def test_demo_leaves_the_files_of_a_run(finished, project):
+    folder = project / "output" / "demo-quick"
+    for run in RUNS:
+        for name in ("checkpoint_best.pth", "log.jsonl", "config.yaml", "result/test.json"):
+            assert (folder / run / name).stat().st_size > 0
+        results = json.loads((folder / run / "result" / "test.json").read_text())
+        assert len(results) == 150 and all(result["caption"] for result in results)
+    assert len(list((project / "data" / "scenes-quick" / "images").iterdir())) == 1700
+
+
+def test_demo_prints_the_scores_of_its_files(finished, project):
+    stdout, _ = finished
+    lines = [line for line in stdout.splitlines() if line.strip()]
+    assert lines[0].split() == ["Humans", "MLE", "SMILE", "MLE+SMILE", "0.3:0.7"]
+    for title, metric, digits in (("Length", "cap_len", 1), ("True facts", "true_facts", 2)):
+        (line,) = (line for line in lines if line.startswith(title))
+        values = re.findall(r"(\d+\.\d+) \(", line)
+        assert values[1:] == [f"{scores(project, run)[metric]:.{digits}f}" for run in RUNS]
+
+
+def test_demo_shows_the_effect(finished, project):
+    # Far below what the whole demo shows, and still the other way round for a broken objective.
+    assert scores(project, "smile")["cap_len"] > 1.2 * scores(project, "mle")["cap_len"]
+    assert scores(project, "smile")["true_facts"] > scores(project, "mle")["true_facts"]
+
+
+def test_report_is_whole_and_needs_no_network(finished, project):
+    page = (project / "output" / "demo-quick" / "report.html").read_text()
+    assert "numbers are weaker" in page
+    assert page.count("<svg") >= 4 and "data:image/" in page
+    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+    for run in RUNS:
+        assert f"{scores(project, run)['cap_len']:.1f}" in page
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_report_fits_the_screen(finished, project, tmp_path, width):
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    page = (project / "output" / "demo-quick" / "report.html").read_text()
+    # A window of headless Chromium is at least 500 wide: a frame makes the page a phone's.
+    measure = (
+        "<script>onload = () => parent.postMessage({wide: document.documentElement.scrollWidth, "
+        "broken: [...document.images].filter(i => !i.naturalWidth).length}, '*')</script>"
+    )
+    (tmp_path / "report.html").write_text(page.replace("</body>", measure + "</body>"))
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        "<body style='margin: 0'><script>onmessage = event => Object.assign("
+        "document.body.dataset, event.data)</script>"
+        f"<iframe src='report.html' width={width} height=3000 style='border: 0'></iframe>"
+    )
+    command = [
+        *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+        *("--no-first-run", "--disable-background-networking", "--disable-sync"),
+        f"--user-data-dir={tmp_path / 'profile'}",
+        f"--window-size={max(width, 500)},3000",
+        "--virtual-time-budget=5000",
+    ]
+    dom = subprocess.run(
+        [*command, "--dump-dom", f"file://{frame}"], capture_output=True, text=True, timeout=120
+    ).stdout
+    assert re.search(r'data-broken="0"', dom), dom[:500]
+    assert int(re.search(r'data-wide="(\d+)"', dom)[1]) <= width
+    picture = tmp_path / "report.png"
+    screenshot = [*command, f"--screenshot={picture}", f"file://{frame}"]
+    subprocess.run(screenshot, capture_output=True, timeout=120)
+    assert picture.stat().st_size > 20_000
+
+
+def test_demo_called_again_has_only_the_report_to_make(finished, project):
+    folder = project / "output" / "demo-quick"
+    before = {p: p.stat().st_mtime for p in folder.rglob("metrics.json")}
+    again = start(project)
+    stdout, stderr = again.communicate(timeout=280)
+    assert again.returncode == 0, stderr
+    assert stdout == finished[0]
+    assert {p: p.stat().st_mtime for p in folder.rglob("metrics.json")} == before
