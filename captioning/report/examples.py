@@ -2,11 +2,13 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from PIL import Image
 
+from captioning.caption_files import ImageId
 from captioning.data import load_image
 from captioning.errors import UserError
 from captioning.report.comparison import Comparison
@@ -33,16 +35,27 @@ class Example(NamedTuple):
 
 def examples(comparison: Comparison, count: int = EXAMPLES) -> list[Example]:
     """Images at even distances through the split, whatever was said of them."""
-    ids = comparison.image_ids
-    count = min(count, len(ids))
     found = []
-    for image_id in (ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)):
+    for image_id in _evenly_spaced(comparison.image_ids, count):
         captions = [
             (row.label, row.kind, comparison.marked(row.captions[image_id], image_id))
             for row in comparison.rows
         ]
         found.append(Example(str(image_id), picture(comparison.image_path(image_id)), captions))
     return found
+
+
+def example_lines(comparison: Comparison) -> str:
+    """The first of these images, for a terminal: its file, and a caption a line."""
+    image_id = _evenly_spaced(comparison.image_ids, EXAMPLES)[0]
+    width = max(len(row.label) for row in comparison.rows)
+    captions = [f"  {row.label:<{width}}  {row.captions[image_id]}" for row in comparison.rows]
+    return "\n".join([str(comparison.image_path(image_id) or f"image {image_id}"), *captions])
+
+
+def _evenly_spaced(ids: Sequence[ImageId], count: int) -> list[ImageId]:
+    count = min(count, len(ids))
+    return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
 
 
 def picture(path: Optional[Path]) -> Optional[Picture]:

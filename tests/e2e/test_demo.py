@@ -94,6 +94,15 @@ def test_demo_prints_the_scores_of_its_files(finished, project):
         (line,) = (line for line in lines if line.startswith(title))
         values = re.findall(r"(\d+\.\d+) \(", line)
         assert values[1:] == [f"{scores(project, run)[metric]:.{digits}f}" for run in RUNS]
+    image = next(i for i, line in enumerate(lines) if line.startswith("data/scenes-quick/images/"))
+    folder = project / "output" / "demo-quick"
+    captions = [
+        result["caption"]
+        for run in RUNS
+        for result in json.loads((folder / run / "result" / "test.json").read_text())
+        if lines[image].endswith(f"scene_{result['image_id']:06d}.png")
+    ]
+    assert [line.split("  ")[-1] for line in lines[image + 2 : image + 5]] == captions
 
 
 def test_demo_shows_the_effect(finished, project):
