@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
 from captioning import checkpointing, train
+from captioning.config import load_config
 from captioning.errors import UserError
 from captioning.metrics.meteor import shared_process
 from captioning.model import REPOSITORY
@@ -55,7 +56,7 @@ class Demo:
         variant = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
         self.data, self.folder = Path(f"data/scenes{variant}"), Path(f"output/demo{variant}")
         self.quick, self.seed = quick, seed
-        self.flags = ["--seed", str(seed), *(["--device", device] if device else [])]
+        self.flags = {"seed": seed, **({"device": device} if device else {})}
         self.overrides = list(overrides)
         self.comparison: Optional[Comparison] = None
 
@@ -92,40 +93,44 @@ class Demo:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
     def _train(self, config: str, name: str) -> None:
-        arguments = [*self._arguments(config, name), "metrics=[length, facts]"]  # METEOR takes long
+        # CIDEr and METEOR would choose among epochs, of which only the last is validated.
+        overrides = [*self._overrides(config, name), "metrics=[length, facts]"]
         if config == FINETUNE:
-            arguments.append(f"pretrained={self.folder / 'pretrain' / checkpointing.BEST}")
-        self._program(arguments)
+            overrides.append(f"pretrained={self.folder / 'pretrain' / checkpointing.BEST}")
+        self._program(config, name, overrides)
 
     def _evaluate(self, name: str) -> None:
-        if not self._is_evaluated(name):
-            arguments = self._arguments(FINETUNE, name)  # the run's best checkpoint
-            self._program([*arguments, "--evaluate", "--eval_split", "test"])
+        overrides = self._overrides(FINETUNE, name)
+        if not self._is_evaluated(name, overrides):
+            self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 
-    def _arguments(self, config: str, name: str) -> list[str]:
-        """What scripts/train.sh would be given."""
-        data = ("image_root", "ann_root")
-        overrides = [
-            *(f"{key}={self.data}" for key in data),
-            f"tokenizer={self.data / 'vocab.txt'}",
-        ]
-        if self.quick:
-            overrides += QUICK[config]
+    def _overrides(self, config: str, name: str) -> list[str]:
+        places = {"image_root": self.data, "ann_root": self.data}
+        places["tokenizer"] = self.data / "vocab.txt"
+        overrides = [f"{key}={place}" for key, place in places.items()]
         if config == FINETUNE:
             overrides.append(f"objective={OBJECTIVES[name]}")
-        folder = ["--output_dir", str(self.folder / name)]
-        path = ["--config", str(REPOSITORY / config)]
-        return [*path, *folder, *self.flags, *overrides, *self.overrides]
+        return [*overrides, *(QUICK[config] if self.quick else []), *self.overrides]
 
-    def _program(self, arguments: list[str]) -> None:
-        if train.main(arguments) != 0:
+    def _program(self, config: str, name: str, overrides: list[str], *more: str) -> None:
+        """What scripts/train.sh and scripts/eval.sh run."""
+        flags = {"config": REPOSITORY / config, "output_dir": self.folder / name, **self.flags}
+        given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
+        if train.main([*given, *more, *overrides]) != 0:
             raise Failed
 
-    def _is_evaluated(self, name: str) -> bool:
-        """Whether the captions of the weights that are there have been scored."""
-        scored = self.folder / name / "result" / "test" / "metrics.json"
-        best = self.folder / name / checkpointing.BEST
-        return scored.exists() and scored.stat().st_mtime >= best.stat().st_mtime
+    def _is_evaluated(self, name: str, overrides: list[str]) -> bool:
+        """Whether the weights that are there have been scored under these very settings."""
+        folder = self.folder / name
+        scored = folder / "result" / "test" / "metrics.json"
+        settings = scored.with_name("config.yaml")  # written before the captions are made
+        if not scored.exists() or any(
+            path.stat().st_mtime > scored.stat().st_mtime
+            for path in (folder / checkpointing.BEST, settings)
+        ):
+            return False
+        flags = {"output_dir": str(folder), **self.flags}
+        return load_config(settings) == load_config(REPOSITORY / FINETUNE, overrides, flags)
 
     def _report(self) -> None:
         self.comparison = compare(self.runs)

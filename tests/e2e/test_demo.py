@@ -164,3 +164,19 @@ def test_demo_called_again_has_only_the_report_to_make(finished, project):
     assert again.returncode == 0, stderr
     assert stdout == finished[0]
     assert {p: p.stat().st_mtime for p in folder.rglob("metrics.json")} == before
+
+
+def test_demo_with_another_setting_scores_anew(finished, project):
+    """The weights stay, and what was scored under other settings is not shown as theirs."""
+    other = start(project, "num_beams=1")
+    stdout, stderr = other.communicate(timeout=280)
+    assert other.returncode == 0, stderr
+    assert stdout != finished[0] and stderr.count("captions of test: 100%") == 3
+    assert stderr.count("has run all of its") == 4
+
+
+def test_a_setting_of_another_run_is_refused_in_one_line(finished, project):
+    other = start(project, "init_lr=1e-3")
+    stdout, stderr = other.communicate(timeout=280)
+    assert other.returncode == 2 and stdout == ""
+    assert stderr.splitlines()[-1].startswith("error: the run in output/demo-quick/pretrain had")
