@@ -34,10 +34,11 @@ class ImageEncoder(VisionTransformer):
     """Image (B, 3, S, S), normalised -> embeddings (B, 1 + (S / patch_size)**2, embed_dim).
 
     vit: "base", "large", or a mapping with embed_dim, depth, num_heads and, if other than usual,
-    patch_size (16), mlp_ratio (4), drop_path_rate (0), initializer_range (0.02: the standard
-    deviation of the blocks' made-up weights; narrow ones learn faster from about embed_dim**-0.5).
-    With `grad_ckpt` the last `ckpt_layer`
-    blocks keep no activations and are computed again in backward.
+    patch_size (16), mlp_ratio (4), drop_path_rate (0), initializer_range. The latter is the
+    standard deviation of the blocks' made-up weights, 0.02 without it; narrow ones learn faster
+    from about embed_dim**-0.5. Where it is given, positions are drawn as loud as the patches are.
+    With `grad_ckpt` the last `ckpt_layer` blocks keep no activations and are computed again in
+    backward.
     """
 
     def __init__(

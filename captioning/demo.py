@@ -27,12 +27,17 @@ from captioning.run_log import part_of, say
 from captioning.scenes.make import SPLITS, make_scenes
 
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
-OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.3, smile: 0.7}"}
+OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
 QUICK = {PRETRAIN: [], FINETUNE: ["max_epoch=2", "eval_every=2"]}  # an epoch is a quarter as long
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the whole one."
+)
+# max_epoch and eval_every: one value for pre-training and fine-tuning would suit neither.
+OWN_KEYS = (
+    *("objective", "pretrained", "image_root", "ann_root", "tokenizer", "facts_file", "metrics"),
+    *("train_file", "val_file", "test_file", "output_dir", "seed", "max_epoch", "eval_every"),
 )
 FAILED = 2  # exit code of a program that has said in one line what is wrong
 
@@ -58,6 +63,7 @@ class Demo:
         self.quick, self.seed = quick, seed
         self.flags = {"seed": seed, **({"device": device} if device else {})}
         self.overrides = list(overrides)
+        self._check()
         self.comparison: Optional[Comparison] = None
 
     @property
@@ -88,6 +94,17 @@ class Demo:
             ),
             Step("report", 10, self._report),
         ]
+
+    def _check(self) -> None:
+        """Refuse impossible settings before anything is drawn or trained."""
+        for override in self.overrides:
+            key = override.partition("=")[0]
+            if key in OWN_KEYS:
+                raise UserError(
+                    f"{key} is what the demo's runs differ in or share: it sets it itself"
+                )
+        for config in (PRETRAIN, FINETUNE):
+            load_config(REPOSITORY / config, self.overrides, self.flags)
 
     def _draw(self) -> None:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
@@ -124,10 +141,10 @@ class Demo:
         folder = self.folder / name
         scored = folder / "result" / "test" / "metrics.json"
         settings = scored.with_name("config.yaml")  # written before the captions are made
-        if not scored.exists() or any(
-            path.stat().st_mtime > scored.stat().st_mtime
-            for path in (folder / checkpointing.BEST, settings)
-        ):
+        weights = folder / checkpointing.BEST
+        if not all(path.exists() for path in (scored, settings, weights)):
+            return False
+        if scored.stat().st_mtime < max(settings.stat().st_mtime, weights.stat().st_mtime):
             return False
         flags = {"output_dir": str(folder), **self.flags}
         return load_config(settings) == load_config(REPOSITORY / FINETUNE, overrides, flags)
@@ -141,15 +158,18 @@ class Demo:
 
 def run(demo: Demo) -> None:
     """All steps, each announced with the time that it and those after it may take."""
-    steps, began = demo.steps(), time.monotonic()
-    expected = 0.0
+    steps = demo.steps()
+    taken = expected = 0.0
     for number, step in enumerate(steps, 1):
         left = sum(later.seconds for later in steps[number - 1 :])
-        pace = (time.monotonic() - began) / expected if expected >= 30 else 1.0
+        pace = taken / expected if expected >= 10 else 1.0
         say(f"\n[{number}/{len(steps)}] {step.title} (about {_spoken(left * pace)} to go in all)")
+        began = time.monotonic()
         with part_of(f"[{number}/{len(steps)}]"):
             step.do()
-        expected += step.seconds
+        seconds = time.monotonic() - began
+        if seconds > step.seconds / 5:  # less was left of it, and tells nothing of the others
+            taken, expected = taken + seconds, expected + step.seconds
 
 
 def _spoken(seconds: float) -> str:
@@ -165,8 +185,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     arguments = parser.parse_intermixed_args(argv)
-    demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
     try:
+        demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
         with shared_process():
             run(demo)
         print(f"\n{comparison_table(demo.comparison)}\n\n{example_lines(demo.comparison)}")

@@ -33,7 +33,8 @@ class FineTuning:
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         self.precision = Precision(config.precision, device)
         checkpoint = starting_point(config)
-        record_run(config, self.folder)
+        if checkpoint is None or checkpoint["epoch"] + 1 < config.max_epoch:
+            record_run(config, self.folder)  # a run that is over keeps the record of how it ran
         self.captioner = self._build_captioner(resumed=checkpoint is not None)
         self.model = self._wrap(self.captioner)
         self.optimizer = torch.optim.AdamW(

@@ -41,12 +41,14 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
     if path is None:
         return None
     content = content or checkpointing.read(path)
-    over = content["epoch"] + 1 >= config.max_epoch
-    say(
-        f"{folder} has run all of its {config.max_epoch} epochs"
-        if over
-        else f"resuming from {path}"
-    )
+    done = content["epoch"] + 1
+    if done > config.max_epoch:
+        raise UserError(
+            f"max_epoch is {config.max_epoch}, but the run in {folder} has run {done} epochs; give "
+            "another output_dir, or resume=never, which moves that run aside"
+        )
+    over = done == config.max_epoch
+    say(f"{folder} has run all of its {done} epochs" if over else f"resuming from {path}")
     return content
 
 

@@ -26,14 +26,15 @@ def say(line: str) -> None:
         tqdm.write(line, file=sys.stderr)
 
 
-def record_run(config: Config, folder: Path) -> None:
-    """Write config.yaml and run.json (command, versions) into `folder`. Raises UserError."""
+def record_run(config: Config, folder: Path, **more: Any) -> None:
+    """Write config.yaml and run.json (command, versions, `more`). Raises UserError."""
     if is_main():
         record = {
             "command": shlex.join([sys.executable, *sys.argv]),
             "python": platform.python_version(),
             "processes": world_size(),
             "versions": dict(_versions()),
+            **more,
         }
         write_json(record, folder / "run.json")
         write_config(config, folder / "config.yaml")
@@ -55,7 +56,11 @@ class RunLog:
         if is_main():
             from torch.utils.tensorboard import SummaryWriter
 
-            self.file = open(folder / "log.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+            path = folder / "log.jsonl"
+            cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+            if cut_off:  # by a kill in the middle of a line, which would swallow the next
+                self.file.write("\n")
             self.board = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:

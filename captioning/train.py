@@ -18,7 +18,7 @@ from captioning.errors import UserError
 from captioning.model import captioner_from
 from captioning.recipe import FineTuning
 from captioning.run_log import record_run, say
-from captioning.split_evaluation import SplitEvaluation
+from captioning.split_evaluation import SplitEvaluation, remove_scores
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -40,10 +40,12 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     # Decided once: machines that do not share the folder would take different weights.
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
     checkpoint = distributed.broadcast_from_main(checkpoint)
-    record_run(config, folder / "result" / split)
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, checkpoint)
     say(loaded)
+    if distributed.is_main():
+        remove_scores(folder, split)  # of other weights or settings
+    record_run(config, folder / "result" / split, checkpoint=checkpoint)
     evaluation.run(captioner.to(device), split)
     say(f"captions and scores are in {folder / 'result'}")
 

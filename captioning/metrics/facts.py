@@ -6,6 +6,8 @@ scene_R@k    captions whose stated facts find their own scene among the first k 
              per cent; a scene of which as many of them are true counts as before it
 """
 
+from captioning.caption_files import by_id
+from captioning.errors import UserError
 from captioning.metrics.bootstrap import mean, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.scenes.facts import Statement, read_caption, true_facts
@@ -22,9 +24,14 @@ class Facts(Evaluator):
 
     def __init__(self, settings: Settings):
         self.scenes = read_scenes(settings.facts_file)
+        self.file = settings.facts_file
 
     def evaluate(self, captions: CaptionSet) -> Result:
-        scenes = [self.scenes[image_id] for image_id in captions.ids]
+        known = by_id(captions.ids, self.scenes)
+        scenes = [known[image_id] for image_id in captions.ids]
+        if not all(scenes):
+            unknown = next(i for i in captions.ids if not known[i])
+            raise UserError(f"{self.file} does not say what is in image {unknown!r}")
         statements = [read_caption(captions.predictions[image_id]) for image_id in captions.ids]
         stated = [len(statement.facts()) for statement in statements]
         true = [len(true_facts(s, scene)) for s, scene in zip(statements, scenes)]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -64,10 +64,18 @@ class _Shared:
     def __init__(self):
         self.opened, self.process = ExitStack(), None
 
-    def running(self) -> Any:
+    def score(self, captions, references):
+        """As `_converse`; a process that fails is given up, and the next call starts another."""
         if self.process is None:
             self.process, _ = self.opened.enter_context(_java(_SHARED_SECONDS))
-        return self.process
+        try:
+            return _converse(self.process, captions, references)
+        except BaseException as error:
+            self.process, opened, self.opened = None, self.opened, ExitStack()
+            # Java's own reason, where it has one, comes out of the block that it ran in.
+            if not opened.__exit__(type(error), error, error.__traceback__):
+                raise
+            raise AssertionError("java_process swallowed an error") from error
 
     def end(self) -> None:
         with suppress(JavaError):  # what it failed to score has been reported
@@ -104,10 +112,7 @@ def _java(time_limit: float):
 def _run_java(captions, references):
     """Return the set's score, each caption's, and (N, 23) statistics."""
     if _shared is not None:
-        try:
-            return _converse(_shared.running(), captions, references)
-        except (OSError, ValueError) as error:
-            raise JavaError(f"Java's answer makes no sense: {error}") from error
+        return _shared.score(captions, references)
     with _java(_SECONDS_TO_START + _SECONDS_A_CAPTION * len(captions)) as (process, _):
         return _converse(process, captions, references)
 

@@ -36,10 +36,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def default_output(runs: Sequence[Path]) -> Path:
-    """report.html in the folder that holds all runs; for one run, in its own."""
+    """report.html in the folder that holds all runs; for one run, in its own.
+
+    Runs that have but the root in common leave it in the current folder.
+    """
     if len(runs) == 1:
         return runs[0] / "report.html"
-    return Path(os.path.commonpath([run.absolute().parent for run in runs]), "report.html")
+    try:
+        above = Path(os.path.commonpath([run.absolute().parent for run in runs]))
+    except ValueError:  # on different drives
+        return Path("report.html")
+    return Path("report.html") if above == Path(above.anchor) else above / "report.html"
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from captioning.caption_files import Captions, ImageId, References
+from captioning.config import Config
 from captioning.data import Sample, read_split, references
 from captioning.errors import UserError
 from captioning.evaluate import score
 from captioning.metrics.evaluator import Settings
 from captioning.metrics.registry import build_evaluators
+from captioning.report.data_sets import refuse_other_data
 from captioning.report.humans import held_out
 from captioning.report.runs import Metric, Run, read_runs
 from captioning.scenes.facts import mark
@@ -33,8 +35,9 @@ class Row(NamedTuple):
 @dataclass(frozen=True)
 class Comparison:
     """image_ids: those that every run captioned; samples and references: the images and human
-    captions of these, in the split's order, both empty where the data set cannot be read; missing:
-    a sentence for each thing that could not be had."""
+    captions of these, in the split's order, both empty where the data set cannot be read;
+    captioned: how many images every run captioned; whole_split: whether these are the split;
+    missing: a sentence for each thing that could not be had."""
 
     split: str
     runs: list[Run]
@@ -44,6 +47,13 @@ class Comparison:
     human: Optional[Row] = None
     scenes: dict[ImageId, Scene] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    captioned: int = 0
+    whole_split: bool = True
+
+    @property
+    def has_other_captions(self) -> bool:
+        """Whether a caption that is held out leaves others to score it against."""
+        return any(len(group) > 1 for group in self.references.values())
 
     @property
     def rows(self) -> list[Row]:
@@ -53,7 +63,7 @@ class Comparison:
 
     def image_path(self, image_id: ImageId) -> Optional[Path]:
         sample = self.samples.get(image_id)
-        return sample and Path(self.runs[0].config.image_root, sample.image)
+        return sample and Path(self.runs[0].scored_with.image_root, sample.image)
 
     def marked(self, caption: str, image_id: ImageId) -> list[tuple[str, Optional[bool]]]:
         """The caption's words, each with whether it is true of the image; None: not known."""
@@ -64,6 +74,7 @@ class Comparison:
 def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     """Read the runs in `folders` and score the people. Raises UserError for what is no run."""
     runs = read_runs(folders, split)
+    refuse_other_data(runs, split)
     captioned = [i for i in runs[0].captions if all(i in run.captions for run in runs)]
     if not captioned:
         raise UserError(
@@ -79,22 +90,32 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
             )
         if not run.metrics:
             missing.append(f"{run.label} has no scores of this split.")
-    config = runs[0].config
+    count = len(captioned)
+    config = runs[0].scored_with
     try:
         samples = {sample.image_id: sample for sample in read_split(config, split)}
         texts = references(config, split)
     except UserError as error:
         missing.append(f"The data set could not be read, so there are no human captions: {error}.")
-        return Comparison(split, runs, captioned, missing=missing)
-    wanted = set(captioned)
+        return Comparison(split, runs, captioned, missing=missing, captioned=count)
+    wanted, size = set(captioned), len(samples)
     samples = {i: sample for i, sample in samples.items() if i in wanted}
     if not samples:
         missing.append(f"The data set's {split} split has none of the captioned images.")
-        return Comparison(split, runs, captioned, missing=missing)
+        return Comparison(split, runs, captioned, missing=missing, captioned=count)
+    if len(samples) < count:
+        missing.append(
+            f"The data set has only {len(samples)} of the {count} captioned images; the examples "
+            "and the human captions are of these, the runs' scores of all."
+        )
+    if len(samples) < size:
+        missing.append(f"Only {len(samples)} of the split's {size} images were captioned.")
     texts = {i: list(texts[i]) for i in samples}
     human = _human_row(texts, runs, missing)
-    scenes = _scenes(runs[0].scored_with, missing)
-    return Comparison(split, runs, list(samples), samples, texts, human, scenes, missing)
+    scenes = _scenes(_with_facts(runs), missing)
+    whole = len(samples) == size == count
+    ids = list(samples)
+    return Comparison(split, runs, ids, samples, texts, human, scenes, missing, count, whole)
 
 
 def _human_row(texts: References, runs: list[Run], missing: list[str]) -> Row:
@@ -106,7 +127,7 @@ def _human_row(texts: References, runs: list[Run], missing: list[str]) -> Row:
         missing.append("Each image has one human caption, so people are not scored by references.")
         evaluators = [name for name in evaluators if name in WITHOUT_REFERENCES]
         others = {image_id: [caption] for image_id, caption in captions.items()}
-    config = runs[0].scored_with
+    config = _with_facts(runs)
     facts_file = Path(config.ann_root, config.facts_file) if config.facts_file else None
     settings = Settings("SPICE" in wanted, facts_file=facts_file)
     try:
@@ -127,7 +148,13 @@ def _human_row(texts: References, runs: list[Run], missing: list[str]) -> Row:
     return Row(HUMANS, "humans", captions, metrics)
 
 
-def _scenes(config, missing: list[str]) -> dict[ImageId, Scene]:
+def _with_facts(runs: list[Run]) -> Config:
+    """What the first run that knows of facts was scored with."""
+    configs = [run.scored_with for run in runs]
+    return next((config for config in configs if config.facts_file), configs[0])
+
+
+def _scenes(config: Config, missing: list[str]) -> dict[ImageId, Scene]:
     if config.facts_file is None:
         return {}
     try:

@@ -6,7 +6,7 @@ from typing import Any
 from captioning.report.runs import Run, plain_command
 from decoding import DecodingSettings
 
-NOT_A_SETTING = {"output_dir"}  # two runs never share it, and nothing follows from it
+NOT_A_SETTING = {"output_dir", "device"}  # the page says that they are left out
 OF_SCORING = {*DecodingSettings.__dataclass_fields__, "metrics", "spice", "facts_file"}
 
 
@@ -34,13 +34,21 @@ def settings(run: Run) -> dict[str, Any]:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Each setting that is not the same in all runs, with its value in each."""
+    """Each setting that is not the same in all runs, with its value in each.
+
+    Of those of training that were others in scoring, the latter stand under "NAME, in scoring".
+    """
     values = [settings(run) for run in runs]
-    return {
-        name: [_text(each.get(name)) for each in values]
-        for name in values[0]
-        if any(each.get(name) != values[0][name] for each in values)
-    }
+    scored = [run.scored_with.model_dump() for run in runs]
+    found = {}
+    for name in values[0]:
+        trained = [each[name] for each in values]
+        then = [each[name] for each in scored]
+        if any(value != trained[0] for value in trained):
+            found[name] = [_text(value) for value in trained]
+        if then != trained and any(value != then[0] for value in then):
+            found[f"{name}, in scoring"] = [_text(value) for value in then]
+    return found
 
 
 def _text(value: Any) -> str:

@@ -46,6 +46,7 @@ class Run:
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json: command, versions; empty where there is none
     scoring: dict[str, Any]
+    weights: Optional[str] = None  # what was captioned with, where it is not the folder's own best
 
     @property
     def trained(self) -> bool:
@@ -57,8 +58,8 @@ class Run:
 
     @property
     def checkpoint(self) -> Optional[Path]:
-        """The weights whose captions these are, where they are in the folder."""
-        path = self.folder / BEST
+        """The weights whose captions these are, where the file is still there."""
+        path = Path(self.weights) if self.weights else self.folder / BEST
         return path if path.exists() else None
 
 
@@ -110,40 +111,79 @@ def _read_run(folder: Path, split: str) -> Run:
         )
     own = load_config(folder / "config.yaml") if trained else None
     scored = load_config(result / "config.yaml") if (result / "config.yaml").exists() else own
-    config = own or scored
-    weights = parse_objective(config.objective)
-    kind = "mixture" if len(weights) > 1 else next(iter(weights))
+    scoring = _json(result / "run.json")
+    foreign = _foreign_weights(folder, scored, scoring)
+    label = folder.resolve().name
+    if trained and foreign:
+        trained, label = False, _name_of(foreign)
+    config = own if trained else scored
+    parts = parse_objective(config.objective)
+    kind = "mixture" if len(parts) > 1 else next(iter(parts))
     scores = _json(result / "metrics.json")
     return Run(
         folder=folder,
-        label=objective_name(config.objective) if trained else folder.resolve().name,
+        label=objective_name(config.objective) if trained else label,
         kind=kind if trained else "weights",
         config=config,
         scored_with=scored,
         captions=read_predictions(results_file),
-        metrics=metrics_of(scores.get("metrics", {})),
-        skipped=scores.get("skipped", {}),
-        log=_log(folder / "log.jsonl"),
-        training=_json(folder / "run.json"),
-        scoring=_json(result / "run.json"),
+        metrics=metrics_of(scores.get("metrics", {}), result / "metrics.json"),
+        skipped=_object(scores.get("skipped", {}), result / "metrics.json"),
+        log=[] if foreign else _log(folder / "log.jsonl"),
+        training={} if foreign else _json(folder / "run.json"),
+        scoring=scoring,
+        weights=foreign,
     )
 
 
-def metrics_of(entries: dict[str, dict]) -> dict[str, Metric]:
-    """The "metrics" of a metrics.json; what has no interval has a value alone."""
-    return {
-        name: Metric(entry["value"], entry.get("low"), entry.get("high"))
-        for name, entry in entries.items()
-        if entry.get("value") is not None
-    }
+def _foreign_weights(folder: Path, scored: Config, scoring: dict[str, Any]) -> Optional[str]:
+    """The recorded checkpoint where it is not the folder's best; None, too, without a record."""
+    checkpoint = scoring.get("checkpoint")
+    if not isinstance(checkpoint, str):
+        return None
+    path = Path(checkpoint)
+    own = path.resolve() == (folder / BEST).resolve()
+    # A record of a relative path holds for the folder that the program was started in.
+    return None if own or path == Path(scored.output_dir, BEST) else checkpoint
+
+
+def _name_of(weights: str) -> str:
+    path = Path(weights)
+    return "/".join(path.parts[-2:]) if path.name == BEST else path.name
+
+
+def metrics_of(entries: Any, path: Path) -> dict[str, Metric]:
+    """The "metrics" of a metrics.json; what has no interval has a value alone.
+
+    path: the file, for the UserError that tells of entries of another shape.
+    """
+    found = {}
+    for name, entry in _object(entries, path).items():
+        ends = [_object(entry, path).get(end) for end in ("value", "low", "high")]
+        if any(end is not None and type(end) not in (int, float) for end in ends):
+            raise _other_shape(path)
+        if ends[0] is not None:
+            found[name] = Metric(*ends)
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return parse_json(read_text(path), path) if path.exists() else {}
+    return _object(parse_json(read_text(path), path), path) if path.exists() else {}
+
+
+def _object(value: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _other_shape(path)
+    return value
+
+
+def _other_shape(path: Path) -> UserError:
+    return UserError(f"{path}: not as captioning.train writes it: caption and score the run again")
 
 
 def _log(path: Path) -> list[dict[str, Any]]:
-    """The events of a log.jsonl; a line that a stopped run left unfinished is passed over."""
+    """The events of a log.jsonl; a line that is no JSON object, such as an unfinished one, is
+    passed over."""
     events = []
     if path.exists():
         for line in path.read_text(encoding="utf-8").split("\n"):
@@ -151,7 +191,8 @@ def _log(path: Path) -> list[dict[str, Any]]:
                 event = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            events.append(event)
+            if isinstance(event, dict):
+                events.append(event)
     return events
 
 

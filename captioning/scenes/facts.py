@@ -6,6 +6,7 @@ A specific word states more than a general one: "crimson" says red and dark, "ti
 Words that state nothing ("a", "and", "with") are passed over, and a fact said twice counts once.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple, Optional
@@ -112,21 +113,45 @@ def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
     """
     facts = statement.facts()
     best: frozenset[Fact] = frozenset()
-    for things in _assignments(statement.mentions, len(scene.things)):
+    for things in _assignments(_distinct_mentions(statement, scene), len(scene.things)):
         true = frozenset(fact for fact in facts if _holds(fact, things, scene))
         if len(true) > len(best):
             best = true
     return best
 
 
-def _assignments(mentions: int, things: int) -> Iterator[dict[int, int]]:
+def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
+    """The mentions that can matter, since something of them can be true.
+
+    Of those of which the same is said there are no more than things: a captioner that repeats
+    itself would cost the cube of its mentions.
+    """
+    possible = frozenset().union(*(thing.facts() for thing in scene.things))
+    said: dict[int, list[tuple]] = {mention: [] for mention in range(statement.mentions)}
+    for fact in statement.facts():
+        if fact.subject is not None:
+            said[fact.subject].append((fact.what, fact.other))
+            if fact.other is not None:
+                said[fact.other].append((fact.what, fact.subject))
+    alike = Counter()
+    kept = []
+    for mention, what in said.items():
+        key = frozenset(what)
+        alike[key] += 1
+        can_be_true = any(name in possible or other is not None for name, other in key)
+        if can_be_true and alike[key] <= len(scene.things):
+            kept.append(mention)
+    return kept
+
+
+def _assignments(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
     """Every way to take mentions for things, {mention: thing}, as many of them as there can be."""
-    if mentions <= things:
-        for chosen in permutations(range(things), mentions):
-            yield dict(enumerate(chosen))
+    if len(mentions) <= things:
+        for chosen in permutations(range(things), len(mentions)):
+            yield dict(zip(mentions, chosen))
     else:
-        for chosen in permutations(range(mentions), things):
-            yield {mention: thing for thing, mention in enumerate(chosen)}
+        for named in permutations(mentions, things):
+            yield {mention: thing for thing, mention in enumerate(named)}
 
 
 def _holds(fact: Fact, things: dict[int, int], scene: Scene) -> bool:

@@ -32,9 +32,18 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     folder holds something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
-    if folder.exists():
-        _check(folder, made_from)
-        return False
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            _check(folder, made_from)
+            return False
+        _draw_all(folder, made_from)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
+    return True
+
+
+def _draw_all(folder: Path, made_from: dict) -> None:
+    seed, splits = made_from["seed"], made_from["splits"]
     staged = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(staged, ignore_errors=True)
     (staged / "images").mkdir(parents=True)
@@ -56,18 +65,20 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     write_text("\n".join([*SPECIAL_TOKENS, *sorted(words)]) + "\n", staged / "vocab.txt")
     write_json({"made_from": made_from, "scenes": scenes}, staged / "scenes.json")
     staged.replace(folder)
-    return True
 
 
 def read_scenes(path: Path) -> dict[int, Scene]:
     """What is in each image, by image id. Raises UserError for a file of another kind."""
     content = _read(path)
-    if content is None:
-        raise UserError(f"{path}: says of no scene what is in it: make it with captioning.scenes")
-    return {
-        int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
-        for number, (ground, *things) in content["scenes"].items()
-    }
+    try:
+        return {
+            int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
+            for number, (ground, *things) in content["scenes"].items()
+        }
+    except (TypeError, ValueError, AttributeError):
+        raise UserError(
+            f"{path}: says of no scene what is in it: make it with captioning.scenes"
+        ) from None
 
 
 def _check(folder: Path, made_from: dict) -> None:

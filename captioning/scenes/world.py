@@ -79,7 +79,7 @@ RELATIONS = {
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """A scene whose things lie in different cells, differ in size and do not overlap."""
+    """A scene whose things differ in size and lie in cells that are far enough apart."""
     while True:
         sizes = rng.sample(list(SIZES), rng.randint(1, MOST_THINGS))
         sizes.sort(key=lambda size: -RADIUS[size])

@@ -7,7 +7,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from captioning.config import load_config
 from captioning.errors import UserError
-from captioning.run_log import RunLog, progress, record_run, say
+from captioning.run_log import RunLog, part_of, progress, record_run, say
 
 
 def test_values_become_lines_and_curves(tmp_path):
@@ -55,3 +55,18 @@ def test_only_rank_0_shows_anything(monkeypatch, capsys):
         bar.update(3)
     shown = capsys.readouterr().err
     assert "hello" in shown and "bar: 100%" in shown
+
+
+def test_a_line_that_was_cut_off_swallows_no_other(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"event": "step", "st')
+    log = RunLog(tmp_path)
+    log.write("step", 3, {"loss": 1.0})
+    log.close()
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[1])["step"] == 3
+
+
+def test_bars_say_what_they_are_part_of(capsys):
+    with part_of("[2/9]"), progress(10, "epoch 1/3") as bar:
+        assert bar.desc.startswith("[2/9] epoch 1/3")
+    with progress(10, "epoch 1/3") as bar:
+        assert bar.desc.startswith("epoch 1/3")

@@ -12,6 +12,7 @@ import time
 import pytest
 
 PACKAGES = ("smile", "decoding", "BLIP", "captioning", "configs", "scripts")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
 
 
@@ -63,8 +64,6 @@ def scores(project, run):
     return {name: entry["value"] for name, entry in json.loads(path.read_text())["metrics"].items()}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_demo_that_was_killed_goes_on(finished, project):
     _, stderr = finished
     assert "demo-quick/pretrain has run all of its" in stderr
@@ -89,7 +88,7 @@ def test_demo_leaves_the_files_of_a_run(finished, project):
 def test_demo_prints_the_scores_of_its_files(finished, project):
     stdout, _ = finished
     lines = [line for line in stdout.splitlines() if line.strip()]
-    assert lines[0].split() == ["Humans", "MLE", "SMILE", "MLE+SMILE", "0.3:0.7"]
+    assert lines[0].split() == ["Humans", "MLE", "SMILE", "MLE+SMILE", "0.5:0.5"]
     for title, metric, digits in (("Length", "cap_len", 1), ("True facts", "true_facts", 2)):
         (line,) = (line for line in lines if line.startswith(title))
         values = re.findall(r"(\d+\.\d+) \(", line)

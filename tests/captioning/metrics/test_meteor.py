@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from captioning.metrics import meteor
-from captioning.metrics.java import JavaError
+from captioning.metrics.java import JavaError, java_process
 from captioning.metrics.meteor import meteor_of_sums, meteor_scores
 
 CAPTIONS = ["a man rides a horse", "", "two cats sit on a red sofa", "a | | | dog", "zebra"]
@@ -68,15 +68,28 @@ def test_scores_of_a_shared_process_are_the_same(java, monkeypatch):
     monkeypatch.setattr(meteor, "_java", lambda limit: started.append(limit) or start(limit))
     with meteor.shared_process():
         shared = meteor_scores(CAPTIONS, REFERENCES), meteor_scores(CAPTIONS[:2], REFERENCES[:2])
-        process = meteor._shared.running()
+        process = meteor._shared.process
     assert shared == alone
     assert len(started) == 1 and process.poll() is not None
 
 
-def test_a_shared_process_that_fails_is_reported_and_hides_no_other_error(fake_java):
-    fake_java("read line; echo 1; exit 1")
+def test_a_shared_process_that_fails_is_reported_and_replaced(java, monkeypatch):
+    start, broken = meteor._java, ["broken"]
+
+    def first_broken(limit):
+        return java_process(["-version"], 60) if broken and broken.pop() else start(limit)
+
+    monkeypatch.setattr(meteor, "_java", first_broken)
+    with meteor.shared_process():
+        with pytest.raises(JavaError):
+            meteor_scores(CAPTIONS, REFERENCES)
+        assert meteor_scores(CAPTIONS, REFERENCES)[0].value == pytest.approx(0.2297044399120868)
+
+
+def test_a_shared_process_hides_no_other_error(fake_java):
+    fake_java("read line; echo 1; echo 'Error: broken' >&2; exit 1")
     with pytest.raises(OSError, match="disk full"), meteor.shared_process():
         for _ in range(2):
-            with pytest.raises(JavaError, match="makes no sense"):
+            with pytest.raises(JavaError, match="exit code 1: Error: broken"):
                 meteor_scores(CAPTIONS, REFERENCES)
         raise OSError("disk full")

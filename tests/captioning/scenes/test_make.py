@@ -65,6 +65,14 @@ def test_something_else_there_is_refused(tmp_path, other):
     assert digest(tmp_path / "s") == before
 
 
+def test_an_empty_folder_is_filled_and_a_file_in_the_way_is_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert make_scenes(tmp_path / "empty", 0, SPLITS)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file/scenes: Not a directory"):
+        make_scenes(tmp_path / "file" / "scenes", 0, SPLITS)
+
+
 def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
     from captioning.scenes import make
 
@@ -87,9 +95,10 @@ def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
     assert digest(tmp_path / "s") == digest(tmp_path / "whole")
 
 
-def test_truth_of_another_kind_is_refused(tmp_path):
+@pytest.mark.parametrize("content", [{"annotations": []}, {"made_from": 1, "scenes": {"x": [1]}}])
+def test_truth_of_another_kind_is_refused(tmp_path, content):
     path = tmp_path / "truth.json"
-    path.write_text(json.dumps({"annotations": []}))
+    path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"truth\.json: says of no scene what is in it"):
         read_scenes(path)
 

@@ -1,0 +1,68 @@
+"""The facts metrics on three scenes, counted by hand."""
+
+import pytest
+
+from captioning.errors import UserError
+from captioning.evaluate import score
+from captioning.json_file import write_json
+from captioning.metrics.evaluator import Settings
+from captioning.metrics.registry import build_evaluators
+
+SCENES = {
+    1: ["sand", ["circle", "crimson", "huge", 0, 0]],
+    2: ["sand", ["circle", "coral", "huge", 0, 0]],
+    3: ["snow", ["star", "navy", "tiny", 2, 2], ["ring", "lime", "large", 0, 0]],
+}
+
+
+@pytest.fixture
+def evaluators(tmp_path):
+    path = tmp_path / "scenes.json"
+    write_json({"made_from": {}, "scenes": SCENES}, path)
+    return build_evaluators(["facts"], Settings(facts_file=path))
+
+
+CAPTIONS = {
+    1: "a red circle",  # true of 1 and of 2
+    2: "a coral circle on the snow",  # red, light and circle, and not the ground
+    3: "two things",
+}
+
+
+def scored(captions, evaluators):
+    return score(captions, {image_id: ["a circle"] for image_id in captions}, evaluators)
+
+
+def test_counts_and_ranks(evaluators):
+    scores = scored(CAPTIONS, evaluators)
+    values = {name: estimate.value for name, estimate in scores.metrics.items()}
+    assert values == pytest.approx(
+        {
+            "true_facts": (2 + 3 + 1) / 3,
+            "wrong_facts": 100 / 7,
+            "scene_R@1": 200 / 3,  # the first caption fits scene 2 as well
+            "scene_R@5": 100,
+        }
+    )
+    assert [scores.per_image[i]["true_facts"] for i in SCENES] == [2, 3, 1]
+    assert [scores.per_image[i]["scene_R@1"] for i in SCENES] == [0, 100, 100]
+
+
+def test_ids_may_be_strings(evaluators):
+    scores = scored({str(i): caption for i, caption in CAPTIONS.items()}, evaluators)
+    assert scores.metrics["true_facts"].value == 2 and not scores.skipped
+
+
+def test_captions_that_state_nothing(evaluators):
+    scores = scored({1: "", 2: "and the"}, evaluators)
+    assert scores.metrics["true_facts"].value == 0 and "wrong_facts" in scores.skipped
+
+
+def test_an_unknown_image_is_named(evaluators):
+    scores = scored({1: "a circle", 7: "a circle"}, evaluators)
+    assert "does not say what is in image 7" in scores.skipped["true_facts"]
+
+
+def test_facts_without_a_file_is_refused():
+    with pytest.raises(UserError, match="facts needs facts_file"):
+        build_evaluators(["facts"], Settings())
