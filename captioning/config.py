@@ -133,6 +133,11 @@ class Config(Checked):
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
 
+    @property
+    def facts_path(self) -> Optional[Path]:
+        """Where facts_file is, or None without one."""
+        return Path(self.ann_root, self.facts_file) if self.facts_file else None
+
     def decoding_settings(self) -> DecodingSettings:
         """How this run draws captions."""
         names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)

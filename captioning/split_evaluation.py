@@ -36,7 +36,8 @@ class SplitEvaluation:
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
             self.references = references(config, split)
-            self.evaluators = build_evaluators(config.metrics, _settings(config))
+            settings = Settings(spice=config.spice, facts_file=config.facts_path)
+            self.evaluators = build_evaluators(config.metrics, settings)
         if distributed.is_main():
             for evaluator in self.evaluators:
                 for metric, reason in evaluator.unavailable().items():
@@ -57,11 +58,6 @@ class SplitEvaluation:
         say(f"image {results[0]['image_id']}: {results[0]['caption']}")
         say(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
-
-
-def _settings(config):
-    facts_file = Path(config.ann_root, config.facts_file) if config.facts_file else None
-    return Settings(spice=config.spice, facts_file=facts_file)
 
 
 def remove_scores(folder: Path, name: str) -> None:

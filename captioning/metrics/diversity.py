@@ -14,6 +14,7 @@ class Diversity(Evaluator):
     """
 
     names = ("lex_div", "ttr", "distinct_1", "distinct_2", "distinct_captions")
+    uses_references = False
 
     def evaluate(self, captions: CaptionSet) -> Result:
         tokenized = captions.tokenized

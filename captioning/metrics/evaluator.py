@@ -75,11 +75,13 @@ class Result:
 class Evaluator(ABC):
     """Metrics that are computed together and chosen by one name, see `captioning.metrics.registry`.
 
-    names: those of its metrics, under the settings it was made with. Making one raises UserError
+    names: those of its metrics, under the settings it was made with; uses_references: whether they
+    compare a caption with its references. Making one raises UserError
     for a file that is missing or wrong. Whatever `evaluate` raises costs its own metrics alone.
     """
 
     names: tuple[str, ...]
+    uses_references = True
 
     def __init__(self, settings: Settings):
         self.settings = settings

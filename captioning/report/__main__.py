@@ -1,6 +1,6 @@
 """Compare finished runs in one HTML page.
 
-python -m captioning.report output/demo/mle output/demo/smile output/demo/mixture
+python -m captioning.report output/demo/mle output/demo/smile output/demo/mle_smile
 """
 
 import argparse

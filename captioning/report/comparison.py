@@ -1,26 +1,25 @@
 """What a report compares: the runs, the people, and the images that they all captioned."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from captioning.caption_files import Captions, ImageId, References
-from captioning.config import Config
 from captioning.data import Sample, read_split, references
 from captioning.errors import UserError
 from captioning.evaluate import score
+from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.evaluator import Settings
 from captioning.metrics.registry import build_evaluators
 from captioning.report.data_sets import refuse_other_data
 from captioning.report.humans import held_out
-from captioning.report.runs import Metric, Run, read_runs
+from captioning.report.runs import Run, read_runs
 from captioning.scenes.facts import mark
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
 
 HUMANS = "Humans"
-WITHOUT_REFERENCES = ("length", "diversity", "facts")
 
 
 class Row(NamedTuple):
@@ -29,7 +28,7 @@ class Row(NamedTuple):
     label: str
     kind: str  # "humans" or a run's
     captions: Captions
-    metrics: dict[str, Metric]
+    metrics: dict[str, Estimate]
 
 
 @dataclass(frozen=True)
@@ -80,16 +79,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
         raise UserError(
             f"the runs captioned no image in common on split {split}: compare runs of one data set"
         )
-    missing = []
-    for run in runs:
-        more = len(run.captions) - len(captioned)
-        if more:
-            missing.append(
-                f"{run.label} captioned {more} images that another run did not; its scores are "
-                "over these, too, while the examples are not."
-            )
-        if not run.metrics:
-            missing.append(f"{run.label} has no scores of this split.")
+    missing = list(_gaps(runs, len(captioned)))
     count = len(captioned)
     config = runs[0].scored_with
     try:
@@ -112,53 +102,61 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
         missing.append(f"Only {len(samples)} of the split's {size} images were captioned.")
     texts = {i: list(texts[i]) for i in samples}
     human = _human_row(texts, runs, missing)
-    scenes = _scenes(_with_facts(runs), missing)
+    scenes = _scenes(_facts_path(runs), missing)
     whole = len(samples) == size == count
     ids = list(samples)
     return Comparison(split, runs, ids, samples, texts, human, scenes, missing, count, whole)
 
 
+def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
+    """A sentence for each thing that a run has more or less of than the others."""
+    for run in runs:
+        more = len(run.captions) - captioned
+        if more:
+            yield (
+                f"{run.label} captioned {more} images that another run did not; its scores are "
+                "over these, too, while the examples are not."
+            )
+        if not run.metrics:
+            yield f"{run.label} has no scores of this split."
+
+
 def _human_row(texts: References, runs: list[Run], missing: list[str]) -> Row:
     """The held-out captions with the metrics that the runs have."""
     captions, others = held_out(texts)
+    alone = not others
+    if alone:
+        missing.append("Each image has one human caption, so people are not scored by references.")
+        others = {image_id: [caption] for image_id, caption in captions.items()}
     wanted = {name for run in runs for name in run.metrics}
     evaluators = list(dict.fromkeys(name for run in runs for name in run.scored_with.metrics))
-    if not others:
-        missing.append("Each image has one human caption, so people are not scored by references.")
-        evaluators = [name for name in evaluators if name in WITHOUT_REFERENCES]
-        others = {image_id: [caption] for image_id, caption in captions.items()}
-    config = _with_facts(runs)
-    facts_file = Path(config.ann_root, config.facts_file) if config.facts_file else None
-    settings = Settings("SPICE" in wanted, facts_file=facts_file)
+    settings = Settings("SPICE" in wanted, facts_file=_facts_path(runs))
     try:
         built = build_evaluators(evaluators, settings) if wanted else []
     except UserError as error:
         missing.append(f"People could not be scored: {error}.")
         return Row(HUMANS, "humans", captions, {})
+    if alone:
+        built = [evaluator for evaluator in built if not evaluator.uses_references]
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
     for reason in dict.fromkeys(
         scores.skipped[name] for name in sorted(wanted & set(scores.skipped))
     ):
         missing.append(f"Not all scores of people could be computed: {reason}.")
-    metrics = {
-        name: Metric(estimate.value, estimate.low, estimate.high)
-        for name, estimate in scores.metrics.items()
-        if name in wanted
-    }
+    metrics = {name: estimate for name, estimate in scores.metrics.items() if name in wanted}
     return Row(HUMANS, "humans", captions, metrics)
 
 
-def _with_facts(runs: list[Run]) -> Config:
-    """What the first run that knows of facts was scored with."""
-    configs = [run.scored_with for run in runs]
-    return next((config for config in configs if config.facts_file), configs[0])
+def _facts_path(runs: list[Run]) -> Optional[Path]:
+    """That of the first run that knows of facts."""
+    return next((path for run in runs if (path := run.scored_with.facts_path)), None)
 
 
-def _scenes(config: Config, missing: list[str]) -> dict[ImageId, Scene]:
-    if config.facts_file is None:
+def _scenes(path: Optional[Path], missing: list[str]) -> dict[ImageId, Scene]:
+    if path is None:
         return {}
     try:
-        return read_scenes(Path(config.ann_root, config.facts_file))
+        return read_scenes(path)
     except UserError as error:
         missing.append(f"What the images show could not be read, so no word is marked: {error}.")
         return {}

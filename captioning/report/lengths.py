@@ -6,12 +6,8 @@ from collections.abc import Iterable, Sequence
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
+from captioning.metrics.length import words
 from captioning.report.figures import FAINT, INK, look, new_figure, styles, svg
-
-
-def words(caption: str) -> int:
-    """How many words a caption has, counted as the metric cap_len does."""
-    return len(caption.split())
 
 
 def lengths(groups: Sequence[tuple[str, str, Iterable[str]]]) -> Markup:

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 from captioning.report.figures import INK, look, new_figure, styles, svg
-from captioning.report.runs import Metric
 
 
 class Axis(NamedTuple):
@@ -18,7 +18,7 @@ class Axis(NamedTuple):
     factor: float = 1.0
     offset: float = 0.0
 
-    def of(self, metric: Metric) -> tuple[float, Optional[tuple[float, float]]]:
+    def of(self, metric: Estimate) -> tuple[float, Optional[tuple[float, float]]]:
         """The metric's value on this axis, and how far its interval reaches down and up."""
         value, *ends = (
             None if v is None else self.offset + self.factor * v

@@ -7,24 +7,17 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from captioning.caption_files import Captions, read_predictions
 from captioning.checkpointing import BEST
 from captioning.config import Config, load_config
 from captioning.errors import UserError
 from captioning.json_file import parse_json, read_text
+from captioning.metrics.bootstrap import Estimate
 from smile import parse_objective
 
 NAMES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
-
-
-class Metric(NamedTuple):
-    """A score of a set of captions, with the ends of its interval where there is one."""
-
-    value: float
-    low: Optional[float] = None
-    high: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ class Run:
     config: Config  # of the training
     scored_with: Config  # of the captions of the split
     captions: Captions
-    metrics: dict[str, Metric]
+    metrics: dict[str, Estimate]
     skipped: dict[str, str]  # metrics that could not be computed, and why
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json: command, versions; empty where there is none
@@ -152,18 +145,18 @@ def _name_of(weights: str) -> str:
     return "/".join(path.parts[-2:]) if path.name == BEST else path.name
 
 
-def metrics_of(entries: Any, path: Path) -> dict[str, Metric]:
+def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
     """The "metrics" of a metrics.json; what has no interval has a value alone.
 
     path: the file, for the UserError that tells of entries of another shape.
     """
     found = {}
     for name, entry in _object(entries, path).items():
-        ends = [_object(entry, path).get(end) for end in ("value", "low", "high")]
-        if any(end is not None and type(end) not in (int, float) for end in ends):
+        parts = [_object(entry, path).get(part) for part in ("value", "low", "high", "n")]
+        if any(part is not None and type(part) not in (int, float) for part in parts):
             raise _other_shape(path)
-        if ends[0] is not None:
-            found[name] = Metric(*ends)
+        if parts[0] is not None:
+            found[name] = Estimate(*parts)
     return found
 
 

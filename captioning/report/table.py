@@ -2,8 +2,8 @@
 
 from typing import NamedTuple, Optional
 
+from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Comparison
-from captioning.report.runs import Metric
 from captioning.score_table import COLUMNS as NAMES
 
 
@@ -86,7 +86,7 @@ def _table(comparison: Comparison, columns: list[Column]) -> Table:
     return Table(columns, rows)
 
 
-def _cell(column: Column, metric: Optional[Metric]) -> Optional[Cell]:
+def _cell(column: Column, metric: Optional[Estimate]) -> Optional[Cell]:
     if metric is None:
         return None
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from captioning.caption_files import ImageId
 from captioning.data import evaluation_transform, load_image, preprocess_caption
 from captioning.errors import UserError
+from captioning.metrics.length import words
 from captioning.model import captioner_from
 from captioning.report.comparison import Comparison
 from captioning.report.examples import Picture, picture
-from captioning.report.lengths import words
 from captioning.report.runs import Run
 from smile import mle_loss, smile_loss
 

@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 from captioning.report.curves import curves, smoothed
 from captioning.report.examples import picture
 from captioning.report.figures import styles
 from captioning.report.lengths import lengths
 from captioning.report.plane import axes_of, plane
-from captioning.report.runs import Metric, read_runs
+from captioning.report.runs import read_runs
 
-FACTS = {"true_facts": Metric(4.0, 3.5, 4.5), "wrong_facts": Metric(20.0, 15.0, 30.0)}
+FACTS = {"true_facts": Estimate(4.0, 3.5, 4.5, 5), "wrong_facts": Estimate(20.0, 15.0, 30.0, 5)}
 
 
 def test_a_colour_is_that_of_one_objective():
@@ -40,7 +41,9 @@ def test_plane_of_facts():
     ],
 )
 def test_plane_of_what_there_is(names, axes):
-    rows = [Row(label, "mle", {}, dict.fromkeys(names, Metric(0.5))) for label in "ab"]
+    rows = [
+        Row(label, "mle", {}, dict.fromkeys(names, Estimate(0.5, None, None, 5))) for label in "ab"
+    ]
     assert axes_of(rows) == axes and (plane(rows) is None) == (axes is None)
     assert plane(rows[:1]) is None
 

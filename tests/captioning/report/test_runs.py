@@ -5,6 +5,7 @@ import json
 import pytest
 
 from captioning.errors import UserError
+from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import compare
 from captioning.report.runs import objective_name, plain_command, read_runs
 
@@ -35,8 +36,8 @@ def test_labels_and_kinds(runs, make_run):
 
 def test_what_a_run_says(runs):
     run = read_runs(runs, "test")[0]
-    assert run.metrics["CIDEr"] == (1.2345, 1.1, 1.35)
-    assert run.metrics["Bleu_4"] == (0.321, None, None)
+    assert run.metrics["CIDEr"] == Estimate(1.2345, 1.1, 1.35, 12)
+    assert run.metrics["Bleu_4"] == Estimate(0.321, None, None, 12)
     assert len(run.log) == 22  # the unfinished line is passed over
     assert run.checkpoint == runs[0] / "checkpoint_best.pth"
 

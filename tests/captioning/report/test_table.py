@@ -1,14 +1,24 @@
 """The numbers side by side."""
 
+from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Comparison, Row
-from captioning.report.runs import Metric
 from captioning.report.table import comparison_table, other_metrics, table_of
 
 
 class TwoRows(Comparison):
     rows = (
-        Row("Humans", "humans", {}, {"CIDEr": Metric(0.9), "Bleu_1": Metric(0.5)}),
-        Row("MLE", "mle", {}, {"CIDEr": Metric(1.2344, 1.1, 1.3), "lex_div": Metric(0.042)}),
+        Row(
+            "Humans",
+            "humans",
+            {},
+            {"CIDEr": Estimate(0.9, None, None, 5), "Bleu_1": Estimate(0.5, None, None, 5)},
+        ),
+        Row(
+            "MLE",
+            "mle",
+            {},
+            {"CIDEr": Estimate(1.2344, 1.1, 1.3, 5), "lex_div": Estimate(0.042, None, None, 5)},
+        ),
     )
 
 
