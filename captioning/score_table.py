@@ -12,14 +12,11 @@ class Column(NamedTuple):
     decimals: int = 3
 
 
-# The order, and the names, in which captioning papers print them.
+# The published table's columns, those of the COCO evaluation, then the rest.
 COLUMNS = {
     "cap_len": Column("Cap. Len.", 2),
     "lex_div": Column("Lex. Div."),
-    "ttr": Column("TTR"),
-    "distinct_1": Column("Dist-1"),
-    "distinct_2": Column("Dist-2"),
-    "distinct_captions": Column("Dist. Cap."),
+    "CLIPScore": Column("CLIPScore", 1),
     "Bleu_1": Column("BLEU-1"),
     "Bleu_2": Column("BLEU-2"),
     "Bleu_3": Column("BLEU-3"),
@@ -28,6 +25,11 @@ COLUMNS = {
     "ROUGE_L": Column("ROUGE-L"),
     "CIDEr": Column("CIDEr"),
     "SPICE": Column("SPICE"),
+    "RefCLIPScore": Column("RefCLIPScore", 1),
+    "ttr": Column("TTR"),
+    "distinct_1": Column("Dist-1"),
+    "distinct_2": Column("Dist-2"),
+    "distinct_captions": Column("Dist. Cap."),
     "true_facts": Column("True Facts", 2),
     "wrong_facts": Column("Wrong %", 1),
     "scene_R@1": Column("Scene R@1", 1),

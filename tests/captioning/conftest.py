@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tokenizers import pre_tokenizers
 
 CLIP_MERGES = [
@@ -81,3 +83,15 @@ def gpt2_folder(tmp_path_factory):
     make_up(model, 0.15)
     model.save_pretrained(str(folder))
     return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Return the paths of four images of different sizes and content."""
+    paths = []
+    for number, size in enumerate([(40, 30), (24, 24), (35, 60), (50, 50)]):
+        random = np.random.default_rng(number)
+        coarse = random.integers(0, 255, (4, 4, 3), dtype=np.uint8)
+        paths.append(tmp_path / f"photo_{number:03d}.png")
+        Image.fromarray(coarse).resize(size, Image.BICUBIC).save(paths[-1])
+    return paths
