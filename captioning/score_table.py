@@ -17,6 +17,7 @@ COLUMNS = {
     "cap_len": Column("Cap. Len.", 2),
     "lex_div": Column("Lex. Div."),
     "CLIPScore": Column("CLIPScore", 1),
+    "PPL": Column("PPL", 1),
     "Bleu_1": Column("BLEU-1"),
     "Bleu_2": Column("BLEU-2"),
     "Bleu_3": Column("BLEU-3"),

@@ -107,7 +107,7 @@ def _build(sizes, files, marks):
     except (KeyError, TypeError):
         raise UserError(f"{files.config}: clip_model: this is no CLIP model") from None
     model = CLIPModel(config).float()
-    load_weights(model, files.weights, buffers=["position_ids"])
+    load_weights(model, files.weights)
     return model, config.text_config.max_position_embeddings, config.vision_config.image_size
 
 

@@ -1,6 +1,5 @@
 """The files of a pre-trained model that a metric uses: in a folder, or on the Hugging Face hub."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -66,20 +65,19 @@ def read_sizes(files: ModelFiles) -> dict[str, Any]:
     return sizes
 
 
-def load_weights(model: nn.Module, path: Path, prefix: str = "", buffers: Iterable[str] = ()):
+def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
     """Put the weights of a file into `model`. Raises UserError if they are not this model's.
 
-    prefix: what the file's names may begin with beyond the model's own; buffers: ends of names that
-    hold no weights, and that versions of transformers keep or do not.
+    prefix: what the file's names may begin with beyond the model's own. Buffers, which versions of
+    transformers save or do not, are left as they are.
     """
     state = {name.removeprefix(prefix): value for name, value in _read(path).items()}
-    lacking = [name for name, _ in model.named_parameters() if name not in state]
+    names = [name for name, _ in model.named_parameters()]
+    lacking = [name for name in names if name not in state]
     if lacking:
         raise UserError(f"{path}: lacks {lacking[0]}: these are the weights of another model")
-    own = {name: state[name] for name in model.state_dict() if name in state}
-    own = {name: value for name, value in own.items() if not name.endswith(tuple(buffers))}
     try:
-        model.load_state_dict(own, strict=False)
+        model.load_state_dict({name: state[name] for name in names}, strict=False)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise UserError(f"{path}: does not fit the config.json beside it: {reason}") from None

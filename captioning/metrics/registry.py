@@ -11,6 +11,7 @@ EVALUATORS = {
     "length": "captioning.metrics.length:Length",
     "diversity": "captioning.metrics.diversity:Diversity",
     "clipscore": "captioning.metrics.clipscore:ClipScore",
+    "perplexity": "captioning.metrics.perplexity:Perplexity",
     "facts": "captioning.metrics.facts:Facts",
 }
 NEED_IMAGES = ("clipscore",)
