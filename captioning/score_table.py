@@ -16,6 +16,8 @@ class Column(NamedTuple):
 COLUMNS = {
     "cap_len": Column("Cap. Len.", 2),
     "lex_div": Column("Lex. Div."),
+    "R@1": Column("R@1", 1),
+    "R@5": Column("R@5", 1),
     "CLIPScore": Column("CLIPScore", 1),
     "PPL": Column("PPL", 1),
     "Bleu_1": Column("BLEU-1"),
@@ -26,6 +28,8 @@ COLUMNS = {
     "ROUGE_L": Column("ROUGE-L"),
     "CIDEr": Column("CIDEr"),
     "SPICE": Column("SPICE"),
+    "R@10": Column("R@10", 1),
+    "median_rank": Column("Med. Rank", 1),
     "RefCLIPScore": Column("RefCLIPScore", 1),
     "ttr": Column("TTR"),
     "distinct_1": Column("Dist-1"),

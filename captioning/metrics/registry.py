@@ -11,10 +11,11 @@ EVALUATORS = {
     "length": "captioning.metrics.length:Length",
     "diversity": "captioning.metrics.diversity:Diversity",
     "clipscore": "captioning.metrics.clipscore:ClipScore",
+    "retrieval": "captioning.metrics.retrieval:Retrieval",
     "perplexity": "captioning.metrics.perplexity:Perplexity",
     "facts": "captioning.metrics.facts:Facts",
 }
-NEED_IMAGES = ("clipscore",)
+NEED_IMAGES = ("clipscore", "retrieval")
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
 
