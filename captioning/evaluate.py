@@ -1,8 +1,11 @@
 """Score a file of captions against human ones.
 
     python -m captioning.evaluate results.json --references coco_karpathy_test_gt.json
+    python -m captioning.evaluate results.json --references coco_karpathy_test_gt.json \\
+        --images coco/val2014 --metrics coco length diversity clipscore retrieval perplexity
 
-The captions are a COCO results file, a list of {image_id, caption}, whatever program wrote it.
+The captions are a COCO results file, a list of {image_id, caption}, whatever program wrote it. The
+metrics that run models share their work where torchrun starts several processes.
 """
 
 import argparse
@@ -28,11 +31,25 @@ from captioning.caption_files import (
     read_references,
 )
 from captioning.errors import UserError
+from captioning.image_files import find_images
 from captioning.json_file import write_json, write_text
 from captioning.metrics.bootstrap import INTERVALS
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores, Settings
+from captioning.metrics.evaluator import (
+    CLIP_MODEL,
+    PPL_MODEL,
+    CaptionSet,
+    Evaluator,
+    Scores,
+    Settings,
+)
 from captioning.metrics.java import JavaError, java_version
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, build_evaluators
+from captioning.metrics.registry import (
+    DEFAULT_METRICS,
+    EVALUATORS,
+    NEED_IMAGES,
+    RUN_MODELS,
+    build_evaluators,
+)
 from captioning.score_table import format_table
 
 
@@ -61,6 +78,14 @@ def score(
             reason = str(error) if isinstance(error, UserError) else repr(error)
             scores.skipped.update(dict.fromkeys(evaluator.names, reason))
     return scores
+
+
+def for_this_rank(evaluators: Iterable[Evaluator], is_main: bool) -> list[Evaluator]:
+    """Return the evaluators that this process has to call: rank 0 all, the others those that share.
+
+    The scores of the others are worth nothing.
+    """
+    return [evaluator for evaluator in evaluators if is_main or evaluator.on_every_rank]
 
 
 def _add(result, scores):
@@ -100,11 +125,13 @@ def write_scores(
 
 
 def _versions():
-    versions = {"python": platform.python_version(), "java": None, "pycocoevalcap": None}
+    versions = {"python": platform.python_version(), "java": None}
     with contextlib.suppress(JavaError):
         versions["java"] = str(java_version())
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        versions["pycocoevalcap"] = metadata.version("pycocoevalcap")
+    for name in ("pycocoevalcap", "torch", "transformers"):
+        versions[name] = None
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return versions
 
 
@@ -130,6 +157,17 @@ def _arguments(argv):
     )
     parser.add_argument("--spice", action="store_true", help="compute SPICE too, which is slow")
     parser.add_argument("--facts_file", type=Path, help="what is in each image, for facts")
+    parser.add_argument(
+        "--images", type=Path, help="the images' folder, or a JSON file {image id: image file}"
+    )
+    parser.add_argument("--clip_model", default=CLIP_MODEL, help="a hub id or a folder")
+    parser.add_argument("--ppl_model", default=PPL_MODEL, help="a hub id or a folder")
+    parser.add_argument(
+        "--pool", type=Path, help="further images for retrieval: a folder, .txt, .json or .npz"
+    )
+    parser.add_argument("--cache_dir", type=Path, help="where image features are kept")
+    parser.add_argument("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
+    parser.add_argument("--batch_size", type=int, default=64, help="what a model takes at once")
     return parser.parse_args(argv)
 
 
@@ -137,27 +175,56 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program on its arguments (those of the command line); return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _arguments(argv)
+    if not set(RUN_MODELS).intersection(arguments.metrics):
+        if int(os.environ.get("RANK", 0)) > 0:
+            return 0  # there is no work to share
+        try:
+            _run(arguments, argv)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return 0
+    from captioning import distributed  # imports torch, which the other metrics do without
+
     try:
-        settings = Settings(spice=arguments.spice, facts_file=arguments.facts_file)
-        evaluators = build_evaluators(arguments.metrics, settings)
-        predictions = read_predictions(arguments.predictions)
-        references = read_references(arguments.references)
-        scores = score(predictions, references, evaluators)
-        print(format_table(scores))
-        left_out = len(references) - len(predictions)
-        if left_out:
-            print(
-                f"warning: {left_out} of {len(references)} images with references have no "
-                "prediction and were not scored",
-                file=sys.stderr,
-            )
-        if arguments.output_dir:
-            command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
-            write_scores(arguments.output_dir, scores, predictions, command)
+        device = distributed.start(arguments.device)
+        _run(arguments, argv, str(device), distributed.is_main())
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        distributed.report(f"error: {error}")
         return 2
+    except Exception:
+        distributed.end_after_a_bug()
+        raise
+    finally:
+        distributed.stop()
     return 0
+
+
+def _run(arguments, argv, device="cpu", is_main=True):
+    """Score, and on rank 0 print and write. Raises UserError."""
+    predictions = read_predictions(arguments.predictions)
+    references = read_references(arguments.references)
+    images = None
+    if arguments.images and set(NEED_IMAGES).intersection(arguments.metrics):
+        images = find_images(arguments.images, Path(arguments.references), predictions)
+    given = ("spice", "facts_file", "clip_model", "ppl_model", "pool", "cache_dir", "batch_size")
+    settings = {name: getattr(arguments, name) for name in given}
+    settings = Settings(**settings, images=images, device=device)
+    evaluators = build_evaluators(arguments.metrics, settings)
+    scores = score(predictions, references, for_this_rank(evaluators, is_main))
+    if not is_main:
+        return
+    print(format_table(scores))
+    left_out = len(references) - len(predictions)
+    if left_out:
+        print(
+            f"warning: {left_out} of {len(references)} images with references have no "
+            "prediction and were not scored",
+            file=sys.stderr,
+        )
+    if arguments.output_dir:
+        command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
+        write_scores(arguments.output_dir, scores, predictions, command)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from captioning import distributed
 from captioning.config import Config
 from captioning.data import read_split, references
 from captioning.errors import UserError
-from captioning.evaluate import score, write_scores
+from captioning.evaluate import for_this_rank, score, write_scores
 from captioning.generation import caption_images
 from captioning.json_file import write_json
 from captioning.metrics.evaluator import Settings
@@ -36,7 +36,7 @@ class SplitEvaluation:
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
             self.references = references(config, split)
-            self.evaluators = build_evaluators(config.metrics, _settings(config))
+            self.evaluators = build_evaluators(config.metrics, self._settings())
         if distributed.is_main():
             for evaluator in self.evaluators:
                 for metric, reason in evaluator.unavailable().items():
@@ -46,22 +46,33 @@ class SplitEvaluation:
         """Each metric by name on rank 0, None elsewhere."""
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
-        if results is None:
-            return None
+        results = distributed.broadcast_from_main(results)
         if not results:
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
-        write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, self.references, self.evaluators)
+        is_main = distributed.is_main()
+        if is_main:
+            write_json(results, self.folder / "result" / f"{name}.json")
+        scores = score(results, self.references, for_this_rank(self.evaluators, is_main))
+        if not is_main:
+            return None
         captions = {result["image_id"]: result["caption"] for result in results}
         write_scores(self.folder / "result" / name, scores, captions, shlex.join(sys.argv))
         say(f"image {results[0]['image_id']}: {results[0]['caption']}")
         say(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
-
-def _settings(config):
-    facts_file = Path(config.ann_root, config.facts_file) if config.facts_file else None
-    return Settings(spice=config.spice, facts_file=facts_file)
+    def _settings(self) -> Settings:
+        config = self.config
+        root = Path(config.image_root)
+        return Settings(
+            spice=config.spice,
+            facts_file=Path(config.ann_root, config.facts_file) if config.facts_file else None,
+            images={sample.image_id: root / sample.image for sample in self.samples},
+            clip_model=config.clip_model,
+            ppl_model=config.ppl_model,
+            pool=Path(config.pool) if config.pool else None,
+            device=str(self.device),
+        )
 
 
 def remove_scores(folder: Path, name: str) -> None:

@@ -16,6 +16,7 @@ EVALUATORS = {
     "facts": "captioning.metrics.facts:Facts",
 }
 NEED_IMAGES = ("clipscore", "retrieval")
+RUN_MODELS = ("clipscore", "retrieval", "perplexity")
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
 
