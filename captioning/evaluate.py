@@ -3,9 +3,11 @@
     python -m captioning.evaluate results.json --references coco_karpathy_test_gt.json
     python -m captioning.evaluate results.json --references coco_karpathy_test_gt.json \\
         --images coco/val2014 --metrics coco length diversity clipscore retrieval perplexity
+    python -m captioning.evaluate --compare mle.json smile.json --references GT.json
 
 The captions are a COCO results file, a list of {image_id, caption}, whatever program wrote it. The
-metrics that run models share their work where torchrun starts several processes.
+metrics that run models share their work where torchrun starts several processes. --compare says how
+two programs' captions of the same images differ, and how surely.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from captioning.caption_files import (
     read_predictions,
     read_references,
 )
+from captioning.compare_scores import compare, format_comparison, same_images
 from captioning.errors import UserError
 from captioning.image_files import find_images
 from captioning.json_file import write_json, write_text
@@ -140,13 +143,20 @@ def _arguments(argv):
         prog="python -m captioning.evaluate",
         description="Score a file of captions against human ones.",
     )
-    parser.add_argument("predictions", help="COCO results: a JSON list of {image_id, caption}")
+    parser.add_argument(
+        "predictions", nargs="?", help="COCO results: a JSON list of {image_id, caption}"
+    )
+    parser.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="two such files, instead of predictions"
+    )
     parser.add_argument(
         "--references",
         required=True,
         help="human captions: COCO ground truth, an annotation file or {image id: [captions]}",
     )
-    parser.add_argument("--output_dir", help="where to write metrics.json and per_caption.jsonl")
+    parser.add_argument(
+        "--output_dir", help="where to write metrics.json and per_caption.jsonl, or comparison.json"
+    )
     parser.add_argument(
         "--metrics",
         nargs="+",
@@ -168,7 +178,10 @@ def _arguments(argv):
     parser.add_argument("--cache_dir", type=Path, help="where image features are kept")
     parser.add_argument("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
     parser.add_argument("--batch_size", type=int, default=64, help="what a model takes at once")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if (arguments.predictions is None) == (arguments.compare is None):
+        parser.error("give one file of predictions, or --compare and two")
+    return arguments
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -202,16 +215,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _run(arguments, argv, device="cpu", is_main=True):
     """Score, and on rank 0 print and write. Raises UserError."""
-    predictions = read_predictions(arguments.predictions)
+    predictions = read_predictions(arguments.predictions or arguments.compare[0])
     references = read_references(arguments.references)
-    images = None
-    if arguments.images and set(NEED_IMAGES).intersection(arguments.metrics):
-        images = find_images(arguments.images, Path(arguments.references), predictions)
-    given = ("spice", "facts_file", "clip_model", "ppl_model", "pool", "cache_dir", "batch_size")
-    settings = {name: getattr(arguments, name) for name in given}
-    settings = Settings(**settings, images=images, device=device)
-    evaluators = build_evaluators(arguments.metrics, settings)
-    scores = score(predictions, references, for_this_rank(evaluators, is_main))
+    evaluators = _evaluators(arguments, predictions, device)
+    own = for_this_rank(evaluators, is_main)
+    command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
+    if arguments.compare:
+        second = same_images(predictions, read_predictions(arguments.compare[1]))
+        both = [score(captions, references, own) for captions in (predictions, second)]
+        if is_main:
+            _show_comparison(*both, arguments.output_dir, command)
+        return
+    scores = score(predictions, references, own)
     if not is_main:
         return
     print(format_table(scores))
@@ -223,8 +238,34 @@ def _run(arguments, argv, device="cpu", is_main=True):
             file=sys.stderr,
         )
     if arguments.output_dir:
-        command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
         write_scores(arguments.output_dir, scores, predictions, command)
+
+
+def _evaluators(arguments, predictions, device):
+    images = None
+    if arguments.images and set(NEED_IMAGES).intersection(arguments.metrics):
+        images = find_images(arguments.images, Path(arguments.references), predictions)
+    given = ("spice", "facts_file", "clip_model", "ppl_model", "pool", "cache_dir", "batch_size")
+    settings = {name: getattr(arguments, name) for name in given}
+    return build_evaluators(arguments.metrics, Settings(**settings, images=images, device=device))
+
+
+def _show_comparison(first, second, folder, command):
+    differences = compare(first, second)
+    print(format_comparison(differences))
+    skipped = {**first.skipped, **second.skipped}
+    for reason in dict.fromkeys(skipped.values()):
+        names = ", ".join(name for name in skipped if skipped[name] == reason)
+        print(f"{names} skipped: {reason}")
+    if folder:
+        content = {
+            "differences": {name: asdict(found) for name, found in differences.items()},
+            "settings": {**first.settings, "intervals": INTERVALS},
+            "skipped": skipped,
+            "command": command,
+            "versions": _versions(),
+        }
+        write_json(content, Path(folder, "comparison.json"))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,11 @@ def median(values: Sequence[float]) -> Estimate:
     return Estimate(float(np.median(values)), *_bounds(np.concatenate(resamples)), len(values))
 
 
+def resampled_means(values: np.ndarray) -> np.ndarray:
+    """Return (RESAMPLES,), the mean of each resample of one value an image. values: (n,)."""
+    return _resampled_sums(np.asarray(values, dtype=float)[:, None])[:, 0] / len(values)
+
+
 def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> list[Bounds]:
     """Return the interval of each of m scores that depend on sums over images alone.
 
