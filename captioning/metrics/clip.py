@@ -85,7 +85,9 @@ class Clip:
     @torch.inference_mode()
     def image_features(self, images: Tensor) -> Tensor:
         """Return unit vectors (B, D) of images (B, 3, S, S)."""
-        pooled = self.model.vision_model(pixel_values=images.to(self.device))[1]
+        # On a GPU convolutions alone are otherwise computed in less than float32.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            pooled = self.model.vision_model(pixel_values=images.to(self.device))[1]
         return F.normalize(self.model.visual_projection(pooled), dim=-1)
 
 
