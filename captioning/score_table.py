@@ -53,7 +53,8 @@ def format_table(scores: Scores) -> str:
         rows += ["  ".join(line).rstrip() for line in zip(*block) if "".join(line).strip()]
     if any(estimate.low is not None for estimate in scores.metrics.values()):
         rows.append("±: half of the 95 % interval over images")
-    known = [f"{name}: {value}" for name, value in scores.settings.items()]
+    # A count of nothing, such as of captions that were cut, is for the file alone.
+    known = [f"{name}: {value}" for name, value in scores.settings.items() if value != 0]
     rows.append(", ".join([f"{len(scores.per_image)} captions", *known]))
     reasons = [scores.skipped[name] for name in names if name in scores.skipped]
     for reason in dict.fromkeys(reasons):

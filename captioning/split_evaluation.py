@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from captioning import distributed
 from captioning.config import Config
-from captioning.data import read_split, references
+from captioning.data import Sample, read_split, references
 from captioning.errors import UserError
 from captioning.evaluate import for_this_rank, score, write_scores
 from captioning.generation import caption_images
@@ -36,7 +37,8 @@ class SplitEvaluation:
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
             self.references = references(config, split)
-            self.evaluators = build_evaluators(config.metrics, self._settings())
+            settings = metric_settings(config, self.samples, str(device))
+            self.evaluators = build_evaluators(config.metrics, settings)
         if distributed.is_main():
             for evaluator in self.evaluators:
                 for metric, reason in evaluator.unavailable().items():
@@ -61,18 +63,19 @@ class SplitEvaluation:
         say(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
-    def _settings(self) -> Settings:
-        config = self.config
-        root = Path(config.image_root)
-        return Settings(
-            spice=config.spice,
-            facts_file=Path(config.ann_root, config.facts_file) if config.facts_file else None,
-            images={sample.image_id: root / sample.image for sample in self.samples},
-            clip_model=config.clip_model,
-            ppl_model=config.ppl_model,
-            pool=Path(config.pool) if config.pool else None,
-            device=str(self.device),
-        )
+
+def metric_settings(config: Config, samples: Sequence[Sample], device: str) -> Settings:
+    """What a configuration says to the metrics of a split with these samples."""
+    root = Path(config.image_root)
+    return Settings(
+        spice=config.spice,
+        facts_file=Path(config.ann_root, config.facts_file) if config.facts_file else None,
+        images={sample.image_id: root / sample.image for sample in samples},
+        clip_model=config.clip_model,
+        ppl_model=config.ppl_model,
+        pool=Path(config.pool) if config.pool else None,
+        device=device,
+    )
 
 
 def remove_scores(folder: Path, name: str) -> None:
