@@ -181,6 +181,8 @@ def _arguments(argv):
     arguments = parser.parse_args(argv)
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare and two")
+    if arguments.batch_size < 1:
+        parser.error("--batch_size has to be 1 or more")
     return arguments
 
 
