@@ -11,6 +11,7 @@ from ruamel.yaml import YAML, YAMLError
 
 from captioning.errors import UserError
 from captioning.json_file import write_text
+from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
@@ -98,6 +99,9 @@ class Config(Checked):
     metrics: list[Literal[tuple(EVALUATORS)]] = Field(list(DEFAULT_METRICS), min_length=1)
     spice: bool = False
     facts_file: Optional[str] = None
+    clip_model: str = CLIP_MODEL
+    ppl_model: str = PPL_MODEL
+    pool: Optional[str] = None
 
     output_dir: str
     device: str = "auto"

@@ -1,8 +1,13 @@
 """Score a file of captions against human ones.
 
     python -m captioning.evaluate results.json --references coco_karpathy_test_gt.json
+    python -m captioning.evaluate results.json --references coco_karpathy_test_gt.json \\
+        --images coco/val2014 --metrics coco length diversity clipscore retrieval perplexity
+    python -m captioning.evaluate --compare mle.json smile.json --references GT.json
 
-The captions are a COCO results file, a list of {image_id, caption}, whatever program wrote it.
+The captions are a COCO results file, a list of {image_id, caption}, whatever program wrote it. The
+metrics that run models share their work where torchrun starts several processes. --compare says how
+two programs' captions of the same images differ, and how surely.
 """
 
 import argparse
@@ -27,12 +32,27 @@ from captioning.caption_files import (
     read_predictions,
     read_references,
 )
+from captioning.compare_scores import compare, format_comparison, same_images
 from captioning.errors import UserError
+from captioning.image_files import find_images
 from captioning.json_file import write_json, write_text
 from captioning.metrics.bootstrap import INTERVALS
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores, Settings
+from captioning.metrics.evaluator import (
+    CLIP_MODEL,
+    PPL_MODEL,
+    CaptionSet,
+    Evaluator,
+    Scores,
+    Settings,
+)
 from captioning.metrics.java import JavaError, java_version
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, build_evaluators
+from captioning.metrics.registry import (
+    DEFAULT_METRICS,
+    EVALUATORS,
+    NEED_IMAGES,
+    RUN_MODELS,
+    build_evaluators,
+)
 from captioning.score_table import format_table
 
 
@@ -61,6 +81,14 @@ def score(
             reason = str(error) if isinstance(error, UserError) else repr(error)
             scores.skipped.update(dict.fromkeys(evaluator.names, reason))
     return scores
+
+
+def for_this_rank(evaluators: Iterable[Evaluator], is_main: bool) -> list[Evaluator]:
+    """Return the evaluators that this process has to call: rank 0 all, the others those that share.
+
+    The scores of the others are worth nothing.
+    """
+    return [evaluator for evaluator in evaluators if is_main or evaluator.on_every_rank]
 
 
 def _add(result, scores):
@@ -100,11 +128,13 @@ def write_scores(
 
 
 def _versions():
-    versions = {"python": platform.python_version(), "java": None, "pycocoevalcap": None}
+    versions = {"python": platform.python_version(), "java": None}
     with contextlib.suppress(JavaError):
         versions["java"] = str(java_version())
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        versions["pycocoevalcap"] = metadata.version("pycocoevalcap")
+    for name in ("pycocoevalcap", "torch", "transformers"):
+        versions[name] = None
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return versions
 
 
@@ -113,13 +143,20 @@ def _arguments(argv):
         prog="python -m captioning.evaluate",
         description="Score a file of captions against human ones.",
     )
-    parser.add_argument("predictions", help="COCO results: a JSON list of {image_id, caption}")
+    parser.add_argument(
+        "predictions", nargs="?", help="COCO results: a JSON list of {image_id, caption}"
+    )
+    parser.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="two such files, instead of predictions"
+    )
     parser.add_argument(
         "--references",
         required=True,
         help="human captions: COCO ground truth, an annotation file or {image id: [captions]}",
     )
-    parser.add_argument("--output_dir", help="where to write metrics.json and per_caption.jsonl")
+    parser.add_argument(
+        "--output_dir", help="where to write metrics.json and per_caption.jsonl, or comparison.json"
+    )
     parser.add_argument(
         "--metrics",
         nargs="+",
@@ -130,34 +167,107 @@ def _arguments(argv):
     )
     parser.add_argument("--spice", action="store_true", help="compute SPICE too, which is slow")
     parser.add_argument("--facts_file", type=Path, help="what is in each image, for facts")
-    return parser.parse_args(argv)
+    parser.add_argument(
+        "--images", type=Path, help="the images' folder, or a JSON file {image id: image file}"
+    )
+    parser.add_argument("--clip_model", default=CLIP_MODEL, help="a hub id or a folder")
+    parser.add_argument("--ppl_model", default=PPL_MODEL, help="a hub id or a folder")
+    parser.add_argument(
+        "--pool", type=Path, help="further images for retrieval: a folder, .txt, .json or .npz"
+    )
+    parser.add_argument("--cache_dir", type=Path, help="where image features are kept")
+    parser.add_argument("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
+    parser.add_argument("--batch_size", type=int, default=64, help="what a model takes at once")
+    arguments = parser.parse_args(argv)
+    if (arguments.predictions is None) == (arguments.compare is None):
+        parser.error("give one file of predictions, or --compare and two")
+    if arguments.batch_size < 1:
+        parser.error("--batch_size has to be 1 or more")
+    return arguments
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program on its arguments (those of the command line); return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _arguments(argv)
+    if not set(RUN_MODELS).intersection(arguments.metrics):
+        if int(os.environ.get("RANK", 0)) > 0:
+            return 0  # there is no work to share
+        try:
+            _run(arguments, argv)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return 0
+    from captioning import distributed  # imports torch, which the other metrics do without
+
     try:
-        settings = Settings(spice=arguments.spice, facts_file=arguments.facts_file)
-        evaluators = build_evaluators(arguments.metrics, settings)
-        predictions = read_predictions(arguments.predictions)
-        references = read_references(arguments.references)
-        scores = score(predictions, references, evaluators)
-        print(format_table(scores))
-        left_out = len(references) - len(predictions)
-        if left_out:
-            print(
-                f"warning: {left_out} of {len(references)} images with references have no "
-                "prediction and were not scored",
-                file=sys.stderr,
-            )
-        if arguments.output_dir:
-            command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
-            write_scores(arguments.output_dir, scores, predictions, command)
+        device = distributed.start(arguments.device)
+        _run(arguments, argv, str(device), distributed.is_main())
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        distributed.report(f"error: {error}")
         return 2
+    except Exception:
+        distributed.end_after_a_bug()
+        raise
+    finally:
+        distributed.stop()
     return 0
+
+
+def _run(arguments, argv, device="cpu", is_main=True):
+    """Score, and on rank 0 print and write. Raises UserError."""
+    predictions = read_predictions(arguments.predictions or arguments.compare[0])
+    references = read_references(arguments.references)
+    evaluators = _evaluators(arguments, predictions, device)
+    own = for_this_rank(evaluators, is_main)
+    command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
+    if arguments.compare:
+        second = same_images(predictions, read_predictions(arguments.compare[1]))
+        both = [score(captions, references, own) for captions in (predictions, second)]
+        if is_main:
+            _show_comparison(*both, arguments.output_dir, command)
+        return
+    scores = score(predictions, references, own)
+    if not is_main:
+        return
+    print(format_table(scores))
+    left_out = len(references) - len(predictions)
+    if left_out:
+        print(
+            f"warning: {left_out} of {len(references)} images with references have no "
+            "prediction and were not scored",
+            file=sys.stderr,
+        )
+    if arguments.output_dir:
+        write_scores(arguments.output_dir, scores, predictions, command)
+
+
+def _evaluators(arguments, predictions, device):
+    images = None
+    if arguments.images and set(NEED_IMAGES).intersection(arguments.metrics):
+        images = find_images(arguments.images, Path(arguments.references), predictions)
+    given = ("spice", "facts_file", "clip_model", "ppl_model", "pool", "cache_dir", "batch_size")
+    settings = {name: getattr(arguments, name) for name in given}
+    return build_evaluators(arguments.metrics, Settings(**settings, images=images, device=device))
+
+
+def _show_comparison(first, second, folder, command):
+    differences = compare(first, second)
+    print(format_comparison(differences))
+    skipped = {**first.skipped, **second.skipped}
+    for reason in dict.fromkeys(skipped.values()):
+        names = ", ".join(name for name in skipped if skipped[name] == reason)
+        print(f"{names} skipped: {reason}")
+    if folder:
+        content = {
+            "differences": {name: asdict(found) for name, found in differences.items()},
+            "settings": {**first.settings, "intervals": INTERVALS},
+            "skipped": skipped,
+            "command": command,
+            "versions": _versions(),
+        }
+        write_json(content, Path(folder, "comparison.json"))
 
 
 if __name__ == "__main__":

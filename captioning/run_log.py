@@ -96,8 +96,8 @@ def part_of(work: str) -> Iterator[None]:
         _work.pop()
 
 
-def progress(total: int, description: str) -> tqdm:
-    """A bar that counts images, with images a second and the time left; on rank 0 alone.
+def progress(total: int, description: str, unit: str = "img") -> tqdm:
+    """A bar that counts images (or `unit`), how many a second and the time left; on rank 0 alone.
 
     Where nobody watches (a log file), it prints a line every half minute instead of ten a second.
     """
@@ -105,7 +105,7 @@ def progress(total: int, description: str) -> tqdm:
     return tqdm(
         total=total,
         desc=" ".join([*_work, description]),
-        unit="img",
+        unit=unit,
         disable=not is_main(),
         mininterval=interval,
         dynamic_ncols=True,

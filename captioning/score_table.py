@@ -12,14 +12,14 @@ class Column(NamedTuple):
     decimals: int = 3
 
 
-# The order, and the names, in which captioning papers print them.
+# The published table's columns, those of the COCO evaluation, then the rest.
 COLUMNS = {
     "cap_len": Column("Cap. Len.", 2),
     "lex_div": Column("Lex. Div."),
-    "ttr": Column("TTR"),
-    "distinct_1": Column("Dist-1"),
-    "distinct_2": Column("Dist-2"),
-    "distinct_captions": Column("Dist. Cap."),
+    "R@1": Column("R@1", 1),
+    "R@5": Column("R@5", 1),
+    "CLIPScore": Column("CLIPScore", 1),
+    "PPL": Column("PPL", 1),
     "Bleu_1": Column("BLEU-1"),
     "Bleu_2": Column("BLEU-2"),
     "Bleu_3": Column("BLEU-3"),
@@ -28,6 +28,13 @@ COLUMNS = {
     "ROUGE_L": Column("ROUGE-L"),
     "CIDEr": Column("CIDEr"),
     "SPICE": Column("SPICE"),
+    "R@10": Column("R@10", 1),
+    "median_rank": Column("Med. Rank", 1),
+    "RefCLIPScore": Column("RefCLIPScore", 1),
+    "ttr": Column("TTR"),
+    "distinct_1": Column("Dist-1"),
+    "distinct_2": Column("Dist-2"),
+    "distinct_captions": Column("Dist. Cap."),
     "true_facts": Column("True Facts", 2),
     "wrong_facts": Column("Wrong %", 1),
     "scene_R@1": Column("Scene R@1", 1),
@@ -46,7 +53,8 @@ def format_table(scores: Scores) -> str:
         rows += ["  ".join(line).rstrip() for line in zip(*block) if "".join(line).strip()]
     if any(estimate.low is not None for estimate in scores.metrics.values()):
         rows.append("±: half of the 95 % interval over images")
-    known = [f"{name}: {value}" for name, value in scores.settings.items()]
+    # A count of nothing, such as of captions that were cut, is for the file alone.
+    known = [f"{name}: {value}" for name, value in scores.settings.items() if value != 0]
     rows.append(", ".join([f"{len(scores.per_image)} captions", *known]))
     reasons = [scores.skipped[name] for name in names if name in scores.skipped]
     for reason in dict.fromkeys(reasons):

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
@@ -12,9 +13,9 @@ from torch import nn
 
 from captioning import distributed
 from captioning.config import Config
-from captioning.data import read_split, references
+from captioning.data import Sample, read_split, references
 from captioning.errors import UserError
-from captioning.evaluate import score, write_scores
+from captioning.evaluate import for_this_rank, score, write_scores
 from captioning.generation import caption_images
 from captioning.json_file import write_json
 from captioning.metrics.evaluator import Settings
@@ -36,7 +37,7 @@ class SplitEvaluation:
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
             self.references = references(config, split)
-            settings = Settings(spice=config.spice, facts_file=config.facts_path)
+            settings = metric_settings(config, self.samples, str(device))
             self.evaluators = build_evaluators(config.metrics, settings)
         if distributed.is_main():
             for evaluator in self.evaluators:
@@ -47,17 +48,34 @@ class SplitEvaluation:
         """Each metric by name on rank 0, None elsewhere."""
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
-        if results is None:
-            return None
+        results = distributed.broadcast_from_main(results)
         if not results:
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
-        write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, self.references, self.evaluators)
+        is_main = distributed.is_main()
+        if is_main:
+            write_json(results, self.folder / "result" / f"{name}.json")
+        scores = score(results, self.references, for_this_rank(self.evaluators, is_main))
+        if not is_main:
+            return None
         captions = {result["image_id"]: result["caption"] for result in results}
         write_scores(self.folder / "result" / name, scores, captions, shlex.join(sys.argv))
         say(f"image {results[0]['image_id']}: {results[0]['caption']}")
         say(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
+
+
+def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
+    """What a configuration says to the metrics of a split with these samples."""
+    root = Path(config.image_root)
+    return Settings(
+        spice=config.spice,
+        facts_file=config.facts_path,
+        images={sample.image_id: root / sample.image for sample in samples},
+        clip_model=config.clip_model,
+        ppl_model=config.ppl_model,
+        pool=Path(config.pool) if config.pool else None,
+        device=device,
+    )
 
 
 def remove_scores(folder: Path, name: str) -> None:

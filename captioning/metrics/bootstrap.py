@@ -48,6 +48,18 @@ def ratio(
     return Estimate(value, *intervals(columns, quotient)[0], len(columns))
 
 
+def median(values: Sequence[float]) -> Estimate:
+    """Return the median of one value an image, with its interval. values: (n,), n >= 1."""
+    values = np.asarray(values, dtype=float)
+    resamples = [np.median(values[drawn], axis=1) for drawn in _draws(len(values))]
+    return Estimate(float(np.median(values)), *_bounds(np.concatenate(resamples)), len(values))
+
+
+def resampled_means(values: np.ndarray) -> np.ndarray:
+    """Return (RESAMPLES,), the mean of each resample of one value an image. values: (n,)."""
+    return _resampled_sums(np.asarray(values, dtype=float)[:, None])[:, 0] / len(values)
+
+
 def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> list[Bounds]:
     """Return the interval of each of m scores that depend on sums over images alone.
 
@@ -62,15 +74,21 @@ def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
 def _resampled_sums(columns):
     """Return (RESAMPLES, k), the sums over resamples of n rows."""
     n = len(columns)
-    random = np.random.default_rng(SEED)
-    at_once = max(1, _COUNTS_AT_ONCE // n)
     sums = []
-    for start in range(0, RESAMPLES, at_once):
-        size = min(at_once, RESAMPLES - start)
-        drawn = random.integers(n, size=(size, n)) + n * np.arange(size)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
+    for drawn in _draws(n):
+        size = len(drawn)
+        cells = drawn + n * np.arange(size)[:, None]
+        counts = np.bincount(cells.ravel(), minlength=size * n).reshape(size, n)
         sums.append(counts @ columns)
     return np.concatenate(sums)
+
+
+def _draws(n):
+    """Yield the images that the resamples hold, (R, n) indices, RESAMPLES rows in all."""
+    random = np.random.default_rng(SEED)
+    at_once = max(1, _COUNTS_AT_ONCE // n)
+    for start in range(0, RESAMPLES, at_once):
+        yield random.integers(n, size=(min(at_once, RESAMPLES - start), n))
 
 
 def _bounds(scores):

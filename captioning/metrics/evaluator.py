@@ -11,18 +11,31 @@ from captioning.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.tokenizer import tokenize
 
+CLIP_MODEL = "openai/clip-vit-base-patch32"
+PPL_MODEL = "gpt2"
+
 
 @dataclass(frozen=True)
 class Settings:
     """What the evaluators are asked for; each takes what concerns it.
 
     spice: whether coco computes SPICE, which takes minutes; spice_timeout: seconds after which it
-    is given up; facts_file: what is in each image, for facts.
+    is given up; facts_file: what is in each image, for facts. images: the file of each image that
+    may be scored, for clipscore and retrieval; clip_model, ppl_model: hub ids or folders; pool: see
+    `captioning.metrics.pool`; cache_dir: where image features are kept, None for the user's cache;
+    device: where models run, as torch names it; batch_size: captions or images they take at once.
     """
 
     spice: bool = False
     spice_timeout: float = 3600.0
     facts_file: Optional[Path] = None
+    images: Optional[Mapping[ImageId, Path]] = None
+    clip_model: str = CLIP_MODEL
+    ppl_model: str = PPL_MODEL
+    pool: Optional[Path] = None
+    cache_dir: Optional[Path] = None
+    device: str = "cpu"
+    batch_size: int = 64
 
 
 @dataclass(frozen=True)
@@ -36,10 +49,14 @@ class Tokenized:
 
 @dataclass(frozen=True)
 class CaptionSet:
-    """One caption of each image, and one or more human ones under the same ids, in one order."""
+    """One caption of each image, and one or more human ones under the same ids, in one order.
+
+    shared: what evaluators make of the captions, or load, for each other.
+    """
 
     predictions: Mapping[ImageId, str]
     references: Mapping[ImageId, Sequence[str]]
+    shared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def ids(self) -> list[ImageId]:
@@ -76,12 +93,14 @@ class Evaluator(ABC):
     """Metrics that are computed together and chosen by one name, see `captioning.metrics.registry`.
 
     names: those of its metrics, under the settings it was made with; uses_references: whether they
-    compare a caption with its references. Making one raises UserError
-    for a file that is missing or wrong. Whatever `evaluate` raises costs its own metrics alone.
+    compare a caption with its references; on_every_rank: whether all processes have to call
+    `evaluate`, sharing its work, of which rank 0 has the result. Making one raises UserError for a
+    file that is missing or wrong. Whatever `evaluate` raises costs its own metrics alone.
     """
 
     names: tuple[str, ...]
     uses_references = True
+    on_every_rank = False
 
     def __init__(self, settings: Settings):
         self.settings = settings

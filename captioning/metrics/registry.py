@@ -10,8 +10,13 @@ EVALUATORS = {
     "coco": "captioning.metrics.coco:Coco",
     "length": "captioning.metrics.length:Length",
     "diversity": "captioning.metrics.diversity:Diversity",
+    "clipscore": "captioning.metrics.clipscore:ClipScore",
+    "retrieval": "captioning.metrics.retrieval:Retrieval",
+    "perplexity": "captioning.metrics.perplexity:Perplexity",
     "facts": "captioning.metrics.facts:Facts",
 }
+NEED_IMAGES = ("clipscore", "retrieval")
+RUN_MODELS = ("clipscore", "retrieval", "perplexity")
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
 
@@ -25,6 +30,9 @@ def build_evaluators(
     names = list(dict.fromkeys(names))
     if "facts" in names and settings.facts_file is None:
         raise UserError("metrics: facts needs facts_file, the file that says what is in each image")
+    for name in NEED_IMAGES:
+        if name in names and settings.images is None:
+            raise UserError(f"metrics: {name} needs the images: give their folder with --images")
     return [_class(EVALUATORS[name])(settings) for name in names]
 
 

@@ -1,7 +1,7 @@
 """What a report compares: the runs, the people, and the images that they all captioned."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -10,7 +10,6 @@ from captioning.data import Sample, read_split, references
 from captioning.errors import UserError
 from captioning.evaluate import score
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Settings
 from captioning.metrics.registry import build_evaluators
 from captioning.report.data_sets import refuse_other_data
 from captioning.report.humans import held_out
@@ -18,6 +17,7 @@ from captioning.report.runs import Run, read_runs
 from captioning.scenes.facts import mark
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
+from captioning.split_evaluation import metric_settings
 
 HUMANS = "Humans"
 
@@ -101,7 +101,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     if len(samples) < size:
         missing.append(f"Only {len(samples)} of the split's {size} images were captioned.")
     texts = {i: list(texts[i]) for i in samples}
-    human = _human_row(texts, runs, missing)
+    human = _human_row(texts, samples.values(), runs, missing)
     scenes = _scenes(_facts_path(runs), missing)
     whole = len(samples) == size == count
     ids = list(samples)
@@ -121,7 +121,9 @@ def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
             yield f"{run.label} has no scores of this split."
 
 
-def _human_row(texts: References, runs: list[Run], missing: list[str]) -> Row:
+def _human_row(
+    texts: References, samples: Iterable[Sample], runs: list[Run], missing: list[str]
+) -> Row:
     """The held-out captions with the metrics that the runs have."""
     captions, others = held_out(texts)
     alone = not others
@@ -130,7 +132,11 @@ def _human_row(texts: References, runs: list[Run], missing: list[str]) -> Row:
         others = {image_id: [caption] for image_id, caption in captions.items()}
     wanted = {name for run in runs for name in run.metrics}
     evaluators = list(dict.fromkeys(name for run in runs for name in run.scored_with.metrics))
-    settings = Settings("SPICE" in wanted, facts_file=_facts_path(runs))
+    settings = replace(
+        metric_settings(runs[0].scored_with, samples, "cpu"),
+        spice="SPICE" in wanted,
+        facts_file=_facts_path(runs),
+    )
     try:
         built = build_evaluators(evaluators, settings) if wanted else []
     except UserError as error:

@@ -54,19 +54,27 @@ def test_two_processes_give_the_gradient_of_the_joined_batch(launch, scenes_conf
         torch.testing.assert_close(both[0], joined, rtol=1e-4, atol=1e-6)
 
 
-def test_training_and_evaluation_in_two_processes(launch, scenes_config, tmp_path):
+def test_training_and_evaluation_in_two_processes(
+    launch, scenes_config, clip_folder, gpt2_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    models = [f"clip_model={clip_folder}", f"ppl_model={gpt2_folder}"]
     train = ["-m", "captioning.train", "--config", scenes_config]
     result = launch(2, *train, "--output_dir", tmp_path, "max_epoch=1", "batch_size=4")
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("the weights are made up") == 1  # printed once
-    captions = []
+    captions, scores = [], []
     for processes in (1, 2):
-        evaluate = ["--output_dir", tmp_path, "--evaluate", "--eval_split", "test"]
-        result = launch(processes, *train, *evaluate, "batch_size=3")
+        evaluate = ["--output_dir", tmp_path, "--evaluate", "--eval_split", "test", *models]
+        metrics = "metrics=[length, clipscore, retrieval, perplexity]"
+        result = launch(processes, *train, *evaluate, metrics, "batch_size=3")
         assert result.returncode == 0, result.stderr
         assert f"loaded {tmp_path / 'checkpoint_best.pth'}: every key matched" in result.stderr
         captions.append(json.loads((tmp_path / "result" / "test.json").read_text()))
+        content = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
+        scores.append((content["metrics"], content["settings"], content["skipped"]))
     assert captions[0] == captions[1]
+    assert scores[0] == scores[1] and "PPL" in scores[0][0] and "R@1" in scores[0][0]
     assert [entry["image_id"] for entry in captions[0]] == list(range(29, 36))
 
 

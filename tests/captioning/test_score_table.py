@@ -13,7 +13,7 @@ def test_published_order_and_alignment():
         "cap_len": Estimate(9.893, 9.75, 10.04, 1),
     }
     skipped = {"SPICE": "it broke", "ROUGE_L": "it broke", "Bleu_1": "no words"}
-    scores = Scores(metrics, {1: {}}, {"tokenizer": "PTBTokenizer", "seed": 7}, skipped)
+    scores = Scores(metrics, {1: {}}, {"tokenizer": "PTBTokenizer", "empty": 0, "seed": 7}, skipped)
     assert format_table(scores) == (
         "Cap. Len.  Lex. Div.  BLEU-1  METEOR  ROUGE-L   CIDEr  SPICE\n"
         "     9.89      0.292       -   0.195        -  12.500      -\n"

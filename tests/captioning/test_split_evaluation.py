@@ -54,3 +54,14 @@ def test_what_is_missing_is_said_before_captions_are_made(evaluation, monkeypatc
     monkeypatch.setattr(length.Length, "unavailable", lambda _: {"cap_len": "no ruler"})
     evaluation("metrics=[length]")
     assert "cap_len will be skipped: no ruler" in capsys.readouterr().err
+
+
+def test_models_are_told_of_images_and_device(evaluation, tmp_path):
+    [evaluator] = evaluation("metrics=[clipscore]", "clip_model=some/model").evaluators
+    settings = evaluator.settings
+    assert settings.images == {7: tmp_path / "7.png", 8: tmp_path / "8.png"}
+    assert (settings.clip_model, settings.ppl_model) == ("some/model", "gpt2")
+    assert settings.device == "cpu" and settings.pool is None
+    (tmp_path / "pool.txt").write_text("7.png")
+    [evaluator] = evaluation("metrics=[retrieval]", f"pool={tmp_path / 'pool.txt'}").evaluators
+    assert evaluator.pool.files == [tmp_path / "7.png"]

@@ -1,0 +1,112 @@
+"""A metric's work shared over the processes that torchrun has started, or done by the only one."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Optional, TypeVar
+
+import numpy as np
+
+from captioning.distributed import broadcast_from_main, gather_on_main, rank, world_size
+from captioning.errors import UserError
+from captioning.run_log import progress
+
+READERS = 8  # threads that prepare the next batch, such as by decoding images
+
+T = TypeVar("T")
+
+
+def together(do: Callable[[], T]) -> T:
+    """Return what `do` returns on this process; if it fails on one, all raise UserError.
+
+    Without it, the others would wait for that one until the process group gives up.
+    """
+    if world_size() == 1:
+        return do()
+    result = reason = None
+    try:
+        result = do()
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else repr(error)
+    reasons = gather_on_main(reason)
+    reason = broadcast_from_main(next(filter(None, reasons or ()), None))
+    if reason:
+        raise UserError(reason)
+    return result
+
+
+def shared(
+    batches: Sequence[Sequence[int]],
+    prepare: Callable[[int], Any],
+    compute: Callable[[list], np.ndarray],
+    description: str,
+    unit: str = "img",
+) -> Optional[np.ndarray]:
+    """Return one value or row for each index that the batches hold, in the order of the indices.
+
+    batches: lists of indices, each computed whole by one process, so that their number changes
+    nothing; prepare: index to what `compute` needs of it, called in threads; compute: those of a
+    batch to an array (B, ...); unit: what the progress bar counts. The result is on rank 0, None
+    elsewhere. Raises what these raise, on all processes.
+    """
+    own = batches[rank() :: world_size()]
+    total = sum(map(len, batches))
+    parts = together(lambda: _computed(own, prepare, compute, progress(total, description, unit)))
+    gathered = gather_on_main(parts)
+    if gathered is None:
+        return None
+    order = np.concatenate([np.asarray(b, dtype=int) for r in gathered for b, _ in r])
+    values = np.concatenate([value for part in gathered for _, value in part])
+    result = np.empty_like(values)
+    result[order] = values
+    return result
+
+
+def _computed(batches, prepare, compute, progress_bar):
+    parts = []
+    with progress_bar as bar:
+        for batch, prepared in _ahead(batches, prepare):
+            parts.append((batch, compute(prepared)))
+            bar.update(min(len(batch) * world_size(), bar.total - bar.n))
+    return parts
+
+
+def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
+    """Yield each batch with what was prepared for it while the one before was computed."""
+    with ThreadPoolExecutor(READERS) as pool:
+        waiting = []
+        try:
+            for batch in batches:
+                waiting.append((batch, [pool.submit(prepare, index) for index in batch]))
+                if len(waiting) == 2:
+                    yield _result(*waiting.pop(0))
+            for entry in waiting:
+                yield _result(*entry)
+        finally:
+            for _, futures in waiting:
+                for future in futures:
+                    future.cancel()
+
+
+def _result(batch, futures):
+    return batch, [future.result() for future in futures]
+
+
+def batches_of(count: int, size: int) -> list[range]:
+    """Return `count` indices in order, `size` a batch."""
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def batches_by_length(
+    lengths: Sequence[int], size: int, tokens: Optional[int] = None
+) -> list[list[int]]:
+    """Return indices in batches of texts of similar length, padded to little more than they are.
+
+    size: the most texts of a batch; tokens: the most tokens, padding counted, if it has two texts.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        full = tokens is not None and batches and (len(batches[-1]) + 1) * lengths[index] > tokens
+        if not batches or full or len(batches[-1]) == size:
+            batches.append([])
+        batches[-1].append(index)
+    return batches

@@ -1,0 +1,113 @@
+"""How likely GPT-2 finds captions: how fluent, and how ordinary, they are."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from captioning.errors import UserError
+from captioning.metrics.bootstrap import Estimate, mean
+from captioning.metrics.bpe import END, Bpe
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.model_files import find_model, load_weights, read_sizes
+from captioning.metrics.over_ranks import batches_by_length, shared, together
+
+# The logits of so many tokens, 50,257 floats each, are held at once: 400 MB.
+TOKENS_AT_ONCE = 2048
+
+_SIZES = (
+    *("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"),
+    *("activation_function", "layer_norm_epsilon"),
+)
+
+
+class Perplexity(Evaluator):
+    """PPL: exp of the mean negative log-likelihood of a caption's tokens, then the captions' mean.
+
+    GPT-2's mark <|endoftext|> stands before each caption, so that its first word counts; it is not
+    scored itself, and no end is. A caption of white space alone has no value.
+    """
+
+    names = ("PPL",)
+    uses_references = False
+    on_every_rank = True
+
+    def unavailable(self) -> dict[str, str]:
+        try:
+            find_model("ppl_model", self.settings.ppl_model)
+        except UserError as error:
+            return {"PPL": str(error)}
+        return {}
+
+    def evaluate(self, captions: CaptionSet) -> Result:
+        model = together(lambda: LanguageModel(self.settings.ppl_model, self.settings.device))
+        texts = list(captions.predictions.values())
+        kept = [index for index, text in enumerate(texts) if text.strip()]
+        ids, long = model.encode([texts[index] for index in kept])
+        lengths = [len(text) for text in ids]
+        batches = batches_by_length(lengths, self.settings.batch_size, TOKENS_AT_ONCE)
+        values = np.empty(0)
+        if kept:
+            values = shared(batches, ids.__getitem__, model.perplexities, "GPT-2", "caption")
+        if values is None:
+            return Result({})
+        each = [None] * len(texts)
+        for index, value in zip(kept, values.tolist()):
+            each[index] = value
+        return Result(
+            {"PPL": mean(values) if kept else Estimate(float("nan"), None, None, 0)},
+            {"PPL": each},
+            {
+                "ppl_model": self.settings.ppl_model,
+                "ppl_truncated": sum(long),
+                "ppl_empty": len(texts) - len(kept),
+            },
+        )
+
+
+class LanguageModel:
+    """GPT-2 in float32 on a device. source: a hub id or a folder. Raises UserError."""
+
+    def __init__(self, source: str, device: str = "cpu"):
+        from transformers import GPT2Config, GPT2Model
+
+        files = find_model("ppl_model", source)
+        self.tokens = Bpe(files, clip=False)
+        self.start = self.tokens.special(END)
+        sizes = read_sizes(files)
+        marks = {"bos_token_id": self.start, "eos_token_id": self.start}
+        config = GPT2Config(**{key: sizes[key] for key in _SIZES if key in sizes}, **marks)
+        self.max_tokens, self.device = config.n_positions, device
+        self.model = GPT2Model(config).float()
+        load_weights(self.model, files.weights, "transformer.")
+        self.model.eval().requires_grad_(False).to(device)
+
+    def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
+        """Return the ids of each text after the mark, and whether its end had to be cut off."""
+        ids = [[self.start, *text] for text in self.tokens.encode(texts)]
+        long = [len(text) > self.max_tokens for text in ids]
+        return [text[: self.max_tokens] for text in ids], long
+
+    @torch.inference_mode()
+    def perplexities(self, ids: list[list[int]]) -> np.ndarray:
+        """Return (B,) of B texts, each of two ids or more.
+
+        Attention looks back alone, and what pads the shorter texts is not scored.
+        """
+        width = max(map(len, ids))
+        tokens = torch.full((len(ids), width), self.start)  # (B, N)
+        labels = torch.full((len(ids), width), -100)
+        for row, text in enumerate(ids):
+            tokens[row, : len(text)] = labels[row, : len(text)] = torch.tensor(text)
+        states = self.model(tokens[:, :-1].to(self.device), use_cache=False)[0]  # (B, N - 1, W)
+        losses = self._losses(states, labels[:, 1:].to(self.device))  # (B, N - 1)
+        counts = torch.tensor([len(text) - 1 for text in ids], dtype=torch.float64)
+        return (losses.double().cpu().sum(1) / counts).exp().numpy()
+
+    def _losses(self, states: Tensor, labels: Tensor) -> Tensor:
+        """Negative log-likelihoods, 0 where there is no label; the head is the word embedding."""
+        logits = states @ self.model.wte.weight.T  # (B, N - 1, V)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none"
+        )
+        return losses.view(labels.shape)

@@ -1,0 +1,100 @@
+"""The images among which a caption has to find its own."""
+
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from captioning.errors import UserError
+from captioning.json_file import parse_json, read_text
+
+IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
+
+
+class Pool(NamedTuple):
+    """Images beside the captions' own. features: (P, D) of the files, if they are known."""
+
+    files: list[Path]
+    features: Optional[np.ndarray] = None
+
+
+def read_pool(path: Path) -> Pool:
+    """Return the images of a pool that is one of
+
+    - a folder, with those in folders within;
+    - a `.txt` file of image files, a line each, or a `.json` list of them, relative to its folder;
+    - an `.npz` file of `features`, (P, D) of CLIP, and `files`, P names of files, that need not be
+      there. What the cache keeps is such a file.
+
+    Raises UserError.
+    """
+    if path.is_dir():
+        found = (f for f in path.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES and f.is_file())
+        pool = Pool(sorted(found))
+    elif path.suffix == ".npz":
+        pool = _read_features(path)
+    elif path.suffix in (".txt", ".json"):
+        pool = Pool([path.parent / name for name in _names(path)])
+    else:
+        raise UserError(f"pool: {path} is no folder and no .txt, .json or .npz file")
+    if not pool.files:
+        raise UserError(f"pool: {path} holds no images")
+    return pool
+
+
+def _names(path):
+    text = read_text(path)
+    if path.suffix == ".txt":
+        return [line.strip() for line in text.split("\n") if line.strip()]
+    names = parse_json(text, path)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"pool: {path}: expected a list of image files")
+    return names
+
+
+def _read_features(path):
+    try:
+        with np.load(path) as content:
+            features, files = content["features"], content["files"]
+    except FileNotFoundError:
+        raise UserError(f"pool: {path}: no such file") from None
+    except KeyError as error:
+        raise UserError(f"pool: {path}: {error.args[0]}: expected features and files") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"pool: {path}: cannot be read: {error}") from None
+    if features.ndim != 2 or files.shape != features.shape[:1]:
+        raise UserError(
+            f"pool: {path}: features {features.shape} and files {files.shape} do not go together: "
+            "expected one row of features a file"
+        )
+    norms = np.linalg.norm(features, axis=1, keepdims=True)
+    if not (np.isfinite(norms) & (norms > 0)).all():
+        raise UserError(f"pool: {path}: the features of some image are 0 or not finite")
+    return Pool([Path(str(name)) for name in files], (features / norms).astype(np.float32))
+
+
+def others(pool: Pool, own: Iterable[Path]) -> list[int]:
+    """Return the indices of the pool's images that are not among `own`, each image once.
+
+    A file is known by its name and size; where there are features alone, by its name.
+    """
+
+    def key(path: Path):
+        return path.name, None if pool.features is not None else _size(path)
+
+    seen = {key(path) for path in own}
+    indices = []
+    for index, path in enumerate(pool.files):
+        if key(path) not in seen:
+            seen.add(key(path))
+            indices.append(index)
+    return indices
+
+
+def _size(path):
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise UserError(f"pool: {path}: no such image: {error.strerror}") from None

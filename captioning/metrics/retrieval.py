@@ -1,0 +1,102 @@
+"""How well captions tell their images from others, by CLIP: a caption retrieves its own image."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from captioning.errors import UserError
+from captioning.metrics.bootstrap import mean, median
+from captioning.metrics.clip_features import ClipFeatures, clip_features, clip_problem
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
+from captioning.metrics.pool import Pool, others, read_pool
+
+RANKS = (1, 5, 10)
+
+
+class Retrieval(Evaluator):
+    """R@k: captions whose own image is among the k most similar of the pool, per cent.
+
+    median_rank: the median place of the own image. The captions have no prefix. The pool is made of
+    the captions' own images and of those that `pool` names, each once. A similarity that equals the
+    own image's counts against the caption.
+    """
+
+    names = (*(f"R@{k}" for k in RANKS), "median_rank")
+    uses_references = False
+    on_every_rank = True
+
+    def __init__(self, settings: Settings):
+        super().__init__(settings)
+        self.pool = None if settings.pool is None else read_pool(settings.pool)
+
+    def unavailable(self) -> dict[str, str]:
+        problem = clip_problem(self.settings)
+        return dict.fromkeys(self.names, problem) if problem else {}
+
+    def evaluate(self, captions: CaptionSet) -> Result:
+        features = clip_features(captions, self.settings)
+        paths = [self.settings.images[image_id] for image_id in captions.ids]
+        files = list(dict.fromkeys(paths))
+        images = features.of_images(files, "CLIP, images")
+        pool = None if self.pool is None else _pool_features(self.pool, features)
+        texts = list(captions.predictions.values())
+        vectors, long = features.of_texts(texts, "CLIP, captions")
+        if images is None:
+            return Result({})
+        if pool is not None:
+            images = _joined(images, pool[others(self.pool, files)], self.settings.pool)
+        number = {path: index for index, path in enumerate(files)}
+        found = ranks(vectors, images, [number[path] for path in paths])
+        hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
+        where = "the captions' own" if self.pool is None else str(self.settings.pool)
+        return Result(
+            {**{name: mean(each) for name, each in hits.items()}, "median_rank": median(found)},
+            {**hits, "rank": found.tolist()},
+            {
+                "clip_model": features.clip.name,
+                "pool": f"{len(images)} images ({where})",
+                "retrieval_truncated": sum(long),
+            },
+        )
+
+
+def _pool_features(pool: Pool, features: ClipFeatures):
+    if pool.features is not None:
+        return pool.features
+    return features.of_images(pool.files, "CLIP, pool")
+
+
+def _joined(own, further, path):
+    if own.shape[1] != further.shape[1]:
+        raise UserError(
+            f"pool: {path} has features of width {further.shape[1]}, clip_model of {own.shape[1]}: "
+            "make them with the same model"
+        )
+    return np.concatenate([own, further])
+
+
+def ranks(
+    captions: np.ndarray, images: np.ndarray, own: Sequence[int], at_once: int = 2**24
+) -> np.ndarray:
+    """Return (N,), the place of each caption's own image among all, 1 being the best.
+
+    captions: (N, D) and images: (P, D), unit vectors; own: N indices of images; at_once: the most
+    similarities held in memory. An image that is as similar counts as before the own one. So does
+    one less similar by at most 1e-6: float32 features of the same image, computed in another batch,
+    differ by about a tenth of it.
+    """
+    own = np.asarray(own)
+    limits = (captions * images[own]).sum(1) - 1e-6  # (N,)
+    before = np.zeros(len(captions), dtype=int)
+    width = min(len(images), 8192)
+    height = max(1, at_once // width)
+    for top in range(0, len(captions), height):
+        rows = slice(top, top + height)
+        for left in range(0, len(images), width):
+            columns = slice(left, left + width)
+            near = captions[rows] @ images[columns].T >= limits[rows, None]
+            at = own[rows] - left
+            inside = np.flatnonzero((at >= 0) & (at < near.shape[1]))
+            near[inside, at[inside]] = False
+            before[rows] += near.sum(1)
+    return before + 1

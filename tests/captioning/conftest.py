@@ -1,0 +1,97 @@
+"""A CLIP and a GPT-2 of a few thousand made-up weights, saved as transformers saves them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers import pre_tokenizers
+
+CLIP_MERGES = [
+    "t h",
+    "th e</w>",
+    "a n",
+    "an d</w>",
+    "c a",
+    "ca t</w>",
+    "d o",
+    "do g</w>",
+    "' s</w>",
+]
+GPT2_MERGES = ["t h", "th e", "Ġ t", "Ġt h", "Ġth e", "Ġ a", "a n", "an d", "Ġ c", "Ġc a", "Ġca t"]
+
+
+def save_tokens(folder, words, merges, marks):
+    """Write vocab.json and merges.txt, the marks last, as CLIP's and GPT-2's are."""
+    tokens = [*words, *("".join(merge.split()) for merge in merges if merge), *marks]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    return vocabulary
+
+
+def make_up(model, scale):
+    """Fill the weights from a seed and their names' order, alike in every version."""
+    random = torch.Generator().manual_seed(7)
+    for _, weight in sorted(model.named_parameters()):
+        with torch.no_grad():
+            values = torch.randn(weight.shape, generator=random) * scale
+            weight.copy_(values + (1.0 if weight.ndim == 1 else 0.0))
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory):
+    """Return the folder of a CLIP of 16 tokens and images of 24 by 24."""
+    from transformers import CLIPConfig, CLIPModel
+
+    folder = tmp_path_factory.mktemp("clip")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *(letter + "</w>" for letter in alphabet)]
+    vocabulary = save_tokens(folder, words, CLIP_MERGES, ["<|startoftext|>", "<|endoftext|>"])
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    tower["num_attention_heads"] = 4
+    ends = {"bos_token_id": len(vocabulary) - 2, "eos_token_id": len(vocabulary) - 1}
+    config = CLIPConfig(
+        text_config_dict={
+            **tower,
+            **ends,
+            "vocab_size": len(vocabulary),
+            "max_position_embeddings": 24,
+        },
+        vision_config_dict={**tower, "image_size": 24, "patch_size": 8},
+        projection_dim=16,
+    )
+    model = CLIPModel(config)
+    make_up(model, 0.25)
+    model.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory):
+    """Return the folder of a GPT-2 of 48 tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = save_tokens(folder, alphabet, [*GPT2_MERGES, ""], ["<|endoftext|>"])
+    end = len(vocabulary) - 1
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
+    config = GPT2Config(vocab_size=len(vocabulary), bos_token_id=end, eos_token_id=end, **sizes)
+    model = GPT2LMHeadModel(config)
+    make_up(model, 0.15)
+    model.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Return the paths of four images of different sizes and content."""
+    paths = []
+    for number, size in enumerate([(40, 30), (24, 24), (35, 60), (50, 50)]):
+        random = np.random.default_rng(number)
+        coarse = random.integers(0, 255, (4, 4, 3), dtype=np.uint8)
+        paths.append(tmp_path / f"photo_{number:03d}.png")
+        Image.fromarray(coarse).resize(size, Image.BICUBIC).save(paths[-1])
+    return paths

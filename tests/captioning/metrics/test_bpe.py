@@ -1,0 +1,96 @@
+"""Tokens of CLIP and GPT-2 against OpenAI's rules and transformers."""
+
+import json
+import unicodedata
+
+import pytest
+import regex
+
+from captioning.errors import UserError
+from captioning.metrics.bpe import Bpe
+from captioning.metrics.model_files import find_model
+
+TEXTS = [
+    "",
+    "a photo of the cat and the dog's ball",
+    "The CAT, 2 dogs... it's   12:30!?",
+    "\tcafé naïve \u2014 ни 中文 😀\n",
+    "I'll don't they're 's",
+]
+
+
+def merged(letters, merges):
+    """Byte pair encoding as Sennrich et al. (2016) state it: the earliest merge first."""
+    while True:
+        pairs = [pair for pair in zip(letters, letters[1:]) if pair in merges]
+        if not pairs:
+            return letters
+        first = min(pairs, key=merges.index)
+        at = list(zip(letters, letters[1:])).index(first)
+        letters = [*letters[:at], "".join(first), *letters[at + 2 :]]
+
+
+def openai_clip(text, vocabulary, merges, alphabet):
+    """CLIP's SimpleTokenizer, letter by letter, on text that needs no repair."""
+    text = " ".join(unicodedata.normalize("NFC", text).split()).lower()
+    pattern = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    ids = []
+    for word in regex.findall(pattern, text):
+        letters = [alphabet[byte] for byte in word.encode()]
+        letters[-1] += "</w>"
+        ids += [vocabulary[token] for token in merged(letters, merges)]
+    return ids
+
+
+def test_clip_tokens_are_those_of_openai(clip_folder):
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {byte: chr(byte) for byte in printable}
+    alphabet.update({byte: chr(256 + number) for number, byte in enumerate(others)})
+    vocabulary = json.loads((clip_folder / "vocab.json").read_text())
+    lines = (clip_folder / "merges.txt").read_text().splitlines()[1:]
+    merges = [tuple(line.split()) for line in lines]
+    expected = [openai_clip(text, vocabulary, merges, alphabet) for text in TEXTS]
+    assert len(expected[1]) < len(TEXTS[1]) / 1.5  # merges are applied
+    ours = Bpe(find_model("clip_model", str(clip_folder)), clip=True)
+    assert ours.encode(TEXTS) == expected
+
+
+def test_gpt2_tokens_are_those_of_transformers(gpt2_folder):
+    from transformers import GPT2TokenizerFast
+
+    files = [str(gpt2_folder / name) for name in ("vocab.json", "merges.txt")]
+    theirs = GPT2TokenizerFast(*files)
+    ours = Bpe(find_model("ppl_model", str(gpt2_folder)), clip=False)
+    assert ours.encode(TEXTS) == [theirs(text)["input_ids"] for text in TEXTS]
+
+
+def test_the_whole_tokenizer_in_one_file(clip_folder, tmp_path):
+    """As newer versions of transformers save it, whose merges are pairs."""
+    vocabulary = json.loads((clip_folder / "vocab.json").read_text())
+    mark = "<|endoftext|>"
+    number = vocabulary.pop(mark)
+    merges = (clip_folder / "merges.txt").read_text().splitlines()[1:]
+    for spelled in (merges, [merge.split() for merge in merges]):
+        content = {
+            "added_tokens": [{"id": number, "content": mark}],
+            "model": {"vocab": vocabulary, "merges": spelled},
+        }
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        files = find_model("clip_model", str(clip_folder))
+        one = Bpe(files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), clip=True)
+        assert one.encode(TEXTS) == Bpe(files, clip=True).encode(TEXTS)
+        assert one.special(mark) == number
+
+
+def test_text_that_is_no_unicode(clip_folder):
+    tokens = Bpe(find_model("clip_model", str(clip_folder)), clip=True)
+    assert tokens.encode(["a \ud83d cat"]) == tokens.encode(["a ? cat"])
+
+
+def test_a_vocabulary_without_its_marks(clip_folder, tmp_path):
+    files = find_model("clip_model", str(clip_folder))
+    wrong = tmp_path / "vocab.json"
+    wrong.write_text('{"model": {"vocab": {}, "merges": []}}')
+    with pytest.raises(UserError, match=r"lacks <.endoftext.>: download it again"):
+        Bpe(files._replace(vocabulary=wrong, merges=None), clip=True).special("<|endoftext|>")

@@ -1,0 +1,94 @@
+"""Perplexity against its definition in float64, one caption at a time, without padding."""
+
+import math
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.perplexity import LanguageModel, Perplexity
+
+TEXTS = [
+    "the cat and the dog",
+    "x",
+    "a man riding a horse on a beach at sunset",
+    "",
+    " \n",
+    "the the the the the the the the the the the the the the the the the the the the the the",
+    "a 😀 !",
+    "a long, long caption: " + "the cat " * 30,
+]
+EMPTY = [3, 4]
+
+
+@pytest.fixture
+def settings(gpt2_folder):
+    return Settings(ppl_model=str(gpt2_folder), batch_size=3)
+
+
+def evaluate(settings, texts):
+    captions = dict(enumerate(texts))
+    return Perplexity(settings).evaluate(
+        CaptionSet(captions, {number: ["a"] for number in captions})
+    )
+
+
+def naive(folder, text):
+    model = GPT2LMHeadModel.from_pretrained(str(folder)).double().eval()
+    tokens = LanguageModel(str(folder))
+    (ids,), _ = tokens.encode([text])
+    assert ids[0] == model.config.vocab_size - 1  # <|endoftext|>
+    total = 0.0
+    for position in range(1, len(ids)):
+        logits = model(torch.tensor([ids[:position]])).logits[0, -1]
+        total -= torch.log_softmax(logits, 0)[ids[position]].item()
+    return math.exp(total / (len(ids) - 1))
+
+
+def test_values_are_those_of_the_definition(settings, gpt2_folder):
+    result = evaluate(settings, TEXTS)
+    expected = [
+        None if number in EMPTY else naive(gpt2_folder, text) for number, text in enumerate(TEXTS)
+    ]
+    each = result.per_image["PPL"]
+    assert [number for number, value in enumerate(each) if value is None] == EMPTY
+    known = [value for value in expected if value is not None]
+    assert [value for value in each if value is not None] == pytest.approx(known, rel=1e-5)
+    assert max(known) > 1.5 * min(known)
+    estimate = result.metrics["PPL"]
+    assert estimate.value == pytest.approx(sum(known) / 6) and estimate.n == 6
+    assert estimate.low < estimate.value < estimate.high
+    assert result.settings == {
+        "ppl_model": str(gpt2_folder),
+        "ppl_truncated": 1,
+        "ppl_empty": 2,
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 6])
+def test_batches_change_no_value(settings, gpt2_folder, size):
+    other = Settings(ppl_model=str(gpt2_folder), batch_size=size)
+    before, after = (evaluate(chosen, TEXTS[5:]).per_image["PPL"] for chosen in (settings, other))
+    assert after == pytest.approx(before, rel=1e-5)
+    model = LanguageModel(str(gpt2_folder))
+    ids, _ = model.encode([TEXTS[1], TEXTS[2], TEXTS[5], TEXTS[7]])
+    together = model.perplexities(ids)
+    alone = [model.perplexities([text])[0] for text in ids]
+    assert together == pytest.approx(alone, rel=1e-5)
+
+
+def test_nothing_but_empty_captions(settings):
+    result = evaluate(settings, ["", " "])
+    assert math.isnan(result.metrics["PPL"].value) and result.settings["ppl_empty"] == 2
+    assert result.per_image["PPL"] == [None, None]
+
+
+def test_value_is_that_of_every_version(settings):
+    """Recorded with transformers 5.23.0; the weights depend on a seed alone."""
+    assert evaluate(settings, TEXTS[:1]).metrics["PPL"].value == pytest.approx(841.45988, rel=1e-5)
+
+
+def test_weights_that_are_not_there_are_said_before():
+    reasons = Perplexity(Settings()).unavailable()
+    assert "ppl_model: found no config.json of gpt2 here or on the hub: put" in reasons["PPL"]

@@ -1,0 +1,181 @@
+"""Self-retrieval against a count of every similarity, and the pools that it accepts."""
+
+import json
+import shutil
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioning.errors import UserError
+from captioning.metrics import bootstrap
+from captioning.metrics.clip import Clip
+from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.retrieval import Retrieval, ranks
+
+PREDICTIONS = {7: "the cat", "b": "a dog and the ball", 3: "", 9: "the dog's cat and"}
+
+
+@pytest.fixture
+def evaluate(clip_folder, photos, tmp_path):
+    """Return a function that retrieves among the four photos and a pool."""
+
+    def run(pool=None, images=photos, **settings):
+        chosen = Settings(
+            images=dict(zip(PREDICTIONS, images)),
+            clip_model=str(clip_folder),
+            cache_dir=tmp_path / "cache",
+            pool=pool,
+            **settings,
+        )
+        captions = CaptionSet(PREDICTIONS, {image_id: ["a"] for image_id in PREDICTIONS})
+        return Retrieval(chosen).evaluate(captions)
+
+    return run
+
+
+@pytest.fixture
+def pool(photos, tmp_path):
+    """Return a folder of nine images: six of its own, two of the photos, and one of them again."""
+    folder = tmp_path / "pool"
+    (folder / "within").mkdir(parents=True)
+    for number in range(6):
+        size = (30 + number, 40)
+        coarse = np.random.default_rng(50 + number).integers(0, 255, (3, 3, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize(size, Image.BICUBIC).save(folder / f"other_{number}.png")
+    for photo in photos[:2]:
+        shutil.copy(photo, folder)
+    shutil.copy(folder / "other_3.png", folder / "within")
+    (folder / "notes.txt").write_text("no image")
+    return folder
+
+
+def naive_ranks(folder, own, further):
+    clip = Clip(str(folder))
+    image = [
+        clip.image_features(clip.read_image(path)[None])[0].double() for path in [*own, *further]
+    ]
+    found = []
+    for number, caption in enumerate(PREDICTIONS.values()):
+        (ids,), _ = clip.encode([caption])
+        text = clip.text_features([ids])[0].double()
+        better = [
+            i for i, v in enumerate(image) if i != number and text @ v >= text @ image[number]
+        ]
+        found.append(1 + len(better))
+    return found
+
+
+def test_the_captions_own_images_are_the_pool(evaluate, clip_folder, photos):
+    result = evaluate()
+    expected = naive_ranks(clip_folder, photos, [])
+    assert result.per_image["rank"] == expected and len(set(expected)) > 1
+    for k in (1, 5, 10):
+        values = [100.0 * (rank <= k) for rank in expected]
+        assert result.per_image[f"R@{k}"] == values
+        assert result.metrics[f"R@{k}"].value == sum(values) / 4
+    assert result.metrics["median_rank"].value == np.median(expected)
+    assert result.settings["pool"] == "4 images (the captions' own)"
+
+
+def test_a_pool_is_a_folder_a_list_or_features(evaluate, clip_folder, photos, pool, tmp_path):
+    further = sorted(pool.glob("other_*.png"))
+    expected = naive_ranks(clip_folder, photos, further)
+    assert expected != naive_ranks(clip_folder, photos, [])
+    listed = [str(path.relative_to(tmp_path)) for path in sorted(pool.rglob("*.png"))]
+    (tmp_path / "list.txt").write_text("\n".join(listed) + "\n\n")
+    (tmp_path / "list.json").write_text(json.dumps(listed))
+    clip = Clip(str(clip_folder))
+    files = [*further, photos[2]]
+    features = clip.image_features(torch.stack([clip.read_image(path) for path in files]))
+    names = [path.name for path in files]
+    np.savez(tmp_path / "features.npz", features=3 * features.numpy().astype(float), files=names)
+    for given in (pool, tmp_path / "list.txt", tmp_path / "list.json", tmp_path / "features.npz"):
+        result = evaluate(given)
+        assert result.per_image["rank"] == expected, given
+        assert result.settings["pool"] == f"10 images ({given})"
+
+
+def test_what_the_cache_keeps_is_a_pool(evaluate, pool, tmp_path):
+    before = evaluate(pool)
+    cached = max((tmp_path / "cache").iterdir(), key=lambda path: len(np.load(path)["files"]))
+    assert evaluate(cached).metrics == before.metrics
+
+
+def test_an_image_of_two_captions_is_in_the_pool_once(evaluate, photos):
+    result = evaluate(images=[photos[0], photos[1], photos[0], photos[1]])
+    assert result.settings["pool"].startswith("2 images") and max(result.per_image["rank"]) <= 2
+
+
+def test_ties_count_against_the_caption():
+    images = np.array([[1, 0], [0.6, 0.8], [1, 0], [0.6, 0.8], [0, 1]], dtype=np.float32)
+    captions = np.array([[1, 0], [0, 1], [1, 0], [0.6, 0.8]], dtype=np.float32)
+    assert ranks(captions, images, [0, 4, 1, 1]).tolist() == [2, 1, 4, 2]
+    nearly = images + np.array([0, 1e-7], dtype=np.float32)
+    assert ranks(captions, nearly, [0, 4, 1, 1]).tolist() == [2, 1, 4, 2]
+
+
+def test_chunks_change_nothing():
+    random = np.random.default_rng(0)
+    captions, images = (random.normal(size=(n, 8)).astype(np.float32) for n in (50, 20_000))
+    captions, images = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (captions, images))
+    own = random.integers(20_000, size=50)
+    similar = captions.astype(float) @ images.T
+    expected = [(row >= row[i]).sum() for row, i in zip(similar, own)]
+    for at_once in (1, 8192 * 7, 2**24):
+        assert ranks(captions, images, own, at_once) == pytest.approx(expected, abs=1)
+
+
+def test_a_large_pool_is_scored_in_little_memory():
+    """120,000 images and 5,000 captions, whose similarities would take 2.4 GB."""
+    random = np.random.default_rng(0)
+    captions, images = (random.normal(size=(n, 16)).astype(np.float32) for n in (5000, 120_000))
+    tracemalloc.start()
+    try:
+        found = ranks(captions, images, range(5000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 0 < found.min() < found.max() <= 120_000
+    assert peak < 200e6
+
+
+def test_a_median_and_its_interval():
+    values = np.random.default_rng(1).permutation(np.arange(1, 402))
+    estimate = bootstrap.median(values)
+    assert estimate.value == 201 and estimate.n == 401
+    half = 1.96 * 401 / (2 * np.sqrt(401))  # of a uniform distribution
+    assert [201 - estimate.low, estimate.high - 201] == pytest.approx([half, half], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("pool.csv", "a", "is no folder and no .txt, .json or .npz file"),
+        ("pool.txt", "absent.png", "absent.png: no such image"),
+        ("pool.json", "{}", "expected a list of image files"),
+        ("pool.json", "[]", "holds no images"),
+        ("pool.npz", "broken", "cannot be read"),
+    ],
+)
+def test_a_pool_that_is_none(evaluate, tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        evaluate(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"features": np.ones((2, 16))}, "files is not a file in the archive: expected features"),
+        ({"features": np.ones((2, 16)), "files": ["a"]}, "do not go together"),
+        ({"features": np.zeros((1, 16)), "files": ["a"]}, "are 0 or not finite"),
+        ({"features": np.ones((1, 15)), "files": ["a"]}, "of width 15, clip_model of 16"),
+    ],
+)
+def test_features_that_are_none(evaluate, tmp_path, arrays, message):
+    np.savez(tmp_path / "pool.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        evaluate(tmp_path / "pool.npz")

@@ -1,0 +1,146 @@
+"""The metrics that run models, through the program and a run's split: one process or two."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from captioning.evaluate import main
+from captioning.metrics.clipscore import ClipScore
+from captioning.metrics.evaluator import Settings
+from captioning.metrics.registry import EVALUATORS, RUN_MODELS, build_evaluators
+
+CAPTIONS = ["the cat", "a dog and the ball", "", "the dog's cat and", "a ball"]
+METRICS = ["clipscore", "retrieval", "perplexity"]
+
+
+@pytest.fixture
+def arguments(photos, clip_folder, gpt2_folder, tmp_path):
+    """Return the arguments that score five captions, of four photos and one more."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (30, 30), "red").save(folder / "COCO_val2014_000000000004.png")
+    for number, photo in enumerate(photos):
+        photo.rename(folder / f"COCO_val2014_{number:012d}.png")
+    predictions = [{"image_id": i, "caption": caption} for i, caption in enumerate(CAPTIONS)]
+    (tmp_path / "results.json").write_text(json.dumps(predictions))
+    references = {str(i): ["the cat", caption] for i, caption in enumerate(CAPTIONS)}
+    (tmp_path / "references.json").write_text(json.dumps(references))
+    return [
+        str(tmp_path / "results.json"),
+        *("--references", str(tmp_path / "references.json")),
+        *("--images", str(folder)),
+        *("--clip_model", str(clip_folder), "--ppl_model", str(gpt2_folder)),
+        *("--cache_dir", str(tmp_path / "cache"), "--device", "cpu"),
+        *("--batch_size", "2"),  # several batches, or one process would have them all
+        *("--metrics", "length", *METRICS),
+    ]
+
+
+def written(folder):
+    scores = json.loads((folder / "metrics.json").read_text())
+    del scores["command"]
+    return scores, (folder / "per_caption.jsonl").read_text()
+
+
+def test_all_columns_in_one_command(arguments, tmp_path, capsys):
+    assert main([*arguments, "--output_dir", str(tmp_path / "out")]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split("  ")[0] == "Cap. Len."
+    assert table[0].split()[2:6] == ["R@1", "R@5", "CLIPScore", "PPL"]
+    scores, lines = written(tmp_path / "out")
+    names = ["cap_len", "CLIPScore", "RefCLIPScore", "R@1", "R@5", "R@10", "median_rank", "PPL"]
+    assert list(scores["metrics"]) == names and scores["skipped"] == {}
+    assert scores["metrics"]["R@5"]["value"] == 100 and scores["metrics"]["PPL"]["n"] == 4
+    assert scores["settings"]["pool"] == "5 images (the captions' own)"
+    assert scores["settings"]["ppl_empty"] == 1
+    assert scores["versions"]["torch"] and scores["versions"]["transformers"]
+    third = json.loads(lines.splitlines()[2])
+    assert third["PPL"] is None and 1 <= third["rank"] <= 5
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_results_of_one(arguments, tmp_path, repository):
+    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
+    launch = ["-m", "captioning.launch", "--standalone", "--nproc_per_node", "2"]
+    for processes, name in ((1, "one"), (2, "two"), (2, "again")):
+        command = [sys.executable, *(launch if processes == 2 else [])]
+        command += ["-m", "captioning.evaluate", *arguments, "--output_dir", str(tmp_path / name)]
+        if name == "two":  # the image tower runs in both processes, too
+            [path.unlink() for path in (tmp_path / "cache").iterdir()]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("Cap. Len.") == 1
+    assert written(tmp_path / "one") == written(tmp_path / "two") == written(tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_an_image_that_one_process_cannot_read_costs_its_metrics(arguments, tmp_path, repository):
+    """Of both processes, which neither wait for each other nor fail."""
+    (tmp_path / "images" / "COCO_val2014_000000000004.png").write_bytes(b"broken")
+    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
+    launch = ["-m", "captioning.launch", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *launch, "-m", "captioning.evaluate", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "R@1, R@5, CLIPScore, R@10, Med. Rank, RefCLIPScore skipped: " in done.stdout
+    assert "000000000004.png: not a readable image" in done.stdout
+
+
+def test_real_photos_with_one_human_caption_held_out(
+    shared_data, clip_folder, gpt2_folder, tmp_path, capsys
+):
+    rows = json.loads((shared_data / "annotation" / "coco_karpathy_test.json").read_text())
+    held_out = [{"image_id": row["image"], "caption": row["caption"][0]} for row in rows]
+    rest = [{**row, "image_id": row["image"], "caption": row["caption"][1:]} for row in rows]
+    (tmp_path / "results.json").write_text(json.dumps(held_out))
+    (tmp_path / "references.json").write_text(json.dumps(rest))
+    arguments = [
+        str(tmp_path / "results.json"),
+        *("--references", str(tmp_path / "references.json")),
+        *("--images", str(shared_data / "photos"), "--pool", str(shared_data / "photos")),
+        *("--clip_model", str(clip_folder), "--ppl_model", str(gpt2_folder)),
+        *("--cache_dir", str(tmp_path / "cache"), "--output_dir", str(tmp_path / "out")),
+        *("--metrics", "coco", "length", "diversity", *METRICS),
+    ]
+    assert main(arguments) == 0
+    titles = capsys.readouterr().out.splitlines()[0]
+    assert " ".join(titles.split()).startswith("Cap. Len. Lex. Div. R@1 R@5 CLIPScore PPL BLEU-1")
+    scores, _ = written(tmp_path / "out")
+    published = ["cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL", "Bleu_4", "CIDEr"]
+    assert {scores["metrics"][name]["n"] for name in published} == {len(rows)}
+    pool = {path.name for path in (shared_data / "photos").rglob("*.jpg")}
+    assert scores["settings"]["pool"].startswith(f"{len(pool)} images")
+
+
+def test_weights_that_are_missing_cost_their_metrics_alone(arguments, capsys):
+    at = arguments.index("--clip_model") + 1
+    assert main([*arguments[:at], "nobody/nothing", *arguments[at + 1 :]]) == 0
+    printed = capsys.readouterr().out
+    assert "skipped: clip_model: found no config.json of nobody/nothing here or on" in printed
+    titles, values = (line.split() for line in printed.splitlines()[:2])
+    assert titles[2:6] == ["R@1", "R@5", "CLIPScore", "PPL"]
+    assert values[1:4] == ["-"] * 3 and float(values[4]) > 1
+
+
+def test_without_images_it_is_one_line(arguments, capsys):
+    at = arguments.index("--images")
+    assert main([*arguments[:at], *arguments[at + 2 :]]) == 2
+    assert "metrics: clipscore needs the images" in capsys.readouterr().err
+
+
+def test_an_image_that_is_not_there_is_one_line(arguments, tmp_path, capsys):
+    (tmp_path / "images" / "COCO_val2014_000000000001.png").unlink()
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("error: image_id 1: found no image file of it in")
+
+
+def test_those_that_run_models_are_called_on_every_rank():
+    settings = Settings(images={}, facts_file=None)
+    names = [name for name in EVALUATORS if name != "facts"]
+    for name, evaluator in zip(names, build_evaluators(names, settings)):
+        assert evaluator.on_every_rank == (name in RUN_MODELS), name
+    assert isinstance(build_evaluators(["clipscore"], settings)[0], ClipScore)
