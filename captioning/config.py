@@ -11,6 +11,7 @@ from ruamel.yaml import YAML, YAMLError
 
 from captioning.errors import UserError
 from captioning.json_file import write_text
+from captioning.metrics import java
 from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding import DecodingSettings
@@ -98,6 +99,9 @@ class Config(Checked):
     repetition_penalty: float = 1.0
     metrics: list[Literal[tuple(EVALUATORS)]] = Field(list(DEFAULT_METRICS), min_length=1)
     spice: bool = False
+    spice_timeout: float = Field(3600.0, gt=0)
+    spice_heap: str = Field("8G", pattern=java.MEMORY)
+    train_captions: Optional[str] = None
     facts_file: Optional[str] = None
     clip_model: str = CLIP_MODEL
     ppl_model: str = PPL_MODEL
@@ -141,6 +145,11 @@ class Config(Checked):
     def facts_path(self) -> Optional[Path]:
         """Where facts_file is, or None without one."""
         return Path(self.ann_root, self.facts_file) if self.facts_file else None
+
+    @property
+    def train_captions_path(self) -> Optional[Path]:
+        """Where train_captions is, or None without one."""
+        return Path(self.ann_root, self.train_captions) if self.train_captions else None
 
     def decoding_settings(self) -> DecodingSettings:
         """How this run draws captions."""

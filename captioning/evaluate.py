@@ -16,10 +16,11 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Optional, Union
@@ -45,7 +46,7 @@ from captioning.metrics.evaluator import (
     Scores,
     Settings,
 )
-from captioning.metrics.java import JavaError, java_version
+from captioning.metrics.java import MEMORY, JavaError, java_version
 from captioning.metrics.registry import (
     DEFAULT_METRICS,
     EVALUATORS,
@@ -166,6 +167,9 @@ def _arguments(argv):
         help=f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})",
     )
     parser.add_argument("--spice", action="store_true", help="compute SPICE too, which is slow")
+    parser.add_argument("--spice_timeout", type=float, default=3600.0, help="in seconds")
+    parser.add_argument("--spice_heap", default="8G", help="the most memory that its Java takes")
+    parser.add_argument("--train_captions", type=Path, help="what it was trained on, for diversity")
     parser.add_argument("--facts_file", type=Path, help="what is in each image, for facts")
     parser.add_argument(
         "--images", type=Path, help="the images' folder, or a JSON file {image id: image file}"
@@ -173,7 +177,9 @@ def _arguments(argv):
     parser.add_argument("--clip_model", default=CLIP_MODEL, help="a hub id or a folder")
     parser.add_argument("--ppl_model", default=PPL_MODEL, help="a hub id or a folder")
     parser.add_argument(
-        "--pool", type=Path, help="further images for retrieval: a folder, .txt, .json or .npz"
+        "--pool",
+        type=Path,
+        help="further images for retrieval: a folder, .txt, .json or .npz",
     )
     parser.add_argument("--cache_dir", type=Path, help="where image features are kept")
     parser.add_argument("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
@@ -183,6 +189,10 @@ def _arguments(argv):
         parser.error("give one file of predictions, or --compare and two")
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
+    if not arguments.spice_timeout > 0:
+        parser.error("--spice_timeout has to be more than 0")
+    if not re.match(MEMORY, arguments.spice_heap):
+        parser.error("--spice_heap has to be such as 4G or 800m")
     return arguments
 
 
@@ -247,9 +257,10 @@ def _evaluators(arguments, predictions, device):
     images = None
     if arguments.images and set(NEED_IMAGES).intersection(arguments.metrics):
         images = find_images(arguments.images, Path(arguments.references), predictions)
-    given = ("spice", "facts_file", "clip_model", "ppl_model", "pool", "cache_dir", "batch_size")
-    settings = {name: getattr(arguments, name) for name in given}
-    return build_evaluators(arguments.metrics, Settings(**settings, images=images, device=device))
+    found = {"images": images, "pool_root": arguments.images, "device": device}
+    given = {field.name for field in fields(Settings)} - set(found)
+    settings = Settings(**found, **{name: getattr(arguments, name) for name in given})
+    return build_evaluators(arguments.metrics, settings)
 
 
 def _show_comparison(first, second, folder, command):

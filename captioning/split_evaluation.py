@@ -13,7 +13,7 @@ from torch import nn
 
 from captioning import distributed
 from captioning.config import Config
-from captioning.data import Sample, read_split, references
+from captioning.data import Sample, annotation_path, read_split, references
 from captioning.errors import UserError
 from captioning.evaluate import for_this_rank, score, write_scores
 from captioning.generation import caption_images
@@ -69,13 +69,24 @@ def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> S
     root = Path(config.image_root)
     return Settings(
         spice=config.spice,
+        spice_timeout=config.spice_timeout,
+        spice_heap=config.spice_heap,
         facts_file=config.facts_path,
+        train_captions=config.train_captions_path,
         images={sample.image_id: root / sample.image for sample in samples},
         clip_model=config.clip_model,
         ppl_model=config.ppl_model,
-        pool=Path(config.pool) if config.pool else None,
+        pool=_pool(config),
+        pool_root=root,
         device=device,
     )
+
+
+def _pool(config: Config) -> Optional[Path]:
+    """The file or folder of `pool`, the annotation file where it names a split."""
+    if config.pool in ("train", "val", "test"):
+        return annotation_path(config, config.pool)
+    return Path(config.pool) if config.pool else None
 
 
 def remove_scores(folder: Path, name: str) -> None:

@@ -18,6 +18,7 @@ class ClipScore(Evaluator):
     """
 
     names = ("CLIPScore", "RefCLIPScore")
+    reference_metrics = ("RefCLIPScore",)
     on_every_rank = True
 
     def unavailable(self) -> dict[str, str]:

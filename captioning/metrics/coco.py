@@ -22,6 +22,7 @@ class Coco(Evaluator):
     def __init__(self, settings: Settings):
         super().__init__(settings)
         self.names = (*BLEU, "METEOR", "ROUGE_L", "CIDEr", *(["SPICE"] if settings.spice else []))
+        self.reference_metrics = self.names
 
     def unavailable(self) -> dict[str, str]:
         if importlib.util.find_spec("pycocoevalcap") is None:
@@ -65,8 +66,8 @@ class Coco(Evaluator):
             ("CIDEr",): lambda *texts: [_with_mean(_cider(*texts))],
         }
         if self.settings.spice:
-            limit = self.settings.spice_timeout
-            scorers["SPICE",] = lambda *texts: [_with_mean(spice_scores(*texts, limit))]
+            limits = self.settings.spice_timeout, self.settings.spice_heap
+            scorers["SPICE",] = lambda *texts: [_with_mean(spice_scores(*texts, *limits))]
         return scorers
 
 

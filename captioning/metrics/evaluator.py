@@ -20,19 +20,24 @@ class Settings:
     """What the evaluators are asked for; each takes what concerns it.
 
     spice: whether coco computes SPICE, which takes minutes; spice_timeout: seconds after which it
-    is given up; facts_file: what is in each image, for facts. images: the file of each image that
-    may be scored, for clipscore and retrieval; clip_model, ppl_model: hub ids or folders; pool: see
+    is given up; spice_heap: the most memory that its Java may take, as Java writes it. facts_file:
+    what is in each image, for facts. train_captions: what a captioner was trained on, a file of
+    references, for diversity. images: the file of each image that may be scored, for clipscore and
+    retrieval; clip_model, ppl_model: hub ids or folders; pool and pool_root: see
     `captioning.metrics.pool`; cache_dir: where image features are kept, None for the user's cache;
     device: where models run, as torch names it; batch_size: captions or images they take at once.
     """
 
     spice: bool = False
     spice_timeout: float = 3600.0
+    spice_heap: str = "8G"
     facts_file: Optional[Path] = None
+    train_captions: Optional[Path] = None
     images: Optional[Mapping[ImageId, Path]] = None
     clip_model: str = CLIP_MODEL
     ppl_model: str = PPL_MODEL
     pool: Optional[Path] = None
+    pool_root: Optional[Path] = None
     cache_dir: Optional[Path] = None
     device: str = "cpu"
     batch_size: int = 64
@@ -92,14 +97,14 @@ class Result:
 class Evaluator(ABC):
     """Metrics that are computed together and chosen by one name, see `captioning.metrics.registry`.
 
-    names: those of its metrics, under the settings it was made with; uses_references: whether they
-    compare a caption with its references; on_every_rank: whether all processes have to call
+    names: those of its metrics, under the settings it was made with; reference_metrics: those of
+    them that compare captions with references; on_every_rank: whether all processes have to call
     `evaluate`, sharing its work, of which rank 0 has the result. Making one raises UserError for a
     file that is missing or wrong. Whatever `evaluate` raises costs its own metrics alone.
     """
 
     names: tuple[str, ...]
-    uses_references = True
+    reference_metrics: tuple[str, ...] = ()
     on_every_rank = False
 
     def __init__(self, settings: Settings):

@@ -21,7 +21,6 @@ class Facts(Evaluator):
     """The metrics that only a world with a known truth allows."""
 
     names = ("true_facts", "wrong_facts", *(f"scene_R@{k}" for k in RANKS))
-    uses_references = False
 
     def __init__(self, settings: Settings):
         self.scenes = read_scenes(settings.facts_file)

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+MEMORY = r"^[1-9][0-9]*[kKmMgG]$"  # how Java writes an amount of memory
+
 _VERSION_SECONDS = 10.0
 _ERROR_LINE = re.compile(r"Exception in|Error|[\w.]+(Error|Exception)\b")
 

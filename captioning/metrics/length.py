@@ -13,7 +13,6 @@ class Length(Evaluator):
     """cap_len: words a caption."""
 
     names = ("cap_len",)
-    uses_references = False
 
     def evaluate(self, captions: CaptionSet) -> Result:
         lengths = [words(caption) for caption in captions.predictions.values()]

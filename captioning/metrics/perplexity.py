@@ -29,7 +29,6 @@ class Perplexity(Evaluator):
     """
 
     names = ("PPL",)
-    uses_references = False
     on_every_rank = True
 
     def unavailable(self) -> dict[str, str]:

@@ -20,11 +20,13 @@ class Pool(NamedTuple):
     features: Optional[np.ndarray] = None
 
 
-def read_pool(path: Path) -> Pool:
+def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
     """Return the images of a pool that is one of
 
     - a folder, with those in folders within;
     - a `.txt` file of image files, a line each, or a `.json` list of them, relative to its folder;
+    - a split's annotation file, a `.json` list of {image, ...}, relative to `root` (without one, to
+      its folder);
     - an `.npz` file of `features`, (P, D) of CLIP, and `files`, P names of files, that need not be
       there. What the cache keeps is such a file.
 
@@ -36,7 +38,7 @@ def read_pool(path: Path) -> Pool:
     elif path.suffix == ".npz":
         pool = _read_features(path)
     elif path.suffix in (".txt", ".json"):
-        pool = Pool([path.parent / name for name in _names(path)])
+        pool = Pool(_listed(path, root or path.parent))
     else:
         raise UserError(f"pool: {path} is no folder and no .txt, .json or .npz file")
     if not pool.files:
@@ -44,14 +46,18 @@ def read_pool(path: Path) -> Pool:
     return pool
 
 
-def _names(path):
+def _listed(path, root):
     text = read_text(path)
     if path.suffix == ".txt":
-        return [line.strip() for line in text.split("\n") if line.strip()]
-    names = parse_json(text, path)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"pool: {path}: expected a list of image files")
-    return names
+        return [path.parent / line.strip() for line in text.split("\n") if line.strip()]
+    entries = parse_json(text, path)
+    entries = entries if isinstance(entries, list) else [None]
+    if all(isinstance(entry, str) for entry in entries):
+        return [path.parent / name for name in entries]
+    if all(isinstance(entry, dict) and isinstance(entry.get("image"), str) for entry in entries):
+        # A training split names an image once for each of its captions.
+        return [root / name for name in dict.fromkeys(entry["image"] for entry in entries)]
+    raise UserError(f"pool: {path}: expected a list of image files, or a split's annotation")
 
 
 def _read_features(path):

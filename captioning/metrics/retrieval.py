@@ -22,12 +22,11 @@ class Retrieval(Evaluator):
     """
 
     names = (*(f"R@{k}" for k in RANKS), "median_rank")
-    uses_references = False
     on_every_rank = True
 
     def __init__(self, settings: Settings):
         super().__init__(settings)
-        self.pool = None if settings.pool is None else read_pool(settings.pool)
+        self.pool = settings.pool and read_pool(settings.pool, settings.pool_root)
 
     def unavailable(self) -> dict[str, str]:
         problem = clip_problem(self.settings)

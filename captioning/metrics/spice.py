@@ -28,12 +28,13 @@ def spice_problem(java: int) -> Optional[str]:
 
 
 def spice_scores(
-    captions: Sequence[str], references: Sequence[Sequence[str]], time_limit: float
+    captions: Sequence[str], references: Sequence[Sequence[str]], time_limit: float, heap: str
 ) -> list[float]:
     """Return the SPICE F score of each caption; the set's is their mean. Raises JavaError.
 
-    captions: N tokenised captions; references: N lists of them; time_limit in seconds. SPICE's
-    cache of parses is not used: it lies inside the installed package, and fails on new systems.
+    captions: N tokenised captions; references: N lists of them; time_limit in seconds; heap: the
+    most memory, such as "8G". SPICE's cache of parses is not used: it lies inside the installed
+    package, and fails on new systems.
     """
     items = [
         {"image_id": index, "test": caption, "refs": list(group)}
@@ -42,7 +43,7 @@ def spice_scores(
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "captions.json"), Path(folder, "scores.json")
         source.write_text(json.dumps(items), encoding="ascii")
-        arguments = ["-Xmx8G", "-jar", _jar(), source, "-out", result, "-silent"]
+        arguments = [f"-Xmx{heap}", "-jar", _jar(), source, "-out", result, "-silent"]
         with java_process(arguments, time_limit) as (process, _):
             process.communicate()
             scored = json.loads(result.read_text(encoding="utf-8"))

@@ -142,8 +142,9 @@ def _human_row(
     except UserError as error:
         missing.append(f"People could not be scored: {error}.")
         return Row(HUMANS, "humans", captions, {})
-    if alone:
-        built = [evaluator for evaluator in built if not evaluator.uses_references]
+    if alone:  # a caption would be scored against itself
+        wanted -= {name for evaluator in built for name in evaluator.reference_metrics}
+    built = [evaluator for evaluator in built if wanted.intersection(evaluator.names)]
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
     for reason in dict.fromkeys(
         scores.skipped[name] for name in sorted(wanted & set(scores.skipped))

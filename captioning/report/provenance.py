@@ -7,7 +7,11 @@ from captioning.report.runs import Run, plain_command
 from decoding import DecodingSettings
 
 NOT_A_SETTING = {"output_dir", "device"}  # the page says that they are left out
-OF_SCORING = {*DecodingSettings.__dataclass_fields__, "metrics", "spice", "facts_file"}
+OF_SCORING = {
+    *DecodingSettings.__dataclass_fields__,
+    *("metrics", "spice", "spice_timeout", "spice_heap", "facts_file", "train_captions"),
+    *("clip_model", "ppl_model", "pool"),
+}
 
 
 def origin(run: Run) -> list[str]:

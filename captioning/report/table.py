@@ -28,12 +28,19 @@ COLUMNS = (
     Column(
         "scene_R@5", "R@5", "%", "self-retrieval: captions with their own image among the best five"
     ),
+    Column(
+        "R@1", "CLIP R@1", "%", "self-retrieval: captions whose own image CLIP finds nearest of all"
+    ),
+    Column(
+        "R@5", "CLIP R@5", "%", "self-retrieval: captions with their image among CLIP's best five"
+    ),
     Column("lex_div", "Distinct words", "", "different words in all captions together", 0, 1000.0),
     Column("CIDEr", "CIDEr", "", "agreement with the references, rare phrases weighing more", 3),
     Column("Bleu_4", "BLEU-4", "", "share of four-word phrases that a reference has", 3),
     Column("METEOR", "METEOR", "", "words shared with a reference, synonyms and stems too", 3),
     Column("SPICE", "SPICE", "", "objects, attributes and relations shared with references", 3),
-    Column("CLIPScore", "CLIPScore", "", "how well CLIP finds image and caption to agree", 3),
+    Column("CLIPScore", "CLIPScore", "", "how well CLIP finds image and caption to agree"),
+    Column("PPL", "Perplexity", "", "how surprising GPT-2 finds the caption's words"),
 )
 
 

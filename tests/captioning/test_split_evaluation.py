@@ -65,3 +65,18 @@ def test_models_are_told_of_images_and_device(evaluation, tmp_path):
     (tmp_path / "pool.txt").write_text("7.png")
     [evaluator] = evaluation("metrics=[retrieval]", f"pool={tmp_path / 'pool.txt'}").evaluators
     assert evaluator.pool.files == [tmp_path / "7.png"]
+
+
+def test_a_pool_may_be_a_split(evaluation, tmp_path):
+    (tmp_path / "train.json").write_text('[{"image": "1.png", "caption": "a", "image_id": 1}]')
+    more = ("metrics=[retrieval]", "pool=train", "train_file=train.json")
+    [evaluator] = evaluation(*more).evaluators
+    assert evaluator.pool.files == [tmp_path / "1.png"]
+
+
+def test_spice_and_training_captions_reach_the_metrics(evaluation, tmp_path):
+    (tmp_path / "train.json").write_text('{"1": ["a cat"]}')
+    given = ("spice_timeout=5", "spice_heap=2G", "train_captions=train.json")
+    settings = evaluation("metrics=[diversity]", *given).evaluators[0].settings
+    assert (settings.spice_timeout, settings.spice_heap) == (5, "2G")
+    assert settings.train_captions == tmp_path / "train.json"

@@ -176,11 +176,16 @@ def test_spice_is_computed_on_request(monkeypatch, no_java):
     monkeypatch.setattr(coco, "spice_problem", lambda java: None)
     nothing = Estimate(0.0, 0.0, 0.0, 4), [0.0] * 4
     monkeypatch.setattr(coco, "meteor_scores", lambda captions, _: nothing)
-    monkeypatch.setattr(
-        coco, "spice_scores", lambda captions, _, limit: [len(c) / limit for c in captions]
-    )
+    asked = []
+
+    def spice(captions, groups, *limits):
+        asked.append(limits)
+        return [len(caption) / 5 for caption in captions]
+
+    monkeypatch.setattr(coco, "spice_scores", spice)
     assert "SPICE" not in evaluate(PREDICTIONS, REFERENCES).metrics
-    result = evaluate(PREDICTIONS, REFERENCES, spice=True, spice_timeout=5.0)
+    result = evaluate(PREDICTIONS, REFERENCES, spice=True, spice_timeout=5.0, spice_heap="2G")
+    assert asked == [(5.0, "2G")]
     expected = [len(caption) / 5.0 for caption in PREDICTIONS.values()]
     assert result.per_image["SPICE"] == expected
     assert values(result)["SPICE"] == pytest.approx(sum(expected) / 4)

@@ -1,14 +1,18 @@
 """Length and diversity against their formulas written out."""
 
+import json
+
 import pytest
 
+from captioning.errors import UserError
 from captioning.metrics.diversity import Diversity
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.length import Length
 
 # The Dogs occur twice: neither a capital nor a full stop makes another caption.
 PREDICTIONS = {1: "A dog and a dog.", "b": "a  dog and a dog", 3: "a red, red cat", 4: ""}
-CAPTIONS = CaptionSet(PREDICTIONS, {image_id: ["something"] for image_id in PREDICTIONS})
+HUMAN = {1: ["A dog, and it runs."], "b": ["dogs"], 3: ["the red cat", "a Cat"], 4: ["something"]}
+CAPTIONS = CaptionSet(PREDICTIONS, HUMAN)
 
 
 def test_length_counts_what_white_space_separates():
@@ -31,8 +35,29 @@ def test_diversity_is_the_formulas(no_java):
             "distinct_1": 5 / 14,
             "distinct_2": len(pairs) / 14,
             "distinct_captions": 3 / 4,
+            "vocab_use": 5 / 10,  # of: a dog and it runs dogs the red cat something
         }
     )
     assert all(e.low is None and e.high is None and e.n == 4 for e in result.metrics.values())
     assert result.settings == {"tokenizer": "regex (no Java)"}
     assert tuple(result.metrics) == Diversity.names
+
+
+def test_what_a_captioner_was_trained_on(no_java, tmp_path):
+    rows = [
+        {"image": "1.jpg", "caption": "a dog, and A DOG"},
+        {"image": "1.jpg", "caption": "two zebras"},
+        {"image": "2.jpg", "caption": "a red cat"},
+    ]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    evaluator = Diversity(Settings(train_captions=tmp_path / "train.json"))
+    result = evaluator.evaluate(CAPTIONS)
+    assert tuple(result.metrics) == evaluator.names
+    assert result.metrics["seen_captions"].value == 2 / 4
+    assert result.metrics["train_vocab_use"].value == 5 / 7
+    assert result.settings["train_captions"] == str(tmp_path / "train.json")
+
+
+def test_training_captions_that_are_not_there_are_missed_at_once(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        Diversity(Settings(train_captions=tmp_path / "train.json"))

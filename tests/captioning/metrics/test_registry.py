@@ -11,15 +11,19 @@ from captioning.metrics.registry import EVALUATORS, build_evaluators
 from captioning.score_table import COLUMNS
 
 
-def test_every_evaluator_is_one_and_its_metrics_have_a_column():
+def test_every_evaluator_is_one_and_its_metrics_have_a_column(tmp_path):
     names = []
     for path in EVALUATORS.values():
         module, name = path.split(":")
         kind = getattr(importlib.import_module(module), name)
         assert issubclass(kind, Evaluator)
         names += getattr(kind, "names", ())
-    [coco] = build_evaluators(["coco"], Settings(spice=True))
-    assert sorted([*names, *coco.names]) == sorted(COLUMNS)
+    (tmp_path / "train.json").write_text('{"1": ["a cat"]}')
+    settings = Settings(spice=True, train_captions=tmp_path / "train.json")
+    coco, diversity = build_evaluators(["coco", "diversity"], settings)
+    assert sorted({*names, *coco.names, *diversity.names}) == sorted(COLUMNS)
+    for evaluator in (coco, diversity):
+        assert set(evaluator.reference_metrics) <= set(evaluator.names)
 
 
 def test_each_is_built_once():

@@ -92,10 +92,22 @@ def test_a_pool_is_a_folder_a_list_or_features(evaluate, clip_folder, photos, po
     features = clip.image_features(torch.stack([clip.read_image(path) for path in files]))
     names = [path.name for path in files]
     np.savez(tmp_path / "features.npz", features=3 * features.numpy().astype(float), files=names)
-    for given in (pool, tmp_path / "list.txt", tmp_path / "list.json", tmp_path / "features.npz"):
+    rows = [{"image": name, "caption": text} for name in listed for text in ("one", "two")]
+    (tmp_path / "split.json").write_text(json.dumps(rows))
+    for given in ("list.txt", "list.json", "split.json", "features.npz", "pool"):
+        given = tmp_path / given
         result = evaluate(given)
         assert result.per_image["rank"] == expected, given
         assert result.settings["pool"] == f"10 images ({given})"
+
+
+def test_a_splits_images_start_in_their_root(evaluate, pool, tmp_path):
+    (tmp_path / "annotation").mkdir()
+    path = tmp_path / "annotation" / "split.json"
+    path.write_text(json.dumps([{"image": "other_0.png", "caption": "one"}]))
+    assert evaluate(path, pool_root=pool).settings["pool"].startswith("5 images")
+    with pytest.raises(UserError, match=r"annotation/other_0.png: no such image"):
+        evaluate(path)
 
 
 def test_what_the_cache_keeps_is_a_pool(evaluate, pool, tmp_path):
@@ -156,6 +168,7 @@ def test_a_median_and_its_interval():
         ("pool.csv", "a", "is no folder and no .txt, .json or .npz file"),
         ("pool.txt", "absent.png", "absent.png: no such image"),
         ("pool.json", "{}", "expected a list of image files"),
+        ("pool.json", '["a.png", {"image": "b.png"}]', "expected a list of image files"),
         ("pool.json", "[]", "holds no images"),
         ("pool.npz", "broken", "cannot be read"),
     ],

@@ -30,8 +30,10 @@ def test_scores_are_read_by_image(models, fake_java, tmp_path):
     # Answers in another order than asked, as nothing promises the order.
     result = [{"image_id": i, "scores": {"All": {"f": f}}} for i, f in [(1, 0.5), (0, 0.25)]]
     (tmp_path / "result.json").write_text(json.dumps(result))
-    fake_java(f'cp "$5" {tmp_path}/asked.json; cp {tmp_path}/result.json "$7"')
-    assert spice_scores(["a café", ""], [["a", "b"], ["c"]], 60) == [0.25, 0.5]
+    keep_heap = f'echo "$2" > {tmp_path}/heap'
+    fake_java(f'{keep_heap}; cp "$5" {tmp_path}/asked.json; cp {tmp_path}/result.json "$7"')
+    assert spice_scores(["a café", ""], [["a", "b"], ["c"]], 60, "2G") == [0.25, 0.5]
+    assert (tmp_path / "heap").read_text() == "-Xmx2G\n"
     assert json.loads((tmp_path / "asked.json").read_text()) == [
         {"image_id": 0, "test": "a café", "refs": ["a", "b"]},
         {"image_id": 1, "test": "", "refs": ["c"]},
@@ -49,4 +51,4 @@ def test_scores_are_read_by_image(models, fake_java, tmp_path):
 def test_failing_java_is_reported(models, fake_java, script, seconds, reason):
     fake_java(script)
     with pytest.raises(JavaError, match=reason):
-        spice_scores(["a"], [["a"]], seconds)
+        spice_scores(["a"], [["a"]], seconds, "2G")
