@@ -13,6 +13,8 @@ import torch
 from filelock import FileLock
 from tqdm import tqdm
 
+from BLIP.hub import hub_file
+
 CHUNK = 1 << 20
 TIMEOUT_S = 60
 
@@ -121,8 +123,6 @@ def _verify(url: str, part: Path, sha256: str) -> None:
 
 
 def _fetch_from_hub(source: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
     kinds = {"spaces": "space", "datasets": "dataset", "models": "model"}
     parts = source[len("hf://") :].split("/")
     repo_type = kinds[parts.pop(0)] if parts[0] in kinds else "model"
@@ -130,11 +130,7 @@ def _fetch_from_hub(source: str) -> Path:
         raise DownloadError(f"{source} is not hf://[spaces/]owner/name[@revision]/path/of/the/file")
     owner, (name, _, revision), filename = parts[0], parts[1].partition("@"), "/".join(parts[2:])
     try:
-        return Path(
-            hf_hub_download(
-                f"{owner}/{name}", filename, repo_type=repo_type, revision=revision or None
-            )
-        )
+        return hub_file(f"{owner}/{name}", filename, repo_type, revision or None)
     except Exception as error:  # the hub client raises types of its own and of its HTTP library
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DownloadError(f"cannot fetch {source}: {reason}") from error

@@ -4,8 +4,9 @@ import warnings
 from pathlib import Path
 
 import torch
-from huggingface_hub import hf_hub_download
 from torch import Tensor
+
+from BLIP.hub import hub_file
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -62,7 +63,7 @@ def _find_vocabulary(source: str) -> Path:
     if path.is_file():
         return path
     try:
-        return Path(hf_hub_download(source, "vocab.txt"))
+        return hub_file(source, "vocab.txt")
     except Exception as error:  # the hub client raises types of its own and of its HTTP library
         raise TokenizerError(
             f"tokenizer: found no vocabulary at {source!r} and could not fetch one of that name; "

@@ -27,7 +27,7 @@ NEED_TORCH_ALONE = ("smile", "decoding")
 # here, not even through another module. Fetching a file is no captioner.
 WITHOUT_CAPTIONERS = ("captioning.data", "captioning.metrics")
 CAPTIONERS = ("BLIP", "baselines")
-NO_CAPTIONER = {"BLIP.download"}
+NO_CAPTIONER = {"BLIP.download", "BLIP.hub"}
 
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST_FILE = 300

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from BLIP.hub import hub_file
 from captioning.errors import UserError
 from captioning.json_file import parse_json, read_text
 
@@ -49,10 +50,8 @@ def _find(key: str, source: str, *names: str) -> Path:
 
 
 def _from_hub(source: str, name: str) -> Optional[Path]:
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(source, name))
+        return hub_file(source, name)
     except Exception:  # the hub client raises types of its own and of its HTTP library
         return None
 

@@ -128,17 +128,10 @@ def test_what_cannot_be_fetched_is_one_line(server, tmp_path, monkeypatch):
 
 def test_hub_names_are_taken_apart(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(
-        "huggingface_hub.hf_hub_download",
-        lambda repo, filename, **kw: asked.append((repo, filename, kw)) or str(tmp_path),
-    )
+    monkeypatch.setattr("BLIP.download.hub_file", lambda *names: asked.append(names) or tmp_path)
     assert fetch("hf://spaces/yuezih/BLIP-SMILE/model/blip_smile_base.pth") == tmp_path
     fetch("hf://owner/name@v1.0/file.safetensors")
     assert asked == [
-        (
-            "yuezih/BLIP-SMILE",
-            "model/blip_smile_base.pth",
-            {"repo_type": "space", "revision": None},
-        ),
-        ("owner/name", "file.safetensors", {"repo_type": "model", "revision": "v1.0"}),
+        ("yuezih/BLIP-SMILE", "model/blip_smile_base.pth", "space", None),
+        ("owner/name", "file.safetensors", "model", "v1.0"),
     ]

@@ -45,6 +45,15 @@ def test_both_versions_agree_on_all_coco_captions(shared_data):
     assert digest == "111b7b7c8212d32fae87fbac84c7b749be0e4beb97886404e9e87762fc0238e9"
 
 
+def test_a_name_is_looked_up_on_the_hub(monkeypatch, tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    found = {("some-bert", "vocab.txt"): tmp_path / "vocab.txt"}
+    monkeypatch.setattr("BLIP.tokenizer.hub_file", lambda *name: found[name])
+    ids, _ = CaptionTokenizer("some-bert").encode(["cat"], max_length=10)
+    assert ids.tolist() == [[6, 5, 3]]
+
+
 def test_no_vocabulary_is_one_line(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\nword\n")
     with pytest.raises(TokenizerError, match=r"is no BERT vocabulary: it lacks \[SEP\]"):
