@@ -29,7 +29,7 @@ from captioning.scenes.make import SPLITS, make_scenes
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
-QUICK = {PRETRAIN: [], FINETUNE: ["max_epoch=2", "eval_every=2"]}  # an epoch is a quarter as long
+QUICK = {PRETRAIN: [], FINETUNE: ["max_epoch=2"]}  # an epoch is a quarter as long
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the whole one."
@@ -122,9 +122,8 @@ class Demo:
             self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 
     def _overrides(self, config: str, name: str) -> list[str]:
-        places = {"image_root": self.data, "ann_root": self.data}
-        places["tokenizer"] = self.data / "vocab.txt"
-        overrides = [f"{key}={place}" for key, place in places.items()]
+        overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
+        overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
         if config == FINETUNE:
             overrides.append(f"objective={OBJECTIVES[name]}")
         return [*overrides, *(QUICK[config] if self.quick else []), *self.overrides]
@@ -140,11 +139,11 @@ class Demo:
         """Whether the weights that are there have been scored under these very settings."""
         folder = self.folder / name
         scored = folder / "result" / "test" / "metrics.json"
-        settings = scored.with_name("config.yaml")  # written before the captions are made
+        settings = scored.with_name("config.yaml")
         weights = folder / checkpointing.BEST
         if not all(path.exists() for path in (scored, settings, weights)):
             return False
-        if scored.stat().st_mtime < max(settings.stat().st_mtime, weights.stat().st_mtime):
+        if scored.stat().st_mtime < weights.stat().st_mtime:
             return False
         flags = {"output_dir": str(folder), **self.flags}
         return load_config(settings) == load_config(REPOSITORY / FINETUNE, overrides, flags)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import platform
 import shlex
 import sys
@@ -57,9 +58,9 @@ class RunLog:
             from torch.utils.tensorboard import SummaryWriter
 
             path = folder / "log.jsonl"
-            cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+            cut_off = _ends_within_a_line(path)
             self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
-            if cut_off:  # by a kill in the middle of a line, which would swallow the next
+            if cut_off:  # by a kill in the middle of it, which would swallow the next
                 self.file.write("\n")
             self.board = SummaryWriter(str(folder / "tensorboard"))
 
@@ -81,6 +82,14 @@ class RunLog:
         if self.file is not None:
             self.file.close()
             self.board.close()
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
 
 
 _work: list[str] = []  # what the bars belong to, the outermost first

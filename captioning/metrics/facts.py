@@ -23,20 +23,20 @@ class Facts(Evaluator):
     names = ("true_facts", "wrong_facts", *(f"scene_R@{k}" for k in RANKS))
 
     def __init__(self, settings: Settings):
+        super().__init__(settings)
         self.scenes = read_scenes(settings.facts_file)
-        self.file = settings.facts_file
 
     def evaluate(self, captions: CaptionSet) -> Result:
         known = by_id(captions.ids, self.scenes)
         scenes = [known[image_id] for image_id in captions.ids]
         if not all(scenes):
             unknown = next(i for i in captions.ids if not known[i])
-            raise UserError(f"{self.file} does not say what is in image {unknown!r}")
+            raise UserError(f"{self.settings.facts_file} does not say what is in image {unknown!r}")
         statements = [read_caption(captions.predictions[image_id]) for image_id in captions.ids]
         stated = [len(statement.facts()) for statement in statements]
         true = [len(true_facts(s, scene)) for s, scene in zip(statements, scenes)]
         wrong = [total - right for total, right in zip(stated, true)]
-        ranks = [_rank(s, i, scenes) for i, s in enumerate(statements)]
+        ranks = [_rank(s, i, true[i], scenes) for i, s in enumerate(statements)]
         found = {f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS}
         return Result(
             metrics={
@@ -52,8 +52,7 @@ class Facts(Evaluator):
         )
 
 
-def _rank(statement: Statement, own: int, scenes: list[Scene]) -> int:
-    """The place of scene `own` among all, by how many of the facts are true of each; 1 is best."""
-    true = len(true_facts(statement, scenes[own]))
+def _rank(statement: Statement, own: int, true: int, scenes: list[Scene]) -> int:
+    """The place of scene `own`, of which `true` of the facts hold, among all; 1 is best."""
     others = (scene for i, scene in enumerate(scenes) if i != own)
     return 1 + sum(len(true_facts(statement, scene)) >= true for scene in others)

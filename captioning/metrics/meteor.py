@@ -68,14 +68,11 @@ class _Shared:
         """As `_converse`; a process that fails is given up, and the next call starts another."""
         if self.process is None:
             self.process, _ = self.opened.enter_context(_java(_SHARED_SECONDS))
-        try:
-            return _converse(self.process, captions, references)
-        except BaseException as error:
-            self.process, opened, self.opened = None, self.opened, ExitStack()
-            # Java's own reason, where it has one, comes out of the block that it ran in.
-            if not opened.__exit__(type(error), error, error.__traceback__):
-                raise
-            raise AssertionError("java_process swallowed an error") from error
+        process, self.process = self.process, None
+        with self.opened:  # which ends the process, and tells Java's own reason, if this fails
+            answer = _converse(process, captions, references)
+            self.opened, self.process = self.opened.pop_all(), process
+        return answer
 
     def end(self) -> None:
         with suppress(JavaError):  # what it failed to score has been reported

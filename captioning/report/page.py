@@ -1,6 +1,5 @@
 """The report as one HTML file that needs nothing beside it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -9,7 +8,7 @@ import jinja2
 from captioning.errors import UserError
 from captioning.json_file import write_text
 from captioning.report import provenance
-from captioning.report.comparison import Comparison, compare
+from captioning.report.comparison import Comparison
 from captioning.report.curves import curves
 from captioning.report.examples import examples
 from captioning.report.figures import styles
@@ -28,18 +27,8 @@ _templates = jinja2.Environment(
 )
 
 
-def make_report(
-    runs: Sequence[Path], output: Path, split: str = "test", note: Optional[str] = None
-) -> None:
-    """Write the page that compares finished runs. Raises UserError.
-
-    runs: their folders; note: a sentence that is shown at the top.
-    """
-    write_report(compare(runs, split), output, note)
-
-
 def write_report(comparison: Comparison, output: Path, note: Optional[str] = None) -> None:
-    """Write the page of a comparison that was read before."""
+    """Write the page of a comparison, with a sentence at the top. Raises UserError."""
     write_text(render(comparison, note), Path(output))
 
 

@@ -37,14 +37,12 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
         return rng.random() < at_least + (at_most - at_least) * detail
 
     things = scene.things
-    if len(things) > 1 and not chance(0.25, 0.97):
-        if rng.random() < 0.5:
-            text = f"{COUNTS[len(things) - 1]} {rng.choice(OBJECT_NOUNS)}s"
-        else:
-            text = _phrase(things[0], True, chance, rng)
+    in_short = len(things) > 1 and not chance(0.25, 0.97)
+    if in_short and rng.random() < 0.5:
+        text = f"{COUNTS[len(things) - 1]} {rng.choice(OBJECT_NOUNS)}s"
     else:
         text = _phrase(things[0], True, chance, rng)
-        for before, thing in zip(things, things[1:]):
+        for before, thing in zip(things, things[1:] if not in_short else ()):
             if len(text.split()) > PATIENCE:
                 break
             joint = _relation(before, thing, rng) if chance(0.05, 0.6) else None

@@ -12,15 +12,7 @@ from itertools import permutations
 from typing import NamedTuple, Optional
 
 from captioning.scenes.annotators import OBJECT_NOUNS, SYNONYMS
-from captioning.scenes.world import (
-    COUNTS,
-    GROUNDS,
-    RELATIONS,
-    SHADES,
-    SHAPES,
-    SIZES,
-    Scene,
-)
+from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene
 
 
 def _named(words) -> Iterator[tuple[str, str]]:
@@ -30,7 +22,7 @@ def _named(words) -> Iterator[tuple[str, str]]:
 
 NOUNS = {**{noun: "object" for noun in OBJECT_NOUNS}, **dict(_named(SHAPES))}
 ADJECTIVES: dict[str, tuple[str, ...]] = {
-    **{shade: properties for shade, properties in SHADES.items()},
+    **SHADES,
     **{word: (word,) for properties in SHADES.values() for word in properties},
     **{name: SIZES[size] for name, size in _named(SIZES)},
 }

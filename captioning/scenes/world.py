@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class Thing(NamedTuple):
     column: int
     row: int
 
+    @cache  # noqa: B019 - there are only so many different things
     def facts(self) -> frozenset[str]:
         """All that is true of it alone: a shade is a colour as well, a tiny thing small."""
         return frozenset(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from captioning.report import compare, make_report
+from captioning.report import compare, write_report
 from captioning.report.__main__ import default_output, main
 from captioning.report.page import render
 
@@ -19,8 +19,9 @@ def text_of(page):
 
 
 def test_page(runs, tmp_path):
-    make_report(runs, tmp_path / "out" / "page.html", note="These are <quick> numbers.")
-    page = (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
+    path = tmp_path / "out" / "page.html"
+    write_report(compare(runs), path, "These are <quick> numbers.")
+    page = path.read_text(encoding="utf-8")
     text = text_of(page)
     assert "These are <quick> numbers." in text and "&lt;quick&gt;" in page
     # Length, true facts, wrong facts, distinct words, CIDEr, BLEU-4, as in metrics.json.
