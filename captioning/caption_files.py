@@ -16,8 +16,8 @@ References = dict[ImageId, list[str]]
 def read_predictions(path: Union[str, PathLike]) -> Captions:
     """Return {image id: caption} of a COCO results file, a list of {image_id, caption}.
 
-    Raises UserError for a file that is missing, empty or something else, and for an image that
-    occurs twice.
+    Raises UserError for a file that is missing, empty or something else, and for an image that has
+    two captions. The same caption twice, which shards of several processes can hold, is one.
     """
     return predictions_by_id(_read_json(Path(path)), str(path))
 
@@ -30,9 +30,10 @@ def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
         raise UserError(f"{where}: the list of predictions is empty: nothing to score")
     captions: Captions = {}
     for image_id, caption in _pairs(entries, where):
-        if image_id in captions:
-            raise UserError(f"{where}: image_id {image_id!r} occurs twice: keep one caption of it")
-        captions[image_id] = caption
+        if captions.setdefault(image_id, caption) != caption:
+            raise UserError(
+                f"{where}: image_id {image_id!r} occurs twice, with two captions: keep one of them"
+            )
     return captions
 
 
@@ -65,6 +66,20 @@ def read_references(path: Union[str, PathLike]) -> References:
     return references
 
 
+def with_references(
+    captions: Captions, references: Mapping[ImageId, Sequence[str]]
+) -> tuple[Captions, list[ImageId]]:
+    """Return the captions of images that have references, and the ids of the others.
+
+    Raises UserError where no image has any.
+    """
+    lacking = [image_id for image_id, group in by_id(captions, references).items() if not group]
+    if len(lacking) == len(captions):
+        match_ids(captions, references)  # which says so
+    left_out = set(lacking)
+    return {i: caption for i, caption in captions.items() if i not in left_out}, lacking
+
+
 def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
     """Return the references of each caption, under the captions' ids; see `by_id`.
 
@@ -90,20 +105,13 @@ def by_id(
 ) -> dict[ImageId, Sequence[str]]:
     """Return the references of each id, none for one that has none.
 
-    "139" and 139 are the same image where all ids of one side are strings and all of the other
-    integers.
+    "139" and 139 are the same image, unless the references have both.
     """
-    ids = list(ids)
-    if {_kind(ids), _kind(references)} == {int, str}:
-        references = {str(image_id): group for image_id, group in references.items()}
-        return {image_id: references.get(str(image_id), ()) for image_id in ids}
-    return {image_id: references.get(image_id, ()) for image_id in ids}
-
-
-def _kind(ids: Iterable):
-    """Return the type that all ids have, or None if they differ."""
-    kinds = {type(image_id) for image_id in ids}
-    return kinds.pop() if len(kinds) == 1 else None
+    as_text = {str(image_id): group for image_id, group in references.items()}
+    return {
+        image_id: references[image_id] if image_id in references else as_text.get(str(image_id), ())
+        for image_id in ids
+    }
 
 
 def _read_json(path):

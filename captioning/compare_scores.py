@@ -7,6 +7,7 @@ tests for machine translation evaluation"; Efron & Tibshirani 1993, chapter 16).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 
@@ -14,22 +15,25 @@ from captioning.caption_files import Captions, ImageId, by_id
 from captioning.errors import UserError
 from captioning.metrics.bootstrap import RESAMPLES, mean, resampled_means
 from captioning.metrics.evaluator import Scores
-from captioning.score_table import COLUMNS
+from captioning.score_table import COLUMNS, Column
+
+_TITLES = {**COLUMNS, "rank": Column("Mean Rank", 1)}
 
 
 @dataclass(frozen=True)
 class Difference:
     """Means over n images that both have a value of, and second - first with its 95 % interval.
 
-    p: two-sided, of the hypothesis that the mean difference is 0.
+    p: two-sided, of the hypothesis that the mean difference is 0; None for one image alone. What a
+    set of captions has, and no caption, has its two values, their difference and no more.
     """
 
     first: float
     second: float
     difference: float
-    low: float
-    high: float
-    p: float
+    low: Optional[float]
+    high: Optional[float]
+    p: Optional[float]
     n: int
 
 
@@ -52,14 +56,22 @@ def same_images(first: Captions, second: Captions) -> Captions:
 
 
 def compare(first: Scores, second: Scores) -> dict[str, Difference]:
-    """Return the difference of each metric that single captions have, by its name.
+    """Return the difference of each metric that both have, by its name.
 
-    Both are scores of the same images in one order. It is the mean over captions that is compared,
-    also of metrics such as BLEU, which a set of captions has otherwise.
+    Both are scores of the same images in one order. Where single captions have the metric it is the
+    mean over captions that is compared, also of one such as BLEU, which a set has otherwise.
     """
     columns = [_columns(scores.per_image) for scores in (first, second)]
-    names = sorted(columns[0].keys() & columns[1].keys(), key=_place)
-    return {name: _difference(*(np.array(c[name], dtype=float) for c in columns)) for name in names}
+    found = {
+        name: _difference(*(np.array(c[name], dtype=float) for c in columns))
+        for name in columns[0].keys() & columns[1].keys()
+    }
+    for name in first.metrics.keys() & second.metrics.keys() - found.keys():
+        if name != "median_rank":  # of which there is the mean rank
+            values = [scores.metrics[name].value for scores in (first, second)]
+            count = first.metrics[name].n
+            found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
+    return {name: found[name] for name in sorted(found, key=_place)}
 
 
 def _columns(per_image: Mapping[ImageId, Mapping]) -> dict[str, list]:
@@ -74,18 +86,13 @@ def _difference(first, second):
     both = ~np.isnan(first) & ~np.isnan(second)
     first, second = first[both], second[both]
     if not len(first):
-        return Difference(*[float("nan")] * 5, 1.0, 0)
+        return Difference(*[float("nan")] * 3, None, None, None, 0)
     pairs = second - first
     estimate = mean(pairs)
-    return Difference(
-        float(first.mean()),
-        float(second.mean()),
-        estimate.value,
-        estimate.low,
-        estimate.high,
-        p_value(pairs),
-        len(pairs),
-    )
+    means = float(first.mean()), float(second.mean()), estimate.value
+    if len(pairs) == 1:
+        return Difference(*means, None, None, None, 1)
+    return Difference(*means, estimate.low, estimate.high, p_value(pairs), len(pairs))
 
 
 def p_value(differences: np.ndarray) -> float:
@@ -103,10 +110,13 @@ def format_comparison(differences: Mapping[str, Difference]) -> str:
     """Return a line a metric: both means, the difference, its interval and p."""
     rows = [("", "first", "second", "difference", "95 % interval", "p")]
     for name, found in differences.items():
-        title, decimals = COLUMNS.get(name, (name, 3))
+        title, decimals = _TITLES.get(name, (name, 3))
         shown = [f"{value:.{decimals}f}" for value in (found.first, found.second, found.difference)]
-        interval = f"{found.low:.{decimals}f} to {found.high:.{decimals}f}"
-        rows.append((title, *shown, interval, f"{found.p:.3f}"))
+        interval = p = ""
+        if found.p is not None:
+            interval = f"{found.low:.{decimals}f} to {found.high:.{decimals}f}"
+            p = f"{found.p:.3f}"
+        rows.append((title, *shown, interval, p))
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))])
@@ -117,5 +127,5 @@ def format_comparison(differences: Mapping[str, Difference]) -> str:
 
 
 def _place(name):
-    names = list(COLUMNS)
-    return (names.index(name), "") if name in COLUMNS else (len(names), name)
+    names = list(_TITLES)
+    return (names.index(name), "") if name in _TITLES else (len(names), name)

@@ -11,42 +11,31 @@ two programs' captions of the same images differ, and how surely.
 """
 
 import argparse
-import contextlib
-import json
-import math
 import os
-import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from importlib import metadata
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional
 
 from captioning.caption_files import (
-    Captions,
-    ImageId,
-    match_ids,
-    predictions_by_id,
     read_predictions,
     read_references,
+    with_references,
 )
 from captioning.compare_scores import compare, format_comparison, same_images
 from captioning.errors import UserError
 from captioning.image_files import find_images
-from captioning.json_file import write_json, write_text
+from captioning.json_file import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.evaluator import (
     CLIP_MODEL,
     PPL_MODEL,
-    CaptionSet,
-    Evaluator,
-    Scores,
     Settings,
 )
-from captioning.metrics.java import MEMORY, JavaError, java_version
+from captioning.metrics.java import MEMORY
 from captioning.metrics.registry import (
     DEFAULT_METRICS,
     EVALUATORS,
@@ -55,88 +44,7 @@ from captioning.metrics.registry import (
     build_evaluators,
 )
 from captioning.score_table import format_table
-
-
-def score(
-    predictions: Union[Captions, list[dict]],
-    references: Mapping[ImageId, Sequence[str]],
-    evaluators: Optional[Iterable[Evaluator]] = None,
-) -> Scores:
-    """Return the scores of captions, given as {image id: caption} or a list of COCO results.
-
-    evaluators: from `build_evaluators`, by default those of coco, length and diversity. One that
-    fails is in `skipped`, and the others are kept. Only the images with a prediction are scored, as
-    the COCO tools do. Raises UserError for an image that is predicted twice or has no references,
-    and if there is no prediction.
-    """
-    if isinstance(predictions, Mapping):
-        predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
-    predictions = predictions_by_id(predictions)
-    captions = CaptionSet(predictions, match_ids(predictions, references))
-    scores = Scores({}, {image_id: {} for image_id in predictions}, {}, {})
-    for evaluator in build_evaluators() if evaluators is None else evaluators:
-        try:
-            _add(evaluator.evaluate(captions), scores)
-        # The captions may have cost hours: whatever goes wrong in one evaluator, keep the others.
-        except Exception as error:
-            reason = str(error) if isinstance(error, UserError) else repr(error)
-            scores.skipped.update(dict.fromkeys(evaluator.names, reason))
-    return scores
-
-
-def for_this_rank(evaluators: Iterable[Evaluator], is_main: bool) -> list[Evaluator]:
-    """Return the evaluators that this process has to call: rank 0 all, the others those that share.
-
-    The scores of the others are worth nothing.
-    """
-    return [evaluator for evaluator in evaluators if is_main or evaluator.on_every_rank]
-
-
-def _add(result, scores):
-    scores.settings.update(result.settings)
-    scores.skipped.update(result.skipped)
-    for name, estimate in result.metrics.items():
-        if math.isfinite(estimate.value):
-            scores.metrics[name] = estimate
-        else:
-            scores.skipped[name] = "these captions have nothing that it could be a share of"
-    for name, values in result.per_image.items():
-        for of_image, value in zip(scores.per_image.values(), values):
-            of_image[name] = value
-
-
-def write_scores(
-    folder: Union[str, os.PathLike], scores: Scores, predictions: Captions, command: str
-) -> None:
-    """Write `metrics.json` and, one image a line, `per_caption.jsonl` into a folder.
-
-    predictions has the ids of `scores.per_image`; command is the one to be recorded. A file is
-    written whole or not at all. Raises UserError if the folder cannot be written to.
-    """
-    summary = {
-        "metrics": {name: asdict(estimate) for name, estimate in scores.metrics.items()},
-        "settings": {**scores.settings, "intervals": INTERVALS},
-        "skipped": scores.skipped,
-        "command": command,
-        "versions": _versions(),
-    }
-    lines = [
-        json.dumps({"image_id": i, "caption": predictions[i], **values})
-        for i, values in scores.per_image.items()
-    ]
-    write_text("".join(line + "\n" for line in lines), Path(folder, "per_caption.jsonl"))
-    write_json(summary, Path(folder, "metrics.json"))
-
-
-def _versions():
-    versions = {"python": platform.python_version(), "java": None}
-    with contextlib.suppress(JavaError):
-        versions["java"] = str(java_version())
-    for name in ("pycocoevalcap", "torch", "transformers"):
-        versions[name] = None
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
-    return versions
+from captioning.scoring import for_this_rank, score, versions, write_scores
 
 
 def _arguments(argv):
@@ -199,6 +107,14 @@ def _arguments(argv):
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program on its arguments (those of the command line); return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        print("stopped: nothing was written", file=sys.stderr)
+        return 130
+
+
+def _main(argv):
     arguments = _arguments(argv)
     if not set(RUN_MODELS).intersection(arguments.metrics):
         if int(os.environ.get("RANK", 0)) > 0:
@@ -227,13 +143,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _run(arguments, argv, device="cpu", is_main=True):
     """Score, and on rank 0 print and write. Raises UserError."""
-    predictions = read_predictions(arguments.predictions or arguments.compare[0])
     references = read_references(arguments.references)
+    files = arguments.compare or [arguments.predictions]
+    predictions, *others = [_read(path, references, is_main) for path in files]
+    if is_main and arguments.output_dir:
+        require_folder(Path(arguments.output_dir))  # before the work, not after it
     evaluators = _evaluators(arguments, predictions, device)
     own = for_this_rank(evaluators, is_main)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
-    if arguments.compare:
-        second = same_images(predictions, read_predictions(arguments.compare[1]))
+    if others:
+        second = same_images(predictions, others[0])
         both = [score(captions, references, own) for captions in (predictions, second)]
         if is_main:
             _show_comparison(*both, arguments.output_dir, command)
@@ -253,11 +172,26 @@ def _run(arguments, argv, device="cpu", is_main=True):
         write_scores(arguments.output_dir, scores, predictions, command)
 
 
+def _read(path, references, is_main):
+    """Return the predictions of a file that have references."""
+    predictions, lacking = with_references(read_predictions(path), references)
+    if lacking and is_main:
+        print(
+            f"warning: {path}: {len(lacking)} of {len(lacking) + len(predictions)} images with a "
+            f"prediction have no references and were not scored, the first is {lacking[0]!r}",
+            file=sys.stderr,
+        )
+    return predictions
+
+
 def _evaluators(arguments, predictions, device):
     images = None
     if arguments.images and set(NEED_IMAGES).intersection(arguments.metrics):
         images = find_images(arguments.images, Path(arguments.references), predictions)
-    found = {"images": images, "pool_root": arguments.images, "device": device}
+    # Of a file {image id: image file} the images start in its folder, and so do a split's.
+    root = arguments.images
+    root = root.parent if root and root.is_file() else root
+    found = {"images": images, "pool_root": root, "device": device}
     given = {field.name for field in fields(Settings)} - set(found)
     settings = Settings(**found, **{name: getattr(arguments, name) for name in given})
     return build_evaluators(arguments.metrics, settings)
@@ -273,10 +207,10 @@ def _show_comparison(first, second, folder, command):
     if folder:
         content = {
             "differences": {name: asdict(found) for name, found in differences.items()},
-            "settings": {**first.settings, "intervals": INTERVALS},
+            "settings": [first.settings, second.settings, {"intervals": INTERVALS}],
             "skipped": skipped,
             "command": command,
-            "versions": _versions(),
+            "versions": versions(),
         }
         write_json(content, Path(folder, "comparison.json"))
 

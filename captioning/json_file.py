@@ -35,6 +35,14 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         raise UserError(f"{path}: not valid JSON at line {line}: {error.msg}") from None
     except RecursionError:
         raise UserError(f"{path}: not valid JSON: it is nested too deeply") from None
+    except ValueError:
+        raise UserError(f"{path}: not valid JSON: a number has thousands of digits") from None
+
+
+def require_folder(folder: Path) -> None:
+    """Make a folder, and a file in it, as writing will later; raises UserError where that fails."""
+    write_text("", folder / ".writable")
+    (folder / ".writable").unlink(missing_ok=True)
 
 
 def write_text(text: str, path: Path) -> None:

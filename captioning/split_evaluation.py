@@ -15,13 +15,13 @@ from captioning import distributed
 from captioning.config import Config
 from captioning.data import Sample, annotation_path, read_split, references
 from captioning.errors import UserError
-from captioning.evaluate import for_this_rank, score, write_scores
 from captioning.generation import caption_images
 from captioning.json_file import write_json
 from captioning.metrics.evaluator import Settings
 from captioning.metrics.registry import build_evaluators
 from captioning.run_log import say
 from captioning.score_table import format_table
+from captioning.scoring import for_this_rank, score, write_scores
 
 
 class SplitEvaluation:

@@ -22,7 +22,11 @@ class Bpe:
     def __init__(self, files: ModelFiles, clip: bool):
         self.vocabulary, merges = _read(files)
         suffix = {"end_of_word_suffix": "</w>"} if clip else {}
-        model = models.BPE(vocab=self.vocabulary, merges=merges, **suffix)
+        try:
+            model = models.BPE(vocab=self.vocabulary, merges=merges, **suffix)
+        except Exception as error:  # whatever the Rust library makes of a wrong file
+            where = files.merges or files.vocabulary
+            raise UserError(f"{where}: holds no BPE merges ({error}): download it again") from None
         self.tokenizer = Tokenizer(model)
         bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.tokenizer.pre_tokenizer = bytes_of_words

@@ -35,11 +35,15 @@ class Clip:
 
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
         files = find_model("clip_model", source)
+        sizes = read_sizes(files)
+        if not {"text_config", "vision_config"} <= sizes.keys():
+            raise UserError(f"{files.config}: clip_model: this is no CLIP model")
         self.tokens = Bpe(files, clip=True)
         self.start, self.end = self.tokens.special(START), self.tokens.special(END)
         self.model, self.max_tokens, self.image_size = _build(
-            read_sizes(files), files, {"bos_token_id": self.start, "eos_token_id": self.end}
+            sizes, files, {"bos_token_id": self.start, "eos_token_id": self.end}
         )
+        self.width = self.model.visual_projection.out_features
         self.model.eval().requires_grad_(False)
         self.weights = _fingerprint(self.model.vision_model, self.model.visual_projection)
         self.name = f"{source}@{self.weights[:8]}"
@@ -106,8 +110,9 @@ def _build(sizes, files, marks):
             vision_config_dict={key: vision[key] for key in _VISION if key in vision},
             projection_dim=sizes.get("projection_dim", 512),
         )
-    except (KeyError, TypeError):
-        raise UserError(f"{files.config}: clip_model: this is no CLIP model") from None
+    except Exception as error:  # newer versions check the sizes, with errors of their own
+        reason = " ".join(str(error).split())[:100]
+        raise UserError(f"{files.config}: clip_model: no sizes of a CLIP ({reason})") from None
     model = CLIPModel(config).float()
     load_weights(model, files.weights)
     return model, config.text_config.max_position_embeddings, config.vision_config.image_size

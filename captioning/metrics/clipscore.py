@@ -38,7 +38,10 @@ class ClipScore(Evaluator):
         own = WEIGHT * cosines(vectors[:count], images)
         ends = np.cumsum([len(group) for group in groups])
         human = np.split(vectors[count:], ends[:-1])
-        nearest = [(group @ v).max() for group, v in zip(human, vectors[:count])]
+        nearest = [
+            (group.astype(float) @ v).max()
+            for group, v in zip(human, vectors[:count].astype(float))
+        ]
         both = harmonic_mean(own, np.clip(nearest, 0, None))
         values = {"CLIPScore": (100 * own).tolist(), "RefCLIPScore": (100 * both).tolist()}
         return Result(

@@ -87,6 +87,9 @@ def _rouge(captions, groups):
 def _cider(captions, groups):
     from pycocoevalcap.cider.cider import Cider
 
+    if not any(text for group in groups for text in group):
+        return [0.0] * len(captions)  # no n-gram has a weight, of which Cider takes the largest
+
     return Cider().compute_score(*_by_index(captions, groups))[1]
 
 

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Optional
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from captioning.errors import UserError
 from captioning.metrics.clip import PREPROCESSING, Clip
+from captioning.metrics.pool import NO_ARCHIVE
 from captioning.run_log import say
 
 
@@ -23,13 +24,16 @@ def default_folder() -> Path:
 class CachedFeatures:
     """The place of the features of these image files, in this order, from this model.
 
-    The name depends on the model's weights, the preprocessing and each file's path, size and time
-    of change. Raises UserError for a file that is not there.
+    The name depends on the model's weights, the preprocessing with the libraries that do it, and
+    each file's path, size and time of change. Raises UserError for a file that is not there.
     """
 
     def __init__(self, folder: Optional[Path], clip: Clip, paths: Sequence[Path]):
         self.files = [str(path) for path in paths]
-        made_of = [clip.weights, clip.image_size, PREPROCESSING, [_state(path) for path in paths]]
+        self.shape = (len(paths), clip.width)
+        libraries = [version(name) for name in ("torchvision", "pillow")]
+        images = [_state(path) for path in paths]
+        made_of = [clip.weights, clip.image_size, PREPROCESSING, libraries, images]
         key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
         self.path = (folder or default_folder()) / f"clip_features_{key}.npz"
 
@@ -38,12 +42,16 @@ class CachedFeatures:
         try:
             with np.load(self.path) as content:
                 features = content["features"]
+            if features.shape != self.shape or features.dtype != np.float32:
+                raise ValueError(f"{features.dtype} {features.shape}")
+            if not np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
+                raise ValueError("no unit vectors")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (*NO_ARCHIVE, KeyError) as error:
             say(f"{self.path} is damaged ({type(error).__name__}) and is made again")
             return None
-        return features if len(features) == len(self.files) else None
+        return features
 
     def write(self, features: np.ndarray) -> None:
         """Keep the features; a folder that cannot be written to is said, and no error."""

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from captioning.errors import UserError
-from captioning.metrics.bootstrap import Estimate, mean
+from captioning.metrics.bootstrap import mean
 from captioning.metrics.bpe import END, Bpe
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.model_files import find_model, load_weights, read_sizes
@@ -54,13 +54,14 @@ class Perplexity(Evaluator):
         for index, value in zip(kept, values.tolist()):
             each[index] = value
         return Result(
-            {"PPL": mean(values) if kept else Estimate(float("nan"), None, None, 0)},
+            {"PPL": mean(values)} if kept else {},
             {"PPL": each},
             {
                 "ppl_model": self.settings.ppl_model,
                 "ppl_truncated": sum(long),
                 "ppl_empty": len(texts) - len(kept),
             },
+            {} if kept else {"PPL": "no caption has a word"},
         )
 
 
@@ -75,9 +76,13 @@ class LanguageModel:
         self.start = self.tokens.special(END)
         sizes = read_sizes(files)
         marks = {"bos_token_id": self.start, "eos_token_id": self.start}
-        config = GPT2Config(**{key: sizes[key] for key in _SIZES if key in sizes}, **marks)
+        try:
+            config = GPT2Config(**{key: sizes[key] for key in _SIZES if key in sizes}, **marks)
+            self.model = GPT2Model(config).float()
+        except Exception as error:  # newer versions check the sizes, with errors of their own
+            reason = " ".join(str(error).split())[:100]
+            raise UserError(f"{files.config}: ppl_model: no sizes of a GPT-2 ({reason})") from None
         self.max_tokens, self.device = config.n_positions, device
-        self.model = GPT2Model(config).float()
         load_weights(self.model, files.weights, "transformer.")
         self.model.eval().requires_grad_(False).to(device)
 

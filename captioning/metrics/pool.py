@@ -1,5 +1,6 @@
 """The images among which a caption has to find its own."""
 
+import filecmp
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,9 @@ from captioning.errors import UserError
 from captioning.json_file import parse_json, read_text
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
+
+# What numpy raises for a file that is no archive of arrays; a single array fails in `with`.
+NO_ARCHIVE = (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile)
 
 
 class Pool(NamedTuple):
@@ -68,8 +72,10 @@ def _read_features(path):
         raise UserError(f"pool: {path}: no such file") from None
     except KeyError as error:
         raise UserError(f"pool: {path}: {error.args[0]}: expected features and files") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except NO_ARCHIVE as error:
         raise UserError(f"pool: {path}: cannot be read: {error}") from None
+    if not np.issubdtype(features.dtype, np.floating):
+        raise UserError(f"pool: {path}: features are {features.dtype}: expected numbers")
     if features.ndim != 2 or files.shape != features.shape[:1]:
         raise UserError(
             f"pool: {path}: features {features.shape} and files {files.shape} do not go together: "
@@ -84,23 +90,39 @@ def _read_features(path):
 def others(pool: Pool, own: Iterable[Path]) -> list[int]:
     """Return the indices of the pool's images that are not among `own`, each image once.
 
-    A file is known by its name and size; where there are features alone, by its name.
+    Files of one name are the same image if their bytes are equal. Where there are features alone,
+    one that has the name of an own image is taken for it, and two of one name are the same image if
+    their features are.
     """
-
-    def key(path: Path):
-        return path.name, None if pool.features is not None else _size(path)
-
-    seen = {key(path) for path in own}
+    if pool.features is None:
+        return _new_files(pool.files, own)
+    names = {path.name for path in own}
+    seen: dict[str, list[np.ndarray]] = {}
     indices = []
-    for index, path in enumerate(pool.files):
-        if key(path) not in seen:
-            seen.add(key(path))
+    for index, (path, vector) in enumerate(zip(pool.files, pool.features)):
+        alike = seen.setdefault(path.name, [])
+        if path.name in names or any(np.allclose(vector, other, atol=1e-5) for other in alike):
+            continue
+        alike.append(vector)
+        indices.append(index)
+    return indices
+
+
+def _new_files(files, own):
+    seen: dict[str, list[Path]] = {}
+    for path in own:
+        seen.setdefault(path.name, []).append(path)
+    indices = []
+    for index, path in enumerate(files):
+        alike = seen.setdefault(path.name, [])
+        if not any(_same(path, other) for other in alike):
+            alike.append(path)
             indices.append(index)
     return indices
 
 
-def _size(path):
+def _same(path, other):
     try:
-        return path.stat().st_size
+        return filecmp.cmp(path, other, shallow=False)
     except OSError as error:
-        raise UserError(f"pool: {path}: no such image: {error.strerror}") from None
+        raise UserError(f"pool: {error.filename}: no such image: {error.strerror}") from None

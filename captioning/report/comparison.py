@@ -8,7 +8,6 @@ from typing import NamedTuple, Optional
 from captioning.caption_files import Captions, ImageId, References
 from captioning.data import Sample, read_split, references
 from captioning.errors import UserError
-from captioning.evaluate import score
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import build_evaluators
 from captioning.report.data_sets import refuse_other_data
@@ -17,6 +16,7 @@ from captioning.report.runs import Run, read_runs
 from captioning.scenes.facts import mark
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
+from captioning.scoring import score
 from captioning.split_evaluation import metric_settings
 
 HUMANS = "Humans"

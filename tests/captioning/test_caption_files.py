@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from captioning.caption_files import match_ids, read_predictions, read_references
+from captioning.caption_files import match_ids, read_predictions, read_references, with_references
 from captioning.errors import UserError
 
 
@@ -23,6 +23,7 @@ def write(tmp_path):
 def test_predictions(write):
     entries = [{"image_id": 5, "caption": "a"}, {"image_id": "5", "caption": "", "score": 1.5}]
     assert read_predictions(write(entries)) == {5: "a", "5": ""}
+    assert read_predictions(write(entries[:1] * 2)) == {5: "a"}
     assert read_predictions(write("\ufeff" + json.dumps(entries[:1]))) == {5: "a"}
 
 
@@ -32,12 +33,13 @@ def test_predictions(write):
         (" \n", "the file is empty"),
         ("[{]", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
+        (f'[{{"image_id": {"1" * 5000}}}]', "not valid JSON|entry 1"),
         ({"5": "a"}, "expected a list of {image_id, caption}"),
         ([], "nothing to score"),
         ([{"image_id": 5, "caption": "a"}, "b"], "entry 2 has no image_id"),
         ([{"image_id": True, "caption": "a"}], "entry 1 has no image_id"),
         ([{"image_id": 5, "caption": None}], "entry 1 .image_id 5. has no caption text"),
-        ([{"image_id": 5, "caption": "a"}] * 2, "image_id 5 occurs twice"),
+        ([{"image_id": 5, "caption": c} for c in "aab"], "image_id 5 occurs twice, with two"),
     ],
 )
 def test_predictions_that_are_none(write, content, message):
@@ -102,14 +104,14 @@ def test_references_that_are_none(write, document, message):
         read_references(write(document))
 
 
-def test_ids_match_as_text_only_where_one_side_is_all_strings():
+def test_ids_match_as_text():
     references = {139: ["a"], 285: ["b"]}
     assert match_ids({"139": "x"}, references) == {"139": ["a"]}
     assert match_ids({139: "x"}, {"139": ["a"], "285": ["b"]}) == {139: ["a"]}
     both = {139: ["a"], "139": ["b"]}
     assert match_ids({139: "x", "139": "y"}, both) == both
-    with pytest.raises(UserError, match="image_id '139' has a prediction but no reference"):
-        match_ids({285: "x", "139": "x"}, references)
+    mixed = {285: "x", "139": "x"}
+    assert match_ids(mixed, references) == {285: ["b"], "139": ["a"]}
 
 
 def test_predictions_without_references():
@@ -117,6 +119,8 @@ def test_predictions_without_references():
         match_ids({5: "a", 6: "b", 7: "c"}, {5: ["a"]})
     with pytest.raises(UserError, match="image_id 6 has a prediction but no reference captions"):
         match_ids({5: "a", 6: "b"}, {5: ["a"], 6: []})
+    kept, lacking = with_references({5: "a", 6: "b", "7": "c"}, {7: ["c"], 5: ["a"], 6: []})
+    assert (kept, lacking) == ({5: "a", "7": "c"}, [6])
     with pytest.raises(
         UserError, match=r"no image id in common: the first ones are 5 and 'x\.jpg'"
     ):

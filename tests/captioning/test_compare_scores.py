@@ -9,7 +9,7 @@ import pytest
 from captioning.compare_scores import compare, format_comparison, p_value, same_images
 from captioning.errors import UserError
 from captioning.evaluate import main
-from captioning.metrics.bootstrap import RESAMPLES
+from captioning.metrics.bootstrap import RESAMPLES, Estimate
 from captioning.metrics.evaluator import Scores
 
 
@@ -44,6 +44,27 @@ def test_equal_captions_do_not_differ():
     same = scores(CIDEr=[1.0, 2.0, 0.3])
     found = compare(same, same)["CIDEr"]
     assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+def test_a_single_image_has_no_p_and_no_interval():
+    found = compare(scores(CIDEr=[1.0]), scores(CIDEr=[2.0]))["CIDEr"]
+    assert (found.difference, found.low, found.high, found.p, found.n) == (1, None, None, None, 1)
+
+
+def test_what_a_set_has_alone_is_laid_side_by_side():
+    def diverse(value):
+        return Scores({"lex_div": Estimate(value, None, None, 3)}, {0: {"cap_len": 2.0}}, {}, {})
+
+    found = compare(diverse(0.4), diverse(1.0))
+    assert list(found) == ["cap_len", "lex_div"]
+    assert found["lex_div"].difference == pytest.approx(0.6) and found["lex_div"].p is None
+    assert format_comparison(found).splitlines()[2].split() == [
+        "Lex.",
+        "Div.",
+        "0.400",
+        "1.000",
+        "0.600",
+    ]
 
 
 def test_captions_without_a_value_are_left_out():

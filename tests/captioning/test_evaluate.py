@@ -6,13 +6,7 @@ import sys
 
 import pytest
 
-from captioning import evaluate
-from captioning.errors import UserError
-from captioning.evaluate import main, score, write_scores
-from captioning.metrics import diversity, evaluator
-from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Evaluator, Result, Scores, Settings
-from captioning.metrics.registry import build_evaluators
+from captioning.evaluate import main
 
 REFERENCES = {"5": ["a man on a horse", "a rider"], "6": ["two cats on a sofa"], "7": ["a bus"]}
 
@@ -87,8 +81,11 @@ def test_program(files, tmp_path, repository):
     ("predictions", "message"),
     [
         ([], "nothing to score"),
-        ([{"image_id": 5, "caption": "a"}, {"image_id": 9, "caption": "a"}], "image_id 9 has a"),
-        ([{"image_id": 5, "caption": "a"}] * 2, "image_id 5 occurs twice"),
+        ([{"image_id": 9, "caption": "a"}], "have no image id in common: the first ones are 9 and"),
+        (
+            [{"image_id": 5, "caption": "a"}, {"image_id": 5, "caption": "b"}],
+            "image_id 5 occurs twice",
+        ),
     ],
 )
 def test_mistakes_end_in_one_line(files, capsys, predictions, message):
@@ -98,22 +95,30 @@ def test_mistakes_end_in_one_line(files, capsys, predictions, message):
     assert printed.err.count("\n") == 1
 
 
-def test_folder_that_cannot_be_written_to_costs_no_scores(files, capsys):
+def test_images_without_references_are_left_out_aloud(files, capsys):
+    entries = [{"image_id": i, "caption": "a man"} for i in (5, 9, "x", 5, 6)]
+    assert main([*files(entries, REFERENCES), "--metrics", "length"]) == 0
+    printed = capsys.readouterr()
+    assert "2 captions" in printed.out and printed.err.splitlines()[0].endswith(
+        "2 of 4 images with a prediction have no references and were not scored, the first is 9"
+    )
+
+
+def test_a_folder_that_cannot_be_written_to_costs_no_work(files, capsys, monkeypatch):
     arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
+    monkeypatch.setattr("captioning.evaluate.score", lambda *_: pytest.fail("scored"))
     assert main([*arguments, "--output_dir", arguments[0]]) == 2
     printed = capsys.readouterr()
-    assert printed.out.startswith("Cap. Len.") and "cannot write" in printed.err
+    assert printed.out == "" and printed.err.startswith("error: cannot write")
 
 
-def test_score_takes_results_or_a_mapping():
-    references = {5: ["a man on a horse"], 6: ["a cat"]}
-    results = [{"image_id": 5, "caption": "a man"}, {"image_id": 6, "caption": "a cat"}]
-    scores = score(results, references)
-    assert scores == score({5: "a man", 6: "a cat"}, references)
-    assert scores == score(results, {str(i): group for i, group in references.items()})
-    assert scores.per_image[6]["ROUGE_L"] == 1.0
-    with pytest.raises(UserError, match="nothing to score"):
-        score({}, references)
+def test_a_stop_is_one_line(files, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("captioning.evaluate.score", stop)
+    assert main(files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})) == 130
+    assert capsys.readouterr().err == "stopped: nothing was written\n"
 
 
 def test_spice_is_asked_for_by_its_flag(files, capsys):
@@ -131,67 +136,3 @@ def test_metrics_are_chosen_by_name(files, capsys):
     with pytest.raises(SystemExit):
         main([*arguments, "--metrics", "rouge"])
     assert "coco" in capsys.readouterr().err
-
-
-class Broken(Evaluator):
-    names = ("scene_R@1", "scene_R@5")
-
-    def evaluate(self, captions):
-        raise UserError("no scene of image 5")
-
-
-class Undefined(Evaluator):
-    names = ("wrong_facts",)
-
-    def evaluate(self, captions):
-        nothing = Estimate(float("nan"), None, None, 2)
-        return Result({"wrong_facts": nothing}, {"wrong_facts": [None, None]}, {"scenes": 2})
-
-
-def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
-    monkeypatch.setattr(diversity, "zip", lambda *_: 1 / 0, raising=False)
-    own = [Broken(Settings()), Undefined(Settings())]
-    chosen = [*own, *build_evaluators(["diversity", "length"])]
-    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}, chosen)
-    assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
-    assert scores.per_image[5] == {"cap_len": 2, "wrong_facts": None}
-    undefined = scores.skipped.pop("wrong_facts")
-    assert "share" in undefined
-    assert scores.skipped == {
-        **dict.fromkeys(Broken.names, "no scene of image 5"),
-        **dict.fromkeys(diversity.Diversity.names, "ZeroDivisionError('division by zero')"),
-    }
-
-
-def test_captions_are_tokenized_once(monkeypatch):
-    calls = []
-
-    def tokenize(captions):
-        calls.append(captions)
-        return captions, "none"
-
-    monkeypatch.setattr(evaluator, "tokenize", tokenize)
-    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"], 7: ["c"]})
-    assert calls == [{5: ["a man", "a"], 6: ["a", "b"]}]
-    assert scores.settings == {"tokenizer": "none"} and {"ttr", "CIDEr"} <= scores.metrics.keys()
-
-
-def test_ids_of_both_kinds_are_kept_apart():
-    predictions = {1: "a man", "two": "a dog", 3: "a cat and a dog", "3": ""}
-    scores = score(predictions, {**{i: ["a man"] for i in predictions}, "unused": ["no"]})
-    assert list(scores.per_image) == [1, "two", 3, "3"]
-    assert [values["cap_len"] for values in scores.per_image.values()] == [2, 2, 5, 0]
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    scores = Scores({"CIDEr": Estimate(1.0, 1.0, 1.0, 1)}, {1: {"CIDEr": 1.0}}, {}, {})
-    write_scores(tmp_path, scores, {1: "a cat"}, "first")
-    before = (tmp_path / "per_caption.jsonl").read_text()
-
-    def full_disk(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(evaluate.os, "replace", full_disk)
-    with pytest.raises(UserError, match="No space left on device"):
-        write_scores(tmp_path, scores, {1: "a dog"}, "second")
-    assert (tmp_path / "per_caption.jsonl").read_text() == before

@@ -77,6 +77,18 @@ def test_two_processes_give_the_results_of_one(arguments, tmp_path, repository):
     assert written(tmp_path / "one") == written(tmp_path / "two") == written(tmp_path / "again")
 
 
+def test_a_pool_of_a_split_beside_a_mapping_of_images(arguments, tmp_path):
+    names = {str(i): f"images/COCO_val2014_{i:012d}.png" for i in range(5)}
+    (tmp_path / "map.json").write_text(json.dumps(names))
+    Image.new("RGB", (20, 20), "green").save(tmp_path / "images" / "more.png")
+    split = [{"image": name, "caption": "a"} for name in ("images/more.png", names["2"])]
+    (tmp_path / "split.json").write_text(json.dumps(split))
+    arguments[arguments.index("--images") + 1] = str(tmp_path / "map.json")
+    more = ["--pool", str(tmp_path / "split.json"), "--output_dir", str(tmp_path / "out")]
+    assert main([*arguments, *more]) == 0
+    assert written(tmp_path / "out")[0]["settings"]["pool"].startswith("6 images")
+
+
 @pytest.mark.slow
 def test_an_image_that_one_process_cannot_read_costs_its_metrics(arguments, tmp_path, repository):
     """Of both processes, which neither wait for each other nor fail."""

@@ -91,6 +91,10 @@ def test_text_that_is_no_unicode(clip_folder):
 def test_a_vocabulary_without_its_marks(clip_folder, tmp_path):
     files = find_model("clip_model", str(clip_folder))
     wrong = tmp_path / "vocab.json"
+    for content, merges in (("[1]", files.merges), ('{"a": 0}', files.merges)):
+        wrong.write_text(content)
+        with pytest.raises(UserError, match="holds no BPE"):
+            Bpe(files._replace(vocabulary=wrong, merges=merges), clip=True)
     wrong.write_text('{"model": {"vocab": {}, "merges": []}}')
     with pytest.raises(UserError, match=r"lacks <.endoftext.>: download it again"):
         Bpe(files._replace(vocabulary=wrong, merges=None), clip=True).special("<|endoftext|>")

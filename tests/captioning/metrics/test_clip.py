@@ -1,5 +1,7 @@
 """CLIP's features against transformers in float64, one text and one image at a time."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -90,4 +92,8 @@ def test_what_is_missing_is_one_line(clip_folder, gpt2_folder, tmp_path):
         Clip(str(tmp_path))
     (tmp_path / "config.json").write_text((gpt2_folder / "config.json").read_text())
     with pytest.raises(UserError, match="this is no CLIP model"):
+        Clip(str(tmp_path))
+    sizes = json.loads((clip_folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "text_config": None}))
+    with pytest.raises(UserError, match="clip_model: no sizes of a CLIP"):
         Clip(str(tmp_path))

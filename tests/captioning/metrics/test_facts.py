@@ -3,10 +3,10 @@
 import pytest
 
 from captioning.errors import UserError
-from captioning.evaluate import score
 from captioning.json_file import write_json
 from captioning.metrics.evaluator import Settings
 from captioning.metrics.registry import build_evaluators
+from captioning.scoring import score
 
 SCENES = {
     1: ["sand", ["circle", "crimson", "huge", 0, 0]],

@@ -1,11 +1,13 @@
 """Perplexity against its definition in float64, one caption at a time, without padding."""
 
+import json
 import math
 
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
+from captioning.errors import UserError
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.perplexity import LanguageModel, Perplexity
 
@@ -80,13 +82,23 @@ def test_batches_change_no_value(settings, gpt2_folder, size):
 
 def test_nothing_but_empty_captions(settings):
     result = evaluate(settings, ["", " "])
-    assert math.isnan(result.metrics["PPL"].value) and result.settings["ppl_empty"] == 2
+    assert result.skipped == {"PPL": "no caption has a word"} and not result.metrics
+    assert result.settings["ppl_empty"] == 2
     assert result.per_image["PPL"] == [None, None]
 
 
 def test_value_is_that_of_every_version(settings):
     """Recorded with transformers 5.23.0; the weights depend on a seed alone."""
     assert evaluate(settings, TEXTS[:1]).metrics["PPL"].value == pytest.approx(841.45988, rel=1e-5)
+
+
+def test_sizes_that_are_none(gpt2_folder, tmp_path):
+    for path in gpt2_folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    sizes = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "n_embd": "wide"}))
+    with pytest.raises(UserError, match="ppl_model: no sizes of a GPT-2"):
+        LanguageModel(str(tmp_path))
 
 
 def test_weights_that_are_not_there_are_said_before():

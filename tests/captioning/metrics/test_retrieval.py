@@ -1,5 +1,6 @@
 """Self-retrieval against a count of every similarity, and the pools that it accepts."""
 
+import io
 import json
 import shutil
 import tracemalloc
@@ -116,6 +117,29 @@ def test_what_the_cache_keeps_is_a_pool(evaluate, pool, tmp_path):
     assert evaluate(cached).metrics == before.metrics
 
 
+def test_other_images_of_the_same_name_and_size_count(evaluate, tmp_path):
+    for folder, colour in (("a", "red"), ("b", "blue")):
+        (tmp_path / "pool" / folder).mkdir(parents=True)
+        Image.new("RGB", (30, 30), colour).save(tmp_path / "pool" / folder / "1.bmp")
+    assert evaluate(tmp_path / "pool").settings["pool"].startswith("6 images")
+
+
+def test_a_cache_of_something_else_is_made_again(evaluate, tmp_path, capsys):
+    before = evaluate()
+    [kept] = (tmp_path / "cache").iterdir()
+    npy = io.BytesIO()
+    np.save(npy, np.ones((4, 16)))
+    damaged = {
+        "width": lambda: np.savez(kept, features=np.ones((4, 3), np.float32), files=["a"] * 4),
+        "not unit": lambda: np.savez(kept, features=np.ones((4, 16), np.float32), files=["a"] * 4),
+        "no archive": lambda: kept.write_bytes(npy.getvalue()),
+    }
+    for damage in damaged.values():
+        damage()
+        assert evaluate() == before
+        assert "is damaged" in capsys.readouterr().err
+
+
 def test_an_image_of_two_captions_is_in_the_pool_once(evaluate, photos):
     result = evaluate(images=[photos[0], photos[1], photos[0], photos[1]])
     assert result.settings["pool"].startswith("2 images") and max(result.per_image["rank"]) <= 2
@@ -185,6 +209,7 @@ def test_a_pool_that_is_none(evaluate, tmp_path, name, content, message):
         ({"features": np.ones((2, 16))}, "files is not a file in the archive: expected features"),
         ({"features": np.ones((2, 16)), "files": ["a"]}, "do not go together"),
         ({"features": np.zeros((1, 16)), "files": ["a"]}, "are 0 or not finite"),
+        ({"features": np.array([["x"] * 16]), "files": ["a"]}, "expected numbers"),
         ({"features": np.ones((1, 15)), "files": ["a"]}, "of width 15, clip_model of 16"),
     ],
 )
