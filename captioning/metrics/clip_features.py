@@ -69,10 +69,10 @@ def clip_features(captions: CaptionSet, settings: Settings) -> ClipFeatures:
     return captions.shared[ClipFeatures]
 
 
-def clip_problem(settings: Settings) -> Optional[str]:
-    """Return in one line what of the model is missing, or None."""
+def without_clip(names: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Return {metric: what of the model is missing, in one line}, empty if nothing is."""
     try:
         find_model("clip_model", settings.clip_model)
     except UserError as error:
-        return str(error)
-    return None
+        return dict.fromkeys(names, str(error))
+    return {}

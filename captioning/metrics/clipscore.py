@@ -3,7 +3,7 @@
 import numpy as np
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.clip_features import clip_features, clip_problem
+from captioning.metrics.clip_features import clip_features, without_clip
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 
 PREFIX = "A photo depicts "
@@ -22,8 +22,7 @@ class ClipScore(Evaluator):
     on_every_rank = True
 
     def unavailable(self) -> dict[str, str]:
-        problem = clip_problem(self.settings)
-        return dict.fromkeys(self.names, problem) if problem else {}
+        return without_clip(self.names, self.settings)
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)

@@ -6,7 +6,7 @@ import numpy as np
 
 from captioning.errors import UserError
 from captioning.metrics.bootstrap import mean, median
-from captioning.metrics.clip_features import ClipFeatures, clip_features, clip_problem
+from captioning.metrics.clip_features import ClipFeatures, clip_features, without_clip
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.metrics.pool import Pool, others, read_pool
 
@@ -29,8 +29,7 @@ class Retrieval(Evaluator):
         self.pool = settings.pool and read_pool(settings.pool, settings.pool_root)
 
     def unavailable(self) -> dict[str, str]:
-        problem = clip_problem(self.settings)
-        return dict.fromkeys(self.names, problem) if problem else {}
+        return without_clip(self.names, self.settings)
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)
