@@ -66,8 +66,11 @@ class _MixtureFromHidden(torch.autograd.Function):
         return (weights * parts).sum(), parts
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(
+                "the objective from hidden states has no second derivative; give it logits instead"
+            )
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # float16, or a second backward
             with torch.autocast(**ctx.autocast):
