@@ -108,7 +108,9 @@ def test_loss_and_gradients_are_those_of_all_logits(make_captioner, spec):
     """The decoder's forward gives the head no more than the objective needs."""
     captioner = make_captioner(objective=Objective(spec)).double()
     decoder, image = captioner.text_decoder, torch.randn(2, 3, 48, 48, dtype=torch.float64)
-    tokens, mask = captioner.tokenizer.encode([f"a picture of {c}" for c in sum(CAPTIONS, [])], 40)
+    tokens, mask = captioner.tokenizer.encode(
+        [f"a picture of {c}" for cs in CAPTIONS for c in cs], 40
+    )
     labels = tokens.masked_fill(mask == 0, -100)
     start = len(captioner.prompt_ids)
 
