@@ -102,7 +102,7 @@ def compare(
     names = list(dict.fromkeys(["from hidden states", "naive", peer]))
     gradients = 4 * (sizes.B * sizes.N * sizes.D + sizes.V * (sizes.D + 1))
     memory = {
-        contender: peak_memory(build, contender, spec, sizes, autocast) - gradients
+        contender: max(0, peak_memory(build, contender, spec, sizes, autocast) - gradients)
         for contender in names
     }
     problem, objective = Problem(sizes), Objective(spec)
