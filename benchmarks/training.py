@@ -22,6 +22,7 @@ from smile import Objective
 OURS, OURS_SMILE, THEIRS = "ours", "ours, MLE + SMILE", "transformers"
 SMILE = {"mle": 0.01, "smile": 0.99}
 AN_IMAGE = (1, 5)
+PRECISIONS = {False: "step, fp32", True: "step, bf16 autocast"}
 BATCH = 4
 TOKENS = (20, 27, 33, 40)  # of the captions, prompt and end included
 
@@ -107,6 +108,7 @@ def main(argv: Sequence[str]) -> None:
     def memory(contender: str, autocast: bool, spec: Any = "mle", an_image: int = 1) -> int:
         return peak_memory(whole_training, contender, tiny, autocast, spec, an_image)
 
+    precisions = (True,) if tiny else (False, True)
     # Before this process holds captioners of its own.
     peaks = {
         autocast: {
@@ -114,11 +116,11 @@ def main(argv: Sequence[str]) -> None:
             OURS_SMILE: memory(OURS, autocast, SMILE),
             THEIRS: memory(THEIRS, autocast),
         }
-        for autocast in (False, True)
+        for autocast in precisions
     }
     several = {f"{k} a step": memory(OURS, True, "mle", k) for k in AN_IMAGE}
     training = Training(tiny, peer=True)
-    for autocast, name in ((False, "fp32"), (True, "bf16 autocast")):
+    for autocast in precisions:
         works = {
             OURS: training.step(OURS, "mle", autocast),
             OURS_SMILE: training.step(OURS, SMILE, autocast),
@@ -126,7 +128,7 @@ def main(argv: Sequence[str]) -> None:
         }
         seconds = alternate(works, arguments.rounds)
         unit = (BATCH, "images")
-        rows.append(row(f"step, {name}", seconds, THEIRS, peaks[autocast], unit))
+        rows.append(row(PRECISIONS[autocast], seconds, THEIRS, peaks[autocast], unit))
     works = {f"{k} a step": training.step(OURS, "mle", True, k) for k in AN_IMAGE}
     seconds = alternate(works, arguments.rounds)
     each = {f"{k} a step": [t / k for t in seconds[f"{k} a step"]] for k in AN_IMAGE}

@@ -37,12 +37,12 @@ def test_captions_have_the_lengths_that_are_said():
     assert mask.sum(1).tolist() == [20, 27, 33, 40, 20, 27, 33, 40]
 
 
+@pytest.mark.slow
 def test_quick_rows(tmp_path):
     main(["--quick", "--output", str(tmp_path)])
     rows = json.loads((tmp_path / "training.json").read_text())["rows"]
-    assert [entry["name"] for entry in rows] == [
-        *("step, fp32", "step, bf16 autocast", "captions of an image, bf16")
-    ]
+    names = [entry["name"] for entry in rows]
+    assert names == ["step, bf16 autocast", "captions of an image, bf16"]
     for entry in rows:
         for values in entry["contenders"].values():
             assert len(values["times"]) == 1 and values["peak_bytes"] > 0 and values["rate"] > 0
