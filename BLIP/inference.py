@@ -32,8 +32,8 @@ class InferenceLinear(nn.Module):
     def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
         self.dtype = dtype
-        self.weight = linear.weight.detach().to(dtype)  # no buffers: a copy has nothing to save
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+        self.weight = linear.weight.detach().to(dtype, copy=True)  # no buffer: it is not saved
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
         self.packed = _can_pack(self.weight)
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
