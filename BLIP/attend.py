@@ -17,8 +17,10 @@ def attend(
 ) -> Tensor:
     """query (b, heads, q, d) over key and value (b, heads, places, d) -> (b, heads, q, d).
 
-    mask: bool, True where a query may look, of a shape that broadcasts to (b, heads, q, places).
+    The query is taken in the precision of the keys. mask: bool, True where a query may look, of a
+    shape that broadcasts to (b, heads, q, places).
     """
+    query = query.to(key.dtype)
     half = query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16)
     if half and not is_causal and not torch.is_grad_enabled():
         # In 16 bits torch's fused kernel for the CPU lays all keys and values out anew at every
