@@ -37,7 +37,7 @@ def caption_images(
     loader = evaluation_loader(dataset, batch_size, rank(), world_size(), config.num_workers)
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
-    captioner = _ready(captioner, precision.dtype)
+    captioner = _ready(captioner, config, precision.dtype)
     results: list[tuple[int, dict[str, Any]]] = []
     with progress(len(samples), description) as bar:
         for batch in loader:
@@ -57,8 +57,11 @@ def caption_images(
     return [result for _, result in everything]
 
 
-def _ready(captioner: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The captioner that makes the captions: of BLIP a copy whose weights are cast only once."""
-    if isinstance(captioner, BlipCaptioner):
+def _ready(captioner: nn.Module, config: Config, dtype: torch.dtype) -> nn.Module:
+    """The captioner that makes the captions: of BLIP a copy whose weights are cast only once.
+
+    Under `compile` it is the captioner itself, whose compiled parts a copy would leave behind.
+    """
+    if isinstance(captioner, BlipCaptioner) and not config.compile:
         return inference_copy(captioner, dtype)
     return captioner.eval()
