@@ -30,9 +30,9 @@ def inference_copy(captioner: BlipCaptioner, dtype: torch.dtype = torch.float32)
 def in_full(layer: str) -> bool:
     """Whether the linear layer of that name computes in float32 in any case.
 
-    In bfloat16 the best words' logits become equals and beams a matter of luck: of the demo's
-    captions one in nine was another. With the head in float32 it is one in forty; with what looks
-    for and takes from the image, one in a hundred. Together they are a sixth of the weights.
+    In bfloat16 the best words' logits become equals and beams a matter of luck: one in nine of
+    the demo's SMILE captions was another. With the head in float32, and what asks of the image and
+    what it answers, it is one in a hundred (docs/benchmarks.md), for a sixth of the weights.
     """
     head = "cls.predictions" in layer
     return head or "crossattention.self.query" in layer or "crossattention.output" in layer

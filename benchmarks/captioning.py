@@ -17,8 +17,7 @@ from torch import Tensor
 from benchmarks.captioners import our_captioner, their_captioner
 from benchmarks.measure import Work, alternate, parse, report, row, timed
 from benchmarks.naive_captioner import NaiveCaptioner
-from BLIP import BlipCaptioner
-from BLIP.inference import inference_copy
+from BLIP import BlipCaptioner, inference_copy
 from decoding import DecodingSettings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -6,8 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from BLIP import BlipCaptioner
-from BLIP.inference import inference_copy
+from BLIP import BlipCaptioner, inference_copy
 from captioning.config import Config
 from captioning.data import EvaluationDataset, Sample, evaluation_loader, evaluation_transform
 from captioning.distributed import gather_on_main, rank, world_size
