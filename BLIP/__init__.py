@@ -3,6 +3,7 @@
 from BLIP.blip import BlipCaptioner, Generated
 from BLIP.build import build_captioner
 from BLIP.checkpoint import CheckpointError, load_weights, read_checkpoint
+from BLIP.inference import inference_copy
 from BLIP.tokenizer import CaptionTokenizer, TokenizerError
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Generated",
     "TokenizerError",
     "build_captioner",
+    "inference_copy",
     "load_weights",
     "read_checkpoint",
 ]

@@ -67,7 +67,7 @@ class BlipCaptioner(nn.Module):
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images (B, 3, S, S) with their token ids and scores."""
-        step = CachedStep(self.text_decoder, self.visual_encoder(image))
+        step = CachedStep(self.text_decoder, self.visual_encoder(image), settings.max_length)
         prompts = self.prompt_ids.to(image.device).expand(len(image), -1)
         token_ids, scores = decode(step, prompts, self.tokenizer.end, self.tokenizer.pad, settings)
         captions = [[self._caption(ids) for ids in rows] for rows in token_ids]

@@ -3,45 +3,86 @@
 from typing import Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from BLIP.med import KeysValues, TextDecoder
 
 
 class CachedStep:
-    """See `decoding.Step`. Keys and values of the image are computed once, for all its rows."""
+    """See `decoding.Step`; after the first call k stays the same, and one token is appended.
 
-    def __init__(self, decoder: TextDecoder, image_embeds: Tensor):
-        """image_embeds: (B, P, width)."""
+    Keys and values of the image are computed once, for all its rows. Those of the captions never
+    move: an image has one row of places, to which its k rows add theirs side by side, and `sees`
+    says which of them belong to a row's own past. To continue other rows is to change that table.
+    """
+
+    def __init__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int):
+        """image_embeds: (B, P, width); max_length: tokens of the longest row."""
         self.decoder = decoder
-        self.image = [layer.crossattention.keys_values(image_embeds) for layer in decoder.layers]
-        self.past: list[KeysValues] = []
-        self.length = 0
-        self.rows_an_image = 1
+        self.max_length = max_length
+        # Contiguous, since every step reads all of it.
+        self.image = [
+            _contiguous(layer.crossattention.keys_values(image_embeds)) for layer in decoder.layers
+        ]
+        self.own: list[KeysValues] = []  # each (b, heads, capacity, d)
+        self.length = 0  # of the rows, in tokens
+        self.used = 0  # places of an image
+        self.sees = torch.empty(0)  # bool (b, k, capacity)
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
-        images, rows_an_image, new = tokens.shape
-        if rows is not None:
-            self._follow(rows)
-        self.rows_an_image = rows_an_image
-        hidden = self.decoder.bert["embeddings"](tokens.flatten(0, 1), self.length)
-        for index, layer in enumerate(self.decoder.layers):
-            own = self._remember(index, layer.attention.keys_values(hidden))
-            hidden = layer(hidden, own, self.image[index], is_causal=new > 1)
-        self.length += new
-        return self.decoder.cls["predictions"](hidden[:, -1]).unflatten(0, (images, rows_an_image))
-
-    def _remember(self, index: int, new: KeysValues) -> KeysValues:
-        if index == len(self.past):
-            self.past.append(new)
+        if rows is None:
+            hidden = self._prompt(tokens.flatten(0, 1))
         else:
-            key, value = (torch.cat(pair, dim=2) for pair in zip(self.past[index], new))
-            self.past[index] = (key, value)
-        return self.past[index]
+            self._follow(rows)
+            hidden = self._append(tokens)
+        return self.decoder.cls["predictions"](hidden).unflatten(0, tokens.shape[:2])
+
+    def _prompt(self, tokens: Tensor) -> Tensor:
+        """The first call: tokens (B, n), one row an image -> hidden (B, H) of the last."""
+        hidden = self.decoder.bert["embeddings"](tokens)
+        for layer, image in zip(self.decoder.layers, self.image):
+            own = layer.attention.keys_values(hidden)
+            self.own.append(own)
+            hidden = layer(hidden, own, image, is_causal=True)
+        self.length = self.used = tokens.size(1)
+        self.sees = torch.ones_like(tokens, dtype=torch.bool).unsqueeze(1)  # (B, 1, n)
+        return hidden[:, -1]
+
+    def _append(self, tokens: Tensor) -> Tensor:
+        """One token for each row, (b, k, 1) -> hidden (b * k, H)."""
+        images, rows, _ = tokens.shape
+        new = slice(self.used, self.used + rows)
+        self.sees[:, :, new] = torch.eye(rows, dtype=torch.bool, device=tokens.device)
+        mask = self.sees[:, None, :, : new.stop]  # (b, 1, k, places)
+        hidden = self.decoder.bert["embeddings"](tokens.flatten(0, 1), self.length)
+        for layer, own, image in zip(self.decoder.layers, self.own, self.image):
+            added = layer.attention.keys_values(hidden.view(images, rows, -1))
+            for cache, values in zip(own, added):
+                cache[:, :, new] = values
+            key, value = own
+            hidden = layer(hidden, (key[:, :, : new.stop], value[:, :, : new.stop]), image, mask)
+        self.length += 1
+        self.used = new.stop
+        return hidden[:, 0]
 
     def _follow(self, rows: Tensor) -> None:
-        """Put the past of `rows` (b, k) in their place, and drop images that have no row left."""
-        if rows.size(0) < self.image[0][0].size(0):
-            images = rows[:, 0] // self.rows_an_image
+        """Let rows (b, k) continue those of the last call, and drop images that have none left."""
+        before = self.sees.size(1)
+        if rows.size(0) < self.sees.size(0):
+            images = rows[:, 0] // before
             self.image = [(key[images], value[images]) for key, value in self.image]
-        self.past = [(key[rows.flatten()], value[rows.flatten()]) for key, value in self.past]
+            self.own = [(key[images], value[images]) for key, value in self.own]
+        self.sees = self.sees.flatten(0, 1)[rows]
+        if self.sees.size(2) == self.used:  # only the prompt so far; now k is known
+            room = rows.size(1) * (self.max_length - self.used)
+            self.own = [
+                (F.pad(key, (0, 0, 0, room)), F.pad(value, (0, 0, 0, room)))
+                for key, value in self.own
+            ]
+            self.sees = F.pad(self.sees, (0, room))
+
+
+def _contiguous(keys_values: KeysValues) -> KeysValues:
+    key, value = keys_values
+    return key.contiguous(), value.contiguous()

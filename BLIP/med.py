@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from BLIP.attend import attend
 from BLIP.med_config import MedConfig
 from smile import Objective, ObjectiveOutput
 
@@ -78,13 +79,8 @@ class Attention(nn.Module):
         # The k rows of an image are one long query over its keys, which are thus not copied.
         groups = keys_values[0].size(0)
         query = self._split(self.self["query"](hidden).reshape(groups, -1, hidden.size(2)))
-        context = F.scaled_dot_product_attention(
-            query,
-            *keys_values,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_causal,
-        )
+        dropout = self.dropout if self.training else 0.0
+        context = attend(query, *keys_values, mask, is_causal, dropout)
         return self.output(context.transpose(1, 2).reshape(hidden.shape), hidden)
 
 

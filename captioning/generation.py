@@ -6,6 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
+from BLIP import BlipCaptioner, inference_copy
 from captioning.config import Config
 from captioning.data import EvaluationDataset, Sample, evaluation_loader, evaluation_transform
 from captioning.distributed import gather_on_main, rank, world_size
@@ -35,12 +36,13 @@ def caption_images(
     loader = evaluation_loader(dataset, batch_size, rank(), world_size(), config.num_workers)
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
-    captioner.eval()
+    captioner = _ready(captioner, config, precision.dtype)
     results: list[tuple[int, dict[str, Any]]] = []
     with progress(len(samples), description) as bar:
         for batch in loader:
+            image = batch["image"].to(device, non_blocking=True)
             with precision.autocast():
-                captions = captioner.generate(batch["image"].to(device), settings)
+                captions = captioner.generate(image, settings)
             for index, image_id, caption in zip(batch["index"], batch["image_id"], captions):
                 results.append((index, {"image_id": image_id, "caption": caption}))
             bar.update(min(len(captions) * world_size(), len(samples) - bar.n))
@@ -52,3 +54,13 @@ def caption_images(
         say(f"{skipped} of {len(samples)} images could not be read and have no caption")
     everything = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
     return [result for _, result in everything]
+
+
+def _ready(captioner: nn.Module, config: Config, dtype: torch.dtype) -> nn.Module:
+    """The captioner that makes the captions: of BLIP a copy whose weights are cast only once.
+
+    Under `compile` it is the captioner itself, whose compiled parts a copy would leave behind.
+    """
+    if isinstance(captioner, BlipCaptioner) and not config.compile:
+        return inference_copy(captioner, dtype)
+    return captioner.eval()

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 
+from BLIP.inference import inference_copy
 from captioning.config import load_config
 from captioning.data import read_split
 from captioning.errors import UserError
@@ -46,3 +47,17 @@ def test_images_that_cannot_be_read_have_no_caption(caption, capsys):
 def test_or_stop_the_run(caption):
     with pytest.raises(UserError, match=r"scene_000033\.png"):
         caption(damaged=["scene_000033.png"])
+
+
+@pytest.mark.parametrize(("override", "copies"), [("precision=bf16", 1), ("compile=true", 0)])
+def test_weights_are_cast_once_for_all_batches(caption, monkeypatch, override, copies):
+    made = []
+
+    def counted(captioner, dtype):
+        made.append(dtype)
+        return inference_copy(captioner, dtype)
+
+    monkeypatch.setattr("captioning.generation.inference_copy", counted)
+    results = caption("eval_batch_size=2", override)
+    assert [result["image_id"] for result in results] == list(range(29, 36))
+    assert made == [torch.bfloat16] * copies

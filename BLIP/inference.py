@@ -1,0 +1,76 @@
+"""A copy of a captioner that only generates: weights cast and laid out once, not at every step."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from BLIP.blip import BlipCaptioner
+
+
+def inference_copy(captioner: BlipCaptioner, dtype: torch.dtype = torch.float32) -> BlipCaptioner:
+    """A captioner in evaluation mode that generates faster, with the present weights.
+
+    Its linear layers compute in `dtype`, but for those of `in_full`, and all else in float32, as
+    under autocast, which it does not need. It holds linear weights of its own and shares the
+    others: make a new one when the captioner has learned.
+    """
+    shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
+    quick = copy.deepcopy(captioner, {id(thing): thing for thing in shared})
+    for place, module in list(quick.named_modules()):
+        module.__dict__.pop("forward", None)  # fairscale's recomputation, of the original's block
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear):
+                precise = torch.float32 if in_full(f"{place}.{name}") else dtype
+                setattr(module, name, InferenceLinear(child, precise))
+    return quick.eval()
+
+
+def in_full(layer: str) -> bool:
+    """Whether the linear layer of that name computes in float32 in any case.
+
+    In bfloat16 the best words' logits become equals and beams a matter of luck: one in nine of
+    the demo's SMILE captions was another. With the head in float32, and what asks of the image and
+    what it answers, it is one in a hundred (docs/benchmarks.md), for a sixth of the weights.
+    """
+    head = "cls.predictions" in layer
+    return head or "crossattention.self.query" in layer or "crossattention.output" in layer
+
+
+class InferenceLinear(nn.Module):
+    """A linear layer without gradients: x of any floating type -> `dtype`."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+        self.weight = linear.weight.detach().to(dtype, copy=True)  # no buffer: it is not saved
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
+        self.packed = _can_pack(self.weight)
+        if self.packed:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.dtype)
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
+
+
+def _can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN can keep the weight in its own layout.
+
+    A step of few rows reads every weight for little work. From its own layout oneDNN reads them
+    twice as fast, instead of laying them out at each step. torch has this for its compiler and
+    under a private name, which is looked for first.
+    """
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    operators = torch.ops.mkldnn
+    if not all(
+        hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
+    ):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return operators._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32

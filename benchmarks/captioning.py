@@ -1,0 +1,146 @@
+"""Captions a second beside transformers' BLIP with the same weights, and beside the original's way.
+
+    bash scripts/benchmark.sh captioning [--quick]
+
+BLIP-base at 384 pixels with made-up weights, 3 beams. In all rows but the last no caption can end
+before its full length. "ours" is the copy for inference, made once before; "as it is" the captioner
+itself; "encoder" is the copy's image encoder alone, the floor under all captioning with it.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.captioners import our_captioner, their_captioner
+from benchmarks.measure import Work, alternate, parse, report, row, timed
+from benchmarks.naive_captioner import NaiveCaptioner
+from BLIP import BlipCaptioner, inference_copy
+from decoding import DecodingSettings
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+NEVER_ENDS, SOMETIMES_ENDS = -1e4, 1.3  # the bias of the token that ends a caption
+SMALL_BATCH = 2  # of which the original's way is measured too
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Captioners:
+    """All contenders; `end_with` before the first use."""
+
+    def __init__(self, tiny: bool):
+        self.ours = our_captioner(tiny).eval().to(DEVICE)
+        self.theirs = their_captioner(self.ours).eval().to(DEVICE)
+        self.naive = NaiveCaptioner(self.ours)
+        self.side = 48 if tiny else 384
+        self.copies: dict[str, BlipCaptioner] = {}
+        self.seconds_to_copy: dict[str, float] = {}
+
+    def end_with(self, bias: float) -> None:
+        """Set the bias of the token that ends a caption, in all weights."""
+        end = self.ours.tokenizer.end
+        with torch.no_grad():
+            self.ours.text_decoder.cls["predictions"].bias[end] = bias
+            self.theirs.text_decoder.cls.predictions.bias[end] = bias
+        for name in DTYPES:
+            self.seconds_to_copy[name] = timed(lambda name=name: self._copy(name))
+
+    def _copy(self, precision: str) -> None:
+        self.copies[precision] = inference_copy(self.ours, DTYPES[precision])
+
+    def images(self, batch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(batch, 3, self.side, self.side, generator=generator).to(DEVICE)
+
+    def works(self, precision: str, batch: int, settings: DecodingSettings) -> dict[str, Work]:
+        """What is timed, by contender; each returns its token ids but for the encoder."""
+        image, quick = self.images(batch), self.copies[precision]
+        autocast = torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16")
+        prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
+        prompts = prompt.to(DEVICE).expand(batch, -1)  # transformers cuts the last token
+
+        def ours() -> Tensor:
+            return quick.generate_details(image, settings).token_ids[:, 0]
+
+        def as_it_is() -> Tensor:
+            with autocast:
+                return self.ours.generate_details(image, settings).token_ids[:, 0]
+
+        def theirs() -> Tensor:
+            with autocast, torch.inference_mode():
+                return self.theirs.generate(
+                    pixel_values=image,
+                    input_ids=prompts,
+                    max_length=settings.max_length,
+                    min_length=settings.min_length,
+                    num_beams=settings.num_beams,
+                    do_sample=False,
+                )
+
+        def encoder() -> None:
+            with torch.inference_mode():
+                quick.visual_encoder(image)
+
+        def original() -> Tensor:
+            return self.naive.generate_details(image, settings).token_ids[:, 0]
+
+        works = {"ours": ours, "as it is": as_it_is, "transformers": theirs, "encoder": encoder}
+        if batch == SMALL_BATCH:
+            works["original, fp32"] = original
+        return works
+
+
+def compare(
+    captioners: Captioners, precision: str, batch: int, length: int, rounds: int, ends: str
+) -> dict[str, Any]:
+    """One row, after a look at whether ours in fp32 has the tokens of the slow ways."""
+    settings = DecodingSettings(num_beams=3, max_length=length, min_length=5)
+    works = captioners.works(precision, batch, settings)
+    tokens = works["ours"]()
+    expected = works["as it is"]()
+    agree = [ids.tolist() == other.tolist() for ids, other in zip(tokens, expected)]
+    facts = {"precision": precision, "length": length, "agreement": sum(agree) / batch}
+    if precision == "fp32":
+        if batch == SMALL_BATCH:
+            expected = works["original, fp32"]()
+        if tokens.tolist() != expected.tolist():
+            raise SystemExit(f"{precision}, batch {batch}, length {length}: the tokens differ")
+    seconds = alternate(works, rounds)
+    steps = int((tokens != captioners.ours.tokenizer.pad).sum(1).max())
+    steps -= len(captioners.ours.prompt_ids)
+    line = row(
+        f"{precision}, batch {batch}, length {length}{ends}",
+        seconds,
+        "transformers",
+        items=(batch, "captions"),
+        **facts,
+        seconds_to_copy=captioners.seconds_to_copy[precision],
+    )
+    medians = {name: entry["median"] for name, entry in line["contenders"].items()}
+    line["step_ms"] = (medians["ours"] - medians["encoder"]) / max(steps, 1) * 1000
+    return line
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parse(argv, __doc__, rounds=3)
+    tiny, rounds = arguments.quick, arguments.rounds
+    lengths = (6, 8) if tiny else (20, 40)
+    batches = (SMALL_BATCH, 3 if tiny else 16)
+    cases = [(NEVER_ENDS, batch, length, "") for batch in batches for length in lengths] + [
+        (SOMETIMES_ENDS, batches[1], lengths[1], ", may end sooner")
+    ]
+    rows, captioners = [], Captioners(tiny)
+    for end_bias, batch, length, ends in cases:
+        captioners.end_with(end_bias)
+        for precision in DTYPES:
+            rows.append(compare(captioners, precision, batch, length, rounds, ends))
+    report("captioning", rows, arguments)
+    for line in rows:
+        print(f"{line['name']}: {line['step_ms']:.1f} ms a step, the image's keys included")
+    for precision, seconds in captioners.seconds_to_copy.items():
+        print(f"{precision}: the copy for inference is made in {seconds:.2f} s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

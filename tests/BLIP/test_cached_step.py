@@ -1,0 +1,115 @@
+"""Decoding with the cache against a step that remembers tokens alone and computes all anew."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from BLIP.cached_step import CachedStep
+from BLIP.inference import inference_copy
+from decoding import DecodingSettings, decode
+
+
+class UncachedStep:
+    """The decoder's own logits of every row's whole past, with the image repeated for each."""
+
+    def __init__(self, decoder, image_embeds):
+        self.decoder, self.images, self.past = decoder, image_embeds, None
+
+    def __call__(self, tokens, rows):
+        flat = tokens.flatten(0, 1)
+        if rows is not None:
+            image = rows // (len(self.past) // len(self.images))
+            self.images = self.images[image[:, 0]]
+            flat = torch.cat([self.past[rows.flatten()], flat], dim=1)
+        self.past = flat
+        repeated = self.images.repeat_interleave(tokens.size(1), dim=0)
+        logits = self.decoder.logits(flat, torch.ones_like(flat), repeated)
+        return logits[:, -1].unflatten(0, tokens.shape[:2])
+
+
+@pytest.fixture(scope="module")
+def captioners(vocabulary):
+    """Captioners by how readily they end a caption, each with its copy for inference."""
+    from BLIP import build_captioner
+
+    made = {}
+    for ends in (-2.0, 1.0, 2.5):
+        torch.manual_seed(0)
+        captioner = build_captioner(
+            str(vocabulary),
+            {"embed_dim": 32, "depth": 1, "num_heads": 4},
+            image_size=48,
+            med_config={
+                "hidden_size": 24,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "intermediate_size": 48,
+                "max_position_embeddings": 64,
+                "initializer_range": 0.4,
+            },
+        ).eval()
+        captioner.text_decoder.cls["predictions"].bias.data[captioner.tokenizer.end] = ends
+        made[ends] = captioner, inference_copy(captioner)
+    return made
+
+
+@st.composite
+def problems(draw):
+    max_length = draw(st.integers(6, 24))
+    sample = draw(st.booleans())
+    beams = draw(st.integers(1, 5))
+    chosen = DecodingSettings(
+        num_beams=beams,
+        num_return=draw(st.integers(1, beams)),
+        sample=sample,
+        max_length=max_length,
+        min_length=draw(st.integers(0, max_length)),
+        length_penalty=draw(st.sampled_from([0.5, 1.0, 2.0])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.4])),
+    )
+    prompt = draw(st.integers(1, 5))
+    return draw(st.sampled_from([-2.0, 1.0, 2.5])), draw(st.integers(1, 5)), prompt, chosen
+
+
+@settings(max_examples=120, deadline=None)
+@given(problems())
+def test_tokens_and_scores_are_those_without_a_cache(captioners, problem):
+    ends, images, prompt_length, chosen = problem
+    captioner, quick = captioners[ends]
+    words = captioner.tokenizer
+    embeds = torch.randn(images, 10, 32)
+    prompt = torch.randint(5, len(words), (images, prompt_length))
+    steps = [
+        UncachedStep(captioner.text_decoder, embeds),
+        CachedStep(captioner.text_decoder, embeds, chosen.max_length),
+        CachedStep(quick.text_decoder, embeds, chosen.max_length),
+    ]
+    decoded = []
+    for step in steps:
+        torch.manual_seed(7)
+        decoded.append(decode(step, prompt, words.end, words.pad, chosen))
+    for other in decoded[1:]:
+        assert other.token_ids.tolist() == decoded[0].token_ids.tolist()
+        torch.testing.assert_close(other.scores, decoded[0].scores, atol=2e-5, rtol=2e-5)
+
+
+def test_keys_of_captions_are_never_moved(captioners):
+    """One allocation for the whole search: a step writes its own places and no other."""
+    captioner, _ = captioners[-2.0]
+    chosen = DecodingSettings(num_beams=3, max_length=12, min_length=12)
+    step = CachedStep(captioner.text_decoder, torch.randn(2, 10, 32), chosen.max_length)
+    written = []
+
+    def watch(tokens, rows):
+        before = [key.clone() for key, _ in step.own]
+        logits = step(tokens, rows)
+        after = [key for key, _ in step.own]
+        if before and before[0].shape == after[0].shape:
+            changed = (before[1] != after[1]).any(3).any(1)  # (b, places)
+            written.append((after[1].data_ptr(), changed.nonzero()[:, 1].unique().tolist()))
+        return logits
+
+    decode(watch, torch.full((2, 4), 7), captioner.tokenizer.end, 0, chosen)
+    assert len({address for address, _ in written}) == 1
+    assert [places for _, places in written] == [[7 + i, 8 + i, 9 + i] for i in range(0, 18, 3)]

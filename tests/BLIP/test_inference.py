@@ -1,0 +1,72 @@
+"""The copy for inference: the original's captions, autocast's precision, weights of its own."""
+
+import pytest
+import torch
+
+from BLIP.inference import InferenceLinear, inference_copy
+from decoding import DecodingSettings
+
+BEAM = DecodingSettings(num_beams=3, num_return=3, max_length=16, min_length=5)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_same_captions_and_scores(make_captioner, checkpointed):
+    captioner = make_captioner(vit_grad_ckpt=checkpointed, vit_ckpt_layer=int(checkpointed))
+    images = 2 * torch.randn(5, 3, 48, 48)
+    expected = captioner.generate_details(images, BEAM)
+    quick = inference_copy(captioner.train()).generate_details(images, BEAM)
+    assert len({tuple(captions) for captions in expected.captions}) > 1
+    assert quick.token_ids.tolist() == expected.token_ids.tolist()
+    torch.testing.assert_close(quick.scores, expected.scores, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
+    """With and without oneDNN's layout, and whether or not autocast is on."""
+    if not packs:
+        monkeypatch.setattr("BLIP.inference._can_pack", lambda weight: False)
+    captioner, images = make_captioner(), torch.randn(6, 3, 48, 48)
+    tokens = torch.randint(5, 20, (6, 9))
+    quick = inference_copy(captioner, torch.bfloat16)
+    assert {m.packed for m in quick.modules() if isinstance(m, InferenceLinear)} == {packs}
+
+    def run(model):
+        embeds = model.visual_encoder(images)
+        return embeds, model.text_decoder.logits(tokens, torch.ones_like(tokens), embeds)
+
+    with torch.inference_mode():
+        exact, ours = run(captioner), run(quick)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            autocast, within = run(captioner), run(quick)
+    assert ours[0].dtype == torch.float32
+    for results in (ours, within):
+        for right, theirs, value in zip(exact, autocast, results):
+            error = (value - right).abs().mean()
+            assert 0 < error < 1.2 * (theirs - right).abs().mean()
+
+
+def test_no_linear_layer_is_left_and_no_other_weight_is_copied(make_captioner):
+    captioner = make_captioner()
+    quick = inference_copy(captioner)
+    assert not any(isinstance(module, torch.nn.Linear) for module in quick.modules())
+    kept = {name: p.data_ptr() for name, p in quick.named_parameters()}
+    assert "text_decoder.bert.embeddings.word_embeddings.weight" in kept
+    originals = dict(captioner.named_parameters())
+    assert all(originals[name].data_ptr() == address for name, address in kept.items())
+
+
+def test_the_original_is_as_it_was(make_captioner):
+    """It trains on, in its own mode, and the copy keeps the linear weights of its day."""
+    captioner = make_captioner().train()
+    names = list(captioner.state_dict())
+    quick = inference_copy(captioner)
+    assert captioner.training and not quick.training
+    assert list(captioner.state_dict()) == names
+    x = torch.randn(3, 24)
+    before = quick.text_decoder.cls["predictions"].transform["dense"](x)
+    optimiser = torch.optim.SGD(captioner.parameters(), lr=1.0)
+    captioner(torch.randn(1, 3, 48, 48), [["a red ball"]]).loss.backward()
+    optimiser.step()
+    after = [c.text_decoder.cls["predictions"].transform["dense"](x) for c in (quick, captioner)]
+    torch.testing.assert_close(after[0], before)
+    assert not torch.allclose(after[1], before)

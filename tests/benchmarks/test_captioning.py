@@ -1,0 +1,41 @@
+"""The captioning benchmark in its smallest form, and the captioners that it measures."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from benchmarks.captioners import our_captioner
+from benchmarks.captioning import main
+from benchmarks.naive_captioner import NaiveCaptioner
+from decoding import DecodingSettings
+
+
+def test_naive_captioner_makes_the_same_captions():
+    captioner = our_captioner(tiny=True).eval()
+    for parameter in captioner.text_decoder.parameters():
+        parameter.data.mul_(10)  # so that captions depend on the image
+    images = 3 * torch.randn(4, 3, 48, 48)
+    settings = DecodingSettings(num_beams=3, num_return=3, max_length=12, min_length=5)
+    expected = captioner.generate_details(images, settings)
+    naive = NaiveCaptioner(captioner).generate_details(images, settings)
+    assert len({tuple(rows.flatten().tolist()) for rows in expected.token_ids}) > 1
+    assert naive.token_ids.tolist() == expected.token_ids.tolist()
+    torch.testing.assert_close(naive.scores, expected.scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(
+    not hasattr(transformers, "BlipForConditionalGeneration"),
+    reason=f"transformers {transformers.__version__} has no BLIP",
+)
+def test_smallest_run(tmp_path, capsys):
+    main(["--quick", "--output", str(tmp_path)])
+    rows = json.loads((tmp_path / "captioning.json").read_text())["rows"]
+    assert len(rows) == 10
+    assert sum("original, fp32" in row["contenders"] for row in rows) == 4
+    for row in rows:
+        assert {"ours", "as it is", "transformers", "encoder"} <= set(row["contenders"])
+        if row["precision"] == "fp32":
+            assert row["agreement"] == 1
+    assert "ms a step" in capsys.readouterr().out
