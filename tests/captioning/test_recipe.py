@@ -9,6 +9,7 @@ import torch
 
 from captioning import recipe
 from captioning.config import load_config
+from captioning.data import normalise
 from captioning.errors import UserError
 from captioning.recipe import FineTuning
 
@@ -181,7 +182,7 @@ def test_two_epochs_are_those_of_a_plain_loop(run, scored):
         for batch in tuning.loader:
             optimizer.param_groups[0]["lr"] = next(rates)
             optimizer.zero_grad()
-            plain(batch["image"], batch["captions"]).loss.backward()
+            plain(normalise(batch["image"]), batch["captions"]).loss.backward()
             optimizer.step()
     tuning.run()
     torch.testing.assert_close(tuning.captioner.state_dict(), plain.state_dict())
