@@ -75,8 +75,9 @@ def evaluation_transform(image_size: int) -> transforms.Compose:
 
     The image is resized to a square, bicubic; its aspect ratio is not kept.
     """
-    normalise = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    return transforms.Compose([_resize(image_size), *normalise])
+    return transforms.Compose(
+        [_resize(image_size), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    )
 
 
 def training_transform(image_size: int, augmentation: str = "blip") -> Callable:

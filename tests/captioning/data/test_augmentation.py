@@ -101,7 +101,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction(tmp_path, without_randaugment, re
         expected = np.asarray(crop.resize((size, size), Image.BICUBIC)).astype(int)
         if torch.rand(1) < 0.5:
             expected = expected[:, ::-1]
-        assert np.abs(pixels - expected).mean() < 1.5
+        assert np.abs(pixels - expected).mean() < 2.5
 
 
 def test_no_more_than_the_crop_allows(tmp_path):
