@@ -101,7 +101,7 @@ def sharpness(pixels: np.ndarray) -> np.ndarray:
     if cv2 is not None:
         smooth = cv2.filter2D(pixels, -1, SMOOTH)
     else:
-        smooth = np.asarray(Image.fromarray(pixels).filter(ImageFilter.SMOOTH))
+        smooth = np.array(Image.fromarray(pixels).filter(ImageFilter.SMOOTH))
     if FACTOR == 1:
         return pixels
     return (smooth + FACTOR * (pixels.astype(np.float32) - smooth)).clip(0, 255).astype(np.uint8)
@@ -144,7 +144,7 @@ def _sign() -> int:
 
 
 def _warped(pixels: np.ndarray, first: tuple, second: tuple) -> np.ndarray:
-    """The image whose pixel (x, y) is that of `pixels` at (first . (x, y, 1), second . (x, y, 1))."""
+    """Pixel (x, y) of the result is that at (first . (x, y, 1), second . (x, y, 1))."""
     height, width = pixels.shape[:2]
     if cv2 is not None:
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -154,7 +154,7 @@ def _warped(pixels: np.ndarray, first: tuple, second: tuple) -> np.ndarray:
     (a, b, c), (d, e, f) = first, second
     matrix = (a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2)
     image = Image.fromarray(pixels)
-    return np.asarray(
+    return np.array(
         image.transform(
             image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=FILL
         )

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioning import recipe
 from captioning.config import load_config
@@ -169,23 +170,82 @@ def test_without_cider_the_latest_epoch_is_the_best(run, scored, monkeypatch):
     assert torch.load(tuning.folder / "checkpoint_best.pth")["epoch"] == 1
 
 
-def test_two_epochs_are_those_of_a_plain_loop(run, scored):
-    """AdamW, its settings, warm-up and the cosine, written out."""
+@pytest.mark.parametrize("fused", [True, False])
+def test_two_epochs_are_those_of_a_plain_loop(run, scored, fused):
+    """AdamW, its settings, warm-up and the cosine, written out; fused, to the very bit."""
     settings = dict(warmup_steps=2, min_lr=1e-4, weight_decay=0.3, batch_size=8)
     overrides = [f"{key}={value}" for key, value in settings.items()]
     tuning = run(*NO_DROPOUT, "max_epoch=2", "log_every=1", *overrides)
     plain = copy.deepcopy(tuning.captioner)
-    optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.3)
+    optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.3, fused=fused)
     rates = iter([0.0, 5e-4, 1e-3] + [5.5e-4] * 3)
+    losses = []
     for epoch in range(2):
         tuning.loader.set_epoch(epoch)
         for batch in tuning.loader:
             optimizer.param_groups[0]["lr"] = next(rates)
             optimizer.zero_grad()
-            plain(normalise(batch["image"]), batch["captions"]).loss.backward()
+            loss = plain(normalise(batch["image"]), batch["captions"]).loss
+            loss.backward()
             optimizer.step()
+            losses.append(loss.item())
     tuning.run()
-    torch.testing.assert_close(tuning.captioner.state_dict(), plain.state_dict())
+    tolerance = {"rtol": 0, "atol": 0} if fused else {}
+    torch.testing.assert_close(tuning.captioner.state_dict(), plain.state_dict(), **tolerance)
+    logged = [line["loss"] for line in lines(tuning.folder, "step")]
+    # Logged means have been multiplied by the number of tokens and divided by it.
+    assert logged == pytest.approx(losses, rel=1e-15 if fused else 1e-5)
+
+
+def test_a_run_of_the_plain_optimiser_goes_on_fused(run, scored):
+    run("max_epoch=2", folder="whole").run()
+    first = run("max_epoch=2", folder="plain")
+    first._train_epoch(0)
+    first._save(0)
+    path = first.folder / "checkpoint_00.pth"
+    checkpoint = torch.load(path)
+    for group in checkpoint["optimizer"]["param_groups"]:
+        group["fused"] = None  # as runs were saved that knew of no other
+    torch.save(checkpoint, path)
+    again = run("max_epoch=2", folder="plain")
+    assert again.first_epoch == 1
+    again.run()
+    assert all(group["fused"] for group in again.optimizer.param_groups)
+    ends = [torch.load(again.folder.parent / n / "checkpoint_01.pth") for n in ("whole", "plain")]
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the scalars read by `item`, `if` or `float`, for each of which a host waits."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*arguments, **(keywords or {}))
+
+
+def test_a_step_reads_no_scalars_one_by_one(run, scored, monkeypatch):
+    """All that is read of a step is one list, so that a GPU is waited for once."""
+    tuning = run("accumulation_steps=3", "clip_grad_norm=1.0", "max_epoch=1")
+    step, reads = tuning._optimiser_step, []
+    forward = tuning.captioner.forward
+
+    def counted(*arguments):
+        with HostReads() as mode:
+            result = step(*arguments)
+        reads.append(mode.count)
+        return result
+
+    def uncounted(*arguments):
+        with torch.utils._python_dispatch._disable_current_modes():
+            return forward(*arguments)
+
+    monkeypatch.setattr(tuning, "_optimiser_step", counted)
+    monkeypatch.setattr(tuning.captioner, "forward", uncounted)
+    tuning._train_epoch(0)
+    assert reads == [0]
 
 
 def test_so_many_checkpoints_are_kept(run, scored):
