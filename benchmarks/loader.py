@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
     """Of the square that images become, and of batches."""
 
     image_size: int = 384
-    batch_size: int = 32
+    batch_size: int = 16
 
 
 def real_photos(count: int) -> list[Path]:
@@ -101,9 +101,9 @@ def main(argv: Sequence[str]) -> None:
             sets = {"drawn 80 x 60": draw_photos(Path(folder), (80, 60), 8)}
         else:
             sets = {
-                "photos of 224 to 384": real_photos(256),
-                "drawn 640 x 480": draw_photos(Path(folder), (640, 480), 256),
-                "drawn 3000 x 2000": draw_photos(Path(folder), (3000, 2000), 64),
+                "photos of 224 to 384": real_photos(128),
+                "drawn 640 x 480": draw_photos(Path(folder), (640, 480), 128),
+                "drawn 3000 x 2000": draw_photos(Path(folder), (3000, 2000), 32),
             }
         rows = [
             compare(name, paths, sizes, num_workers, arguments.rounds)

@@ -232,9 +232,10 @@ def test_a_step_reads_no_scalars_one_by_one(run, scored, monkeypatch):
     step, reads = tuning._optimiser_step, []
     forward = tuning.captioner.forward
 
-    def counted(*arguments):
+    def counted(batches, number):
+        batches = iter(list(batches))
         with HostReads() as mode:
-            result = step(*arguments)
+            result = step(batches, number)
         reads.append(mode.count)
         return result
 
