@@ -2,8 +2,9 @@
 
     bash scripts/benchmark.sh objective [--quick]
 
-Each contender is given hidden states (B, N, D) and a head (V, D), and makes the loss and the gradient
-of all of them. Memory is what one call needs beyond the gradients, which every contender hands out.
+Each contender is given hidden states (B, N, D) and a head (V, D), and makes the loss and the
+gradients of all. Memory is what one call needs beyond the gradients, which every contender hands
+out.
 """
 
 import sys
