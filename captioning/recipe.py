@@ -185,7 +185,7 @@ class FineTuning:
                 scaler.scale(output.loss * weight.float()).backward()
         norm = self._gradient_norm(reference / sum(totals)[0].clamp(min=1))
         # The step's one wait for a GPU, at its end: all that is said or decided of it.
-        *values, norm = torch.stack([*torch.cat(totals), norm.double()]).tolist()
+        *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         values = [values[i : i + len(local)] for i in range(0, len(values), len(local))]
         for batch_values, ids in zip(values, image_ids):
             if not all(map(math.isfinite, batch_values)):

@@ -323,6 +323,23 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(run, scored):
     assert not list(tuning.folder.glob("checkpoint_*"))
 
 
+def test_of_accumulated_batches_the_one_whose_loss_failed_is_named(run, scored, monkeypatch):
+    tuning = run("accumulation_steps=3", "max_epoch=1")
+    tuning.loader.set_epoch(0)
+    culprits = list(tuning.loader)[1]["image_id"]
+    forward, calls = tuning.captioner.forward, []
+
+    def fail_second(*arguments):
+        output = forward(*arguments)
+        calls.append(output)
+        return output._replace(loss=output.loss * math.inf) if len(calls) == 2 else output
+
+    monkeypatch.setattr(tuning.captioner, "forward", fail_second)
+    with pytest.raises(UserError, match="the loss is not finite at step 1") as error:
+        tuning.run()
+    assert f"had images {culprits}" in str(error.value)
+
+
 def test_a_gradient_that_is_not_finite_stops_too(run, scored):
     tuning = run("max_epoch=1")
     parameter = tuning.captioner.visual_encoder.cls_token
