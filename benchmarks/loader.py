@@ -86,7 +86,7 @@ def compare(
     counts = {contender: work() for contender, work in contenders.items()}
     if len(set(counts.values())) > 1:
         raise RuntimeError(f"the contenders made different numbers of images: {counts}")
-    seconds = alternate(contenders, rounds)
+    seconds = alternate(contenders, rounds, warmup=0)  # that was it
     label = f"{name}, {num_workers} worker{'s' * (num_workers > 1)}"
     items = (counts["ours"], "images")
     opencv = cv2.__version__ if cv2 else "none"
