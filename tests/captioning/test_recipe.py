@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioning import recipe
 from captioning.config import load_config
@@ -214,39 +213,6 @@ def test_a_run_of_the_plain_optimiser_goes_on_fused(run, scored):
     ends = [torch.load(again.folder.parent / n / "checkpoint_01.pth") for n in ("whole", "plain")]
     for part in ("model", "optimizer"):
         torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
-
-
-class HostReads(TorchDispatchMode):
-    """Counts the scalars read by `item`, `if` or `float`, for each of which a host waits."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.count += function is torch.ops.aten._local_scalar_dense.default
-        return function(*arguments, **(keywords or {}))
-
-
-def test_a_step_reads_no_scalars_one_by_one(run, scored, monkeypatch):
-    """All that is read of a step is one list, so that a GPU is waited for once."""
-    tuning = run("accumulation_steps=3", "clip_grad_norm=1.0", "max_epoch=1")
-    step, reads = tuning._optimiser_step, []
-    forward = tuning.captioner.forward
-
-    def counted(batches, number):
-        batches = iter(list(batches))
-        with HostReads() as mode:
-            result = step(batches, number)
-        reads.append(mode.count)
-        return result
-
-    def uncounted(*arguments):
-        with torch.utils._python_dispatch._disable_current_modes():
-            return forward(*arguments)
-
-    monkeypatch.setattr(tuning, "_optimiser_step", counted)
-    monkeypatch.setattr(tuning.captioner, "forward", uncounted)
-    tuning._train_epoch(0)
-    assert reads == [0]
 
 
 def test_so_many_checkpoints_are_kept(run, scored):
