@@ -1,9 +1,12 @@
 """Fine-tuning, step by step: set up, train an epoch, save it, evaluate it, keep the best."""
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from captioning import checkpointing, distributed
 from captioning.config import Config
-from captioning.data import TrainingDataset, read_split, training_loader, training_transform
+from captioning.data import (
+    Prefetcher,
+    TrainingDataset,
+    read_split,
+    training_loader,
+    training_transform,
+)
 from captioning.data.randomness import derived_seed
 from captioning.errors import UserError
 from captioning.model import captioner_from
@@ -38,7 +47,10 @@ class FineTuning:
         self.captioner = self._build_captioner(resumed=checkpoint is not None)
         self.model = self._wrap(self.captioner)
         self.optimizer = torch.optim.AdamW(
-            self.captioner.parameters(), lr=config.init_lr, weight_decay=config.weight_decay
+            self.captioner.parameters(),
+            lr=config.init_lr,
+            weight_decay=config.weight_decay,
+            fused=True,
         )
         self.first_epoch = self._restore(checkpoint) if checkpoint else 0
         self.log = RunLog(self.folder)
@@ -109,6 +121,8 @@ class FineTuning:
     def _restore(self, checkpoint: dict[str, Any]) -> int:
         """Put the state of a checkpoint in place; the epoch to go on with."""
         self.captioner.load_state_dict(checkpoint["model"])
+        for group in checkpoint["optimizer"]["param_groups"]:
+            group["fused"] = True  # also where an older run was not
         self.optimizer.load_state_dict(checkpoint["optimizer"])
         if checkpoint.get("scaler") and self.precision.scaler.is_enabled():
             self.precision.scaler.load_state_dict(checkpoint["scaler"])
@@ -120,39 +134,41 @@ class FineTuning:
         config = self.config
         self.model.train()
         self.loader.set_epoch(epoch)
-        batches = iter(self.loader)
-        images = config.batch_size * distributed.world_size() * config.accumulation_steps
+        per_step = config.accumulation_steps
+        batches = iter(Prefetcher(islice(self.loader, self.steps * per_step), self.device))
+        images = config.batch_size * distributed.world_size() * per_step
         description = f"epoch {epoch + 1}/{config.max_epoch}"
-        summed: Optional[Tensor] = None
+        summed: Counter[str] = Counter()
         with progress(self.steps * images, description) as bar:
             for step in range(epoch * self.steps, (epoch + 1) * self.steps):
                 rate = self._set_learning_rate(epoch, step)
-                sums, names, norm = self._optimiser_step(batches, step)
-                summed = sums if summed is None else summed + sums
-                means = _means(sums, names)
+                sums, norm = self._optimiser_step(batches, step)
+                summed.update(sums)
+                means = _means(sums)
                 bar.set_postfix(_rounded(means), refresh=False)
                 bar.update(images)
                 if (step + 1) % config.log_every == 0:
                     values = {**means, "learning_rate": rate, "grad_norm": norm}
                     self.log.write("step", step + 1, values, epoch=epoch)
-        means = _means(summed, names)
+        means = _means(summed)
         skipped = int(self._sum([self.loader.skipped]).item())
         self.log.write("epoch", epoch, means, skipped_images=skipped)
         parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
         say(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
 
-    def _optimiser_step(self, batches, step: int) -> tuple[Tensor, list[str], float]:
+    def _optimiser_step(self, batches, step: int) -> tuple[dict[str, float], float]:
         """One step on `accumulation_steps` batches a process.
 
         Every labelled token counts alike, whichever batch or process it is in: each batch's mean
         is weighted by its tokens, relative to those of the first batch on all processes, and the
-        gradient put right at the end where there were further ones. Returns sums over tokens.
+        gradient put right at the end where there were further ones. Returns the number of tokens
+        and sums over them by name, and the gradient's norm.
         """
         count, scaler = self.config.accumulation_steps, self.precision.scaler
-        sums = reference = None
+        totals, image_ids = [], []
         for micro in range(count):
             batch = next(batches)
-            self.image_ids = batch["image_id"]
+            image_ids.append(batch["image_id"])
             last = micro == count - 1
             torch.manual_seed(
                 derived_seed("step", self.config.seed, step * count + micro, distributed.rank())
@@ -160,44 +176,45 @@ class FineTuning:
             quiet = nullcontext() if last or self.model is self.captioner else self.model.no_sync()
             with quiet:
                 with self.precision.autocast():
-                    image = batch["image"].to(self.device, non_blocking=True)
-                    output = self.model(image, batch["captions"])
+                    output = self.model(batch["image"], batch["captions"])
                 parts = [output.loss.detach(), *output.parts.values()]
                 local = torch.stack([torch.ones_like(parts[0]), *parts]).double() * output.tokens
-                total = distributed.sum_over_ranks(local)
-                if not total.isfinite().all():
-                    raise self._not_finite("loss", step)
-                sums = total if sums is None else sums + total
-                reference = sums[0].clamp(min=1) if reference is None else reference
+                totals.append(distributed.sum_over_ranks(local))
+                reference = totals[0][0].clamp(min=1)
                 weight = output.tokens * distributed.world_size() / reference
                 scaler.scale(output.loss * weight.float()).backward()
-        norm = self._apply(reference / sums[0].clamp(min=1), step)
-        return sums, ["loss", *output.parts], norm
-
-    def _apply(self, correction: Tensor, step: int) -> float:
-        """The optimiser's step on gradients times `correction`; the norm of those gradients."""
-        scaler = self.precision.scaler
-        scaler.unscale_(self.optimizer)
-        parameters = [p for p in self.captioner.parameters() if p.grad is not None]
-        gradients = [p.grad for p in parameters]
-        if self.config.accumulation_steps > 1:
-            torch._foreach_mul_(gradients, float(correction))
-        norm = nn.utils.get_total_norm(gradients)
+        norm = self._gradient_norm(reference / sum(totals)[0].clamp(min=1))
+        # The step's one wait for a GPU, at its end: all that is said or decided of it.
+        *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
+        values = [values[i : i + len(local)] for i in range(0, len(values), len(local))]
+        for batch_values, ids in zip(values, image_ids):
+            if not all(map(math.isfinite, batch_values)):
+                raise self._not_finite("loss", step, ids)
         # With float16 the scaler takes an overflow as a sign to scale less, and skips the step.
-        if not scaler.is_enabled() and not norm.isfinite():
-            raise self._not_finite("gradient", step)
-        if self.config.clip_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.config.clip_grad_norm, norm)
+        if not scaler.is_enabled() and not math.isfinite(norm):
+            raise self._not_finite("gradient", step, ids)
         scaler.step(self.optimizer)
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm.item()
+        return dict(zip(["tokens", "loss", *output.parts], map(sum, zip(*values)))), norm
 
-    def _not_finite(self, what: str, step: int) -> UserError:
+    def _gradient_norm(self, correction: Tensor) -> Tensor:
+        """Multiply the gradient by `correction`, clip it, and return its norm before that."""
+        self.precision.scaler.unscale_(self.optimizer)
+        parameters = [p for p in self.captioner.parameters() if p.grad is not None]
+        gradients = [p.grad for p in parameters]
+        if self.config.accumulation_steps > 1:
+            torch._foreach_mul_(gradients, correction.float())
+        norm = nn.utils.get_total_norm(gradients)
+        if self.config.clip_grad_norm is not None:
+            nn.utils.clip_grads_with_norm_(parameters, self.config.clip_grad_norm, norm)
+        return norm
+
+    def _not_finite(self, what: str, step: int, image_ids: list) -> UserError:
         """Every process sees the same sums and gradients, so that all stop together."""
         return UserError(
             f"the {what} is not finite at step {step + 1} (rank {distributed.rank()} had images "
-            f"{self.image_ids[:8]}); lower init_lr, set clip_grad_norm, or use another precision "
+            f"{image_ids[:8]}); lower init_lr, set clip_grad_norm, or use another precision "
             f"than {self.config.precision}; the last whole epoch is in {self.folder}"
         )
 
@@ -259,10 +276,10 @@ def _evaluation_name(epoch: int) -> str:
     return f"val_epoch{epoch:02d}"
 
 
-def _means(sums: Tensor, names: list[str]) -> dict[str, float]:
-    """Sums over tokens, the number of tokens first, to means by name."""
-    tokens, *totals = sums.tolist()
-    return {name: total / max(tokens, 1) for name, total in zip(names, totals)}
+def _means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Sums over tokens to means."""
+    tokens = max(sums["tokens"], 1)
+    return {name: total / tokens for name, total in sums.items() if name != "tokens"}
 
 
 def _rounded(values: dict[str, float]) -> dict[str, str]:

@@ -2,8 +2,16 @@
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
-from captioning.data.image import MEAN, STD, evaluation_transform, load_image, training_transform
+from captioning.data.image import (
+    MEAN,
+    STD,
+    evaluation_transform,
+    load_image,
+    normalise,
+    training_transform,
+)
 from captioning.data.loader import Loader, TrainingLoader, evaluation_loader, training_loader
+from captioning.data.prefetch import Prefetcher
 from captioning.data.randaugment import RandAugment
 from captioning.data.sources import annotation_path, read_split, references
 from captioning.data.text import preprocess_caption
@@ -14,6 +22,7 @@ __all__ = [
     "EvaluationDataset",
     "ImageId",
     "Loader",
+    "Prefetcher",
     "RandAugment",
     "Sample",
     "TrainingDataset",
@@ -22,6 +31,7 @@ __all__ = [
     "evaluation_loader",
     "evaluation_transform",
     "load_image",
+    "normalise",
     "preprocess_caption",
     "read_annotations",
     "read_split",

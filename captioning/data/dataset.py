@@ -2,8 +2,8 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate, islice
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Callable
 
 import torch
@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from captioning.data.annotations import Sample
-from captioning.data.image import load_image
+from captioning.data.image import load_image, open_image
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.data.text import preprocess_caption
 from captioning.errors import UserError
@@ -62,20 +62,39 @@ class TrainingDataset(Dataset):
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
-        readable_index, image, unreadable = self._readable(index)
-        sample, caption_indices = self._sample(readable_index)
+        unreadable: list[str] = []
+        for candidate in self._candidates(index):
+            try:
+                return {**self._item(epoch, index, candidate), "unreadable": unreadable}
+            except UserError as error:
+                if not self.skip_bad_images:
+                    raise
+                unreadable.append(str(error))
+        raise UserError(
+            f"{unreadable[0]} (and none of {len(unreadable) - 1} others drawn in its place could "
+            "be read)"
+        )
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        """Yield `index`, then those that may stand in for it."""
+        yield index
+        order = permutation(len(self), derived_seed("replacement", self.seed, index))
+        yield from order[:MAX_REPLACEMENTS]
+
+    def _item(self, epoch: int, index: int, candidate: int) -> dict[str, Any]:
+        """Return what `candidate` holds, drawn for `index`."""
+        sample, caption_indices = self._sample(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
                 caption_indices = _draw(len(sample.captions), self.captions_per_image)
-            tensor = self.transform(image)
+            with open_image(os.path.join(self.image_root, sample.image)) as image:
+                tensor = self.transform(image)
+        captions = [preprocess_caption(sample.captions[i], self.max_words) for i in caption_indices]
         return {
             "image": tensor,
-            "captions": [
-                preprocess_caption(sample.captions[i], self.max_words) for i in caption_indices
-            ],
+            "captions": captions,
             "image_id": sample.image_id,
-            "index": readable_index,
-            "unreadable": unreadable,
+            "index": candidate,
         }
 
     def _sample(self, index: int) -> tuple[Sample, list[int]]:
@@ -85,28 +104,6 @@ class TrainingDataset(Dataset):
         position = bisect_right(self._pairs_up_to, index)
         sample = self.samples[position]
         return sample, [index - self._pairs_up_to[position] + len(sample.captions)]
-
-    def _load(self, index: int) -> Image.Image:
-        return load_image(os.path.join(self.image_root, self._sample(index)[0].image))
-
-    def _readable(self, index: int) -> tuple[int, Image.Image, list[str]]:
-        """Return `index` or, if need be and allowed, a replacement, its image, and why."""
-        try:
-            return index, self._load(index), []
-        except UserError as error:
-            if not self.skip_bad_images:
-                raise
-            unreadable = [str(error)]
-        order = permutation(len(self), derived_seed("replacement", self.seed, index))
-        for candidate in islice(order, MAX_REPLACEMENTS):
-            try:
-                return candidate, self._load(candidate), unreadable
-            except UserError as error:
-                unreadable.append(str(error))
-        raise UserError(
-            f"{unreadable[0]} (and none of {len(unreadable) - 1} others drawn in its place could "
-            "be read)"
-        )
 
 
 class EvaluationDataset(Dataset):

@@ -1,30 +1,58 @@
 """Image files made into tensors, as BLIP makes them."""
 
 import os
-from typing import Union
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Callable, Union
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 from torchvision import transforms
-from torchvision.transforms import InterpolationMode
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms.v2 import functional as F
 
 from captioning.data.randaugment import RandAugment
 from captioning.errors import UserError
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
+AREA = (0.5, 1.0)  # of a training crop, relative to the image
+ASPECT = (3 / 4, 4 / 3)  # width to height
+REDUCTIONS = (8, 4, 2)  # that a JPEG decoder can take as it decodes
+
+
+def open_image(path: Union[str, os.PathLike]) -> Image.Image:
+    """Return an image file of which the header alone has been read, for `decode`.
+
+    Raises UserError, naming the file, if it is no image or one above Pillow's limit for
+    decompression bombs (179 million pixels).
+    """
+    with _errors_naming(path):
+        return Image.open(path)
+
+
+def decode(image: Image.Image) -> Image.Image:
+    """Return an opened image as RGB, 8 bits a channel: the first frame, transparency dropped.
+
+    The EXIF orientation is not applied, since the original BLIP does not.
+    Raises UserError, naming the file, if it holds no whole image.
+    """
+    with _errors_naming(getattr(image, "filename", "")):
+        return _eight_bits(image).convert("RGB")
 
 
 def load_image(path: Union[str, os.PathLike]) -> Image.Image:
-    """Return an image file as RGB, 8 bits a channel: the first frame, transparency dropped.
+    """Return an image file, decoded; raises UserError as `open_image` and `decode` do."""
+    with open_image(path) as image:
+        return decode(image)
 
-    The EXIF orientation is not applied, since the original BLIP does not.
-    Raises UserError, naming the file, if it holds no whole image or one above Pillow's limit for
-    decompression bombs (179 million pixels).
-    """
+
+@contextmanager
+def _errors_naming(path: Union[str, os.PathLike]) -> Iterator[None]:
     try:
-        with Image.open(path) as image:
-            return _eight_bits(image).convert("RGB")
+        yield
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such image: check image_root and the image's path in the annotation"
@@ -47,29 +75,78 @@ def evaluation_transform(image_size: int) -> transforms.Compose:
 
     The image is resized to a square, bicubic; its aspect ratio is not kept.
     """
-    resize = transforms.Resize((image_size, image_size), InterpolationMode.BICUBIC)
-    return transforms.Compose([resize, *_normalised_tensor()])
-
-
-def training_transform(image_size: int, augmentation: str = "blip") -> transforms.Compose:
-    """Return BLIP's augmentation: an RGB image to a random float tensor (3, S, S), normalised.
-
-    A crop of half the area or more, a horizontal flip, RandAugment. Draws from torch's generator.
-    With `augmentation` "none" it is the transform of evaluation.
-    """
-    if augmentation == "none":
-        return evaluation_transform(image_size)
     return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(
-                image_size, scale=(0.5, 1.0), interpolation=InterpolationMode.BICUBIC
-            ),
-            transforms.RandomHorizontalFlip(),
-            RandAugment(),
-            *_normalised_tensor(),
-        ]
+        [_resize(image_size), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     )
 
 
-def _normalised_tensor() -> list:
-    return [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+def training_transform(image_size: int, augmentation: str = "blip") -> Callable:
+    """Return the map from an image, opened or decoded, to pixels: uint8 (S, S, 3).
+
+    S is `image_size`. `normalise` makes of a batch of them what the model takes; until then they
+    are a quarter of the bytes. With `augmentation` "blip" they are `Augmentation`'s, with "none"
+    those of evaluation.
+    """
+    if augmentation == "none":
+        return transforms.Compose([decode, _resize(image_size), _pixels])
+    return Augmentation(image_size)
+
+
+def normalise(pixels: Tensor) -> Tensor:
+    """Return pixels, uint8 (B, H, W, 3), as the model takes them: float32 (B, 3, H, W)."""
+    image = torch.empty((len(pixels), 3, *pixels.shape[1:3]), device=pixels.device)
+    # In the order of torchvision's ToTensor and Normalize, whose very values these are.
+    image.copy_(pixels.permute(0, 3, 1, 2)).div_(255)
+    for channel, mean, std in zip(image.unbind(1), MEAN, STD):
+        channel.sub_(mean).div_(std)
+    return image
+
+
+class Augmentation:
+    """BLIP's: a random crop of half the area or more, resized to a square; a flip; RandAugment.
+
+    Takes an image, opened or decoded; returns uint8 (S, S, 3). Draws from torch's generator.
+
+    Torch resizes bytes several times as fast as Pillow and rounds otherwise: a few values in a
+    thousand differ by 1. A JPEG photo whose crop is at least 2, 4 or 8 times the square is decoded
+    at 1/2, 1/4 or 1/8 of its size, a third of the work: on photos its values then differ by 2 of
+    255 in the mean, and the crop begins at a multiple of 2, 4 or 8 pixels.
+    """
+
+    def __init__(self, image_size: int):
+        self.image_size = image_size
+        self.randaugment = RandAugment()
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        top, left, height, width = RandomResizedCrop.get_params(image, AREA, ASPECT)
+        flipped = torch.rand(1) < 0.5
+        reduction = _reduce(image, min(height, width) // self.image_size)
+        top, left, height, width = (v // reduction for v in (top, left, height, width))
+        crop = decode(image).crop((left, top, left + width, top + height))
+        square = F.resize(
+            _pixels(crop).permute(2, 0, 1),
+            [self.image_size, self.image_size],
+            InterpolationMode.BICUBIC,
+            antialias=True,
+        )
+        if flipped:
+            square = square.flip(2)
+        return _pixels(self.randaugment(Image.fromarray(square.permute(1, 2, 0).numpy())))
+
+
+def _reduce(image: Image.Image, most: int) -> int:
+    """Have a JPEG file decoded at 1/n of its size, n = 2, 4, 8 at `most`; return n, else 1."""
+    size = image.size
+    for reduction in REDUCTIONS:
+        if reduction <= most:
+            image.draft(None, (size[0] // reduction, size[1] // reduction))
+            return reduction if image.size != size else 1
+    return 1
+
+
+def _resize(image_size: int) -> transforms.Resize:
+    return transforms.Resize((image_size, image_size), InterpolationMode.BICUBIC)
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image))  # (H, W, 3)

@@ -17,7 +17,7 @@ Batch = dict[str, Any]
 
 
 class Loader(DataLoader):
-    """A DataLoader whose batches are dicts: image, a float tensor (B, 3, H, W); skipped, how many
+    """A DataLoader whose batches are dicts: image, the items' tensors stacked; skipped, how many
     images of the batch could not be read; and a list of B values for every other key of the items.
 
     `skipped` is their sum since the iteration began. Each unreadable image is logged once. A
@@ -58,7 +58,10 @@ class Loader(DataLoader):
 
 
 class TrainingLoader(Loader):
-    """The batches of one epoch on one process; `set_epoch` before each."""
+    """The batches of one epoch on one process; `set_epoch` before each.
+
+    Their images are pixels, as the dataset's transform leaves them; see `Prefetcher`.
+    """
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration that of `epoch`, an integer from 0."""

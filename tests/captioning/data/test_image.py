@@ -171,8 +171,7 @@ def test_training_transform_gives_a_square_of_any_image(size):
     image = Image.fromarray(NOISE).resize(size)
     for _ in range(30):
         result = transform(image)
-        assert result.shape == (3, 16, 16)
-        assert result.isfinite().all()
+        assert result.shape == (16, 16, 3) and result.dtype == torch.uint8
 
 
 def test_training_crops_are_of_at_least_half_the_area(monkeypatch):
@@ -182,12 +181,9 @@ def test_training_crops_are_of_at_least_half_the_area(monkeypatch):
     ramp[..., 0], ramp[..., 1] = np.arange(256), np.arange(256)[:, None]
     transform, flips, areas = training_transform(256), 0, []
     for _ in range(100):
-        result = transform(Image.fromarray(ramp))
-        values = (
-            result * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]
-        ) * 255
-        left, right = values[0, 128, 0], values[0, 128, -1]
-        top, bottom = values[1, 0, 128], values[1, -1, 128]
+        values = transform(Image.fromarray(ramp)).float()
+        left, right = values[128, 0, 0], values[128, -1, 0]
+        top, bottom = values[0, 128, 1], values[-1, 128, 1]
         assert bottom > top
         flips += bool(left > right)
         areas.append(float((right - left).abs() * (bottom - top)) / 256**2)

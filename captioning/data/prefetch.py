@@ -1,0 +1,46 @@
+"""Batches brought to the device while the model works on the one before."""
+
+from collections.abc import Iterable, Iterator
+from typing import Optional
+
+import torch
+
+from captioning.data.image import normalise
+from captioning.data.loader import Batch
+
+
+class Prefetcher:
+    """The batches of a training loader, each image float32 (B, 3, S, S) on `device`, normalised.
+
+    One batch is always under way. On a GPU its bytes are copied out of pinned memory and made into
+    floats on a stream of their own, beside the model's work; on a CPU there is nothing to overlap.
+    """
+
+    def __init__(self, batches: Iterable[Batch], device: torch.device):
+        self.batches, self.device = batches, device
+        on_gpu = device.type == "cuda"
+        self.stream: Optional[torch.cuda.Stream] = torch.cuda.Stream(device) if on_gpu else None
+
+    def __iter__(self) -> Iterator[Batch]:
+        ahead = None
+        for batch in self.batches:
+            following = self._start(batch)
+            if ahead is not None:
+                yield self._finish(*ahead)
+            ahead = following
+        if ahead is not None:
+            yield self._finish(*ahead)
+
+    def _start(self, batch: Batch) -> tuple[Batch, Optional[torch.cuda.Event]]:
+        with torch.cuda.stream(self.stream):  # of no effect where it is None
+            pixels = batch["image"].to(self.device, non_blocking=True)
+            batch = {**batch, "image": normalise(pixels)}
+            return batch, self.stream.record_event() if self.stream else None
+
+    def _finish(self, batch: Batch, arrived: Optional[torch.cuda.Event]) -> Batch:
+        if arrived is not None:
+            model = torch.cuda.current_stream(self.device)
+            model.wait_event(arrived)
+            # Else the memory might be given to a later batch while the model still reads it.
+            batch["image"].record_stream(model)
+        return batch

@@ -1,0 +1,150 @@
+"""Training images beside the transform that they stand for, made of Pillow and torchvision."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, JpegImagePlugin
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
+
+from captioning.data import (
+    MEAN,
+    STD,
+    RandAugment,
+    evaluation_transform,
+    load_image,
+    normalise,
+    training_transform,
+)
+from captioning.data.image import open_image
+from captioning.errors import UserError
+
+CROP = {"scale": (0.5, 1.0), "interpolation": InterpolationMode.BICUBIC}
+SCENE = np.random.default_rng(3).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+
+
+def scene(width, height):
+    """Return an image with edges and slopes, as a photo has."""
+    return Image.fromarray(SCENE).resize((width, height), Image.BICUBIC)
+
+
+@pytest.fixture
+def without_randaugment(monkeypatch):
+    """Leave out the operations, some of which make large differences of small ones."""
+    monkeypatch.setattr("captioning.data.image.RandAugment", lambda: lambda image: image)
+
+
+def drawn(transform, image, seed):
+    torch.manual_seed(seed)
+    return np.asarray(transform(image)).astype(int)
+
+
+def test_normalised_pixels_are_torchvisions_to_the_bit():
+    pixels = torch.randint(256, (3, 20, 24, 3), dtype=torch.uint8)
+    one = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+    expected = torch.stack([one(image.numpy()) for image in pixels])
+    result = normalise(pixels)
+    assert torch.equal(result, expected)
+    assert result.is_contiguous()
+
+
+def test_without_augmentation_the_image_is_that_of_evaluation(tmp_path):
+    scene(500, 400).save(tmp_path / "photo.jpg")
+    with open_image(tmp_path / "photo.jpg") as image:
+        pixels = training_transform(48, "none")(image)
+    expected = evaluation_transform(48)(load_image(tmp_path / "photo.jpg"))
+    assert torch.equal(normalise(pixels[None])[0], expected)
+
+
+@pytest.mark.parametrize("size", [(70, 50), (300, 200)])
+def test_the_crop_and_the_flip_are_pillows_up_to_rounding(without_randaugment, size):
+    plain = transforms.Compose(
+        [transforms.RandomResizedCrop(64, **CROP), transforms.RandomHorizontalFlip()]
+    )
+    for seed in range(12):
+        expected = drawn(plain, scene(*size), seed)
+        state = torch.get_rng_state()
+        differences = np.abs(drawn(training_transform(64), scene(*size), seed) - expected)
+        assert differences.max() <= 2
+        assert (differences > 0).mean() < 0.02
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_randaugment_comes_last_and_draws_on(monkeypatch):
+    plain = transforms.Compose(
+        [transforms.RandomResizedCrop(64, **CROP), transforms.RandomHorizontalFlip(), RandAugment()]
+    )
+    near = 0
+    for seed in range(20):
+        expected = drawn(plain, scene(90, 80), seed)
+        near += np.abs(drawn(training_transform(64), scene(90, 80), seed) - expected).mean() < 1
+    assert near == 20
+
+
+@pytest.mark.parametrize("reduction", [2, 4, 8])
+def test_a_large_jpeg_is_decoded_at_a_fraction(tmp_path, without_randaugment, reduction):
+    """The file as it is decoded whole, cut where the small one is and resized by Pillow."""
+    path, size = tmp_path / "photo.jpg", 51
+    scene(150 * reduction, 100 * reduction).save(path, quality=95)
+    for seed in range(8):
+        with open_image(path) as image:
+            pixels = drawn(training_transform(size), image, seed)
+            assert image.size == (150, 100)
+        torch.manual_seed(seed)
+        top, left, height, width = (
+            v // reduction * reduction
+            for v in transforms.RandomResizedCrop.get_params(
+                load_image(path), CROP["scale"], (3 / 4, 4 / 3)
+            )
+        )
+        crop = load_image(path).crop((left, top, left + width, top + height))
+        expected = np.asarray(crop.resize((size, size), Image.BICUBIC)).astype(int)
+        if torch.rand(1) < 0.5:
+            expected = expected[:, ::-1]
+        assert np.abs(pixels - expected).mean() < 2.5
+
+
+def test_no_more_than_the_crop_allows(tmp_path):
+    """A crop of a 150 x 100 photo has sides of 61 or more: of 31 at one half."""
+    scene(150, 100).save(tmp_path / "photo.jpg")
+    for seed in range(8):
+        for size, allowed in ((30, [(75, 50)]), (51, [(150, 100)]), (20, [(75, 50), (38, 25)])):
+            with open_image(tmp_path / "photo.jpg") as image:
+                drawn(training_transform(size), image, seed)
+                assert image.size in allowed
+
+
+def test_other_formats_and_decoded_images_are_taken_whole(tmp_path, monkeypatch):
+    scene(400, 300).save(tmp_path / "photo.png")
+    expected = drawn(training_transform(16), scene(400, 300), 1)
+    with open_image(tmp_path / "photo.png") as image:
+        np.testing.assert_array_equal(drawn(training_transform(16), image, 1), expected)
+    monkeypatch.delattr(JpegImagePlugin.JpegImageFile, "draft")
+    scene(400, 300).save(tmp_path / "photo.jpg")
+    with open_image(tmp_path / "photo.jpg") as image:
+        whole = drawn(training_transform(16), image, 1)
+    decoded = drawn(training_transform(16), load_image(tmp_path / "photo.jpg"), 1)
+    np.testing.assert_array_equal(decoded, whole)
+
+
+def test_a_file_that_breaks_off_is_named(tmp_path):
+    path = tmp_path / "broken.jpg"
+    scene(400, 300).save(path)
+    path.write_bytes(path.read_bytes()[:-2000])
+    for size in (16, 400):
+        with open_image(path) as image, pytest.raises(UserError, match=r"broken\.jpg: not a read"):
+            training_transform(size)(image)
+
+
+def test_real_photos_at_a_fraction(shared_data, without_randaugment):
+    """A photo's fine detail is where decoding at one half differs most."""
+    differences = []
+    for path in sorted((shared_data / "photos" / "coco").glob("*.jpg"))[:40]:
+        full = load_image(path)
+        size = min(full.size) // 2
+        with open_image(path) as image:
+            image.draft(None, (full.width // 2, full.height // 2))
+            half = np.asarray(image.resize((size, size), Image.BICUBIC)).astype(int)
+        whole = np.asarray(full.resize((size, size), Image.BICUBIC)).astype(int)
+        differences.append(np.abs(half - whole).mean())
+    assert 0 < np.mean(differences) < 3
