@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from smile.from_hidden import Mixture, mixture_from_hidden
 from smile.mle import mle_loss
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
@@ -68,13 +69,48 @@ class Objective(nn.Module):
         self.ignore_index = ignore_index
 
     def forward(self, logits: Tensor, labels: Tensor) -> ObjectiveOutput:
-        """logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`."""
-        parts = {name: self._part(name, logits, labels) for name in self.weights}
+        """logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`.
+
+        This is the definition; `from_hidden` gives the same with less.
+        """
+        words = self._draw(labels, logits.size(2))
+        parts = {name: self._part(name, logits, labels, words) for name in self.weights}
         loss = sum(weight * parts[name] for name, weight in self.weights.items())
         tokens = (labels != self.ignore_index).sum()
         return ObjectiveOutput(loss, {k: v.detach() for k, v in parts.items()}, tokens)
 
-    def _part(self, name: str, logits: Tensor, labels: Tensor) -> Tensor:
+    def from_hidden(
+        self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], labels: Tensor
+    ) -> ObjectiveOutput:
+        """What `forward` gives for logits `hidden @ weight.T + bias`, which are never all there.
+
+        hidden: (B, N, D); weight: (V, D); bias: (V,) or None; labels as in `forward`. Gradients are
+        the same up to rounding; under autocast logits are computed in its dtype there and here.
+        Hidden states whose label is `ignore_index` are not looked at. Gradients of gradients are
+        not to be had.
+        """
+        words = self._draw(labels, len(weight))
+        loss, values = mixture_from_hidden(hidden, weight, bias, labels, words, self._mixture())
+        parts = dict(zip(self.weights, values.unbind()))
+        return ObjectiveOutput(loss, parts, (labels != self.ignore_index).sum())
+
+    def _mixture(self) -> Mixture:
+        return Mixture(
+            self.weights,
+            self.label_smoothing,
+            self.first_token_mle,
+            self.pad_token_id,
+            self.ignore_index,
+        )
+
+    def _draw(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
+        """The words (B, N, R) of random subsetting, if there is any."""
+        if "random" not in self.weights:
+            return None
+        drawn = (*labels.shape, self.random_subset_size)
+        return torch.randint(vocabulary, drawn, device=labels.device)
+
+    def _part(self, name: str, logits: Tensor, labels: Tensor, words: Optional[Tensor]) -> Tensor:
         if name == "mle":
             return mle_loss(logits, labels, self.ignore_index, self.label_smoothing)
         if name == "smile":
@@ -82,8 +118,6 @@ class Objective(nn.Module):
         subset = (self.ignore_index, self.first_token_mle, self.pad_token_id)
         if name == "reverse":
             return reverse_subset_loss(logits, labels, *subset)
-        drawn = (*labels.shape, self.random_subset_size)
-        words = torch.randint(logits.size(2), drawn, device=labels.device)
         return random_subset_loss(logits, labels, words, *subset)
 
     def extra_repr(self) -> str:

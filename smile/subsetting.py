@@ -52,10 +52,7 @@ def reverse_subset_loss(
     authors' code. logits: (B, N, V); labels: int64 (B, N). Returns as `smile_loss` does.
     Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
     """
-    types, _ = caption_types(labels, ignore_index)
-    if pad_token_id is not None:
-        padded = labels[:, -1] == ignore_index
-        types = torch.cat([types, types[:, :1].masked_fill(padded.unsqueeze(1), pad_token_id)], 1)
+    types = reverse_subset_excludes(labels, ignore_index, pad_token_id)
     columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
     label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
     logits = at_least_float32(logits)
@@ -65,3 +62,14 @@ def reverse_subset_loss(
     if first_token_mle:
         losses = with_first_token_mle(losses, logits, labels, ignore_index)
     return reduce(losses, labels, ignore_index, reduction)
+
+
+def reverse_subset_excludes(
+    labels: Tensor, ignore_index: int, pad_token_id: Optional[int]
+) -> Tensor:
+    """int64 (B, N or N + 1): the types of each caption, and of one padded at its end padding."""
+    types, _ = caption_types(labels, ignore_index)
+    if pad_token_id is None:
+        return types
+    padded = labels[:, -1] == ignore_index
+    return torch.cat([types, types[:, :1].masked_fill(padded.unsqueeze(1), pad_token_id)], 1)

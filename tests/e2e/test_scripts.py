@@ -135,15 +135,17 @@ def test_several_machines_without_an_endpoint_are_refused(run_script):
     ]
 
 
-def test_demo_gives_its_arguments_to_the_program(run_script):
-    result = run_script("demo.sh", "--quick", "prompt=a photo of ")
+@pytest.mark.parametrize(
+    ("script", "module", "arguments"),
+    [
+        ("demo.sh", "captioning.demo", ["--quick", "prompt=a photo of "]),
+        ("benchmark.sh", "benchmarks", ["objective", "--quick"]),
+    ],
+)
+def test_a_script_gives_its_arguments_to_the_program(run_script, script, module, arguments):
+    result = run_script(script, *arguments)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[2:] == [
-        "-m",
-        "captioning.demo",
-        "--quick",
-        "prompt=a photo of ",
-    ]
+    assert result.stdout.splitlines()[2:] == ["-m", module, *arguments]
 
 
 CHECKS = ["-m ruff format --check", "-m ruff check", "-m pytest"]

@@ -1,0 +1,28 @@
+"""Run benchmarks, each in a process of its own: python -m benchmarks [TOPIC ...] [--quick]."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from benchmarks import TOPICS
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="benchmark.sh", description=__doc__)
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=", ".join(TOPICS))
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
+    arguments = parser.parse_args(argv)
+    for topic in arguments.topics:
+        if topic not in TOPICS:
+            parser.error(f"{topic!r} is no topic; choose from {', '.join(TOPICS)}")
+    quick = ["--quick"] if arguments.quick else []
+    failed = 0
+    for topic in arguments.topics or TOPICS:
+        command = [sys.executable, "-m", f"benchmarks.{topic}", *quick]
+        failed |= subprocess.run(command).returncode != 0
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""How every benchmark measures: alternately, with all times kept, and memory in fresh processes.
+
+A topic is a module `benchmarks/<topic>.py` whose `main(argv)` makes rows and hands them to
+`report`. A row compares contenders that do the same work; one of them is the peer that the others
+are measured against.
+"""
+
+import argparse
+import ctypes
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import torch
+
+from benchmarks.machine import machine
+
+OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
+Work = Callable[[], Any]
+
+
+def parse(argv: Sequence[str], description: str, rounds: int) -> argparse.Namespace:
+    """The options that every topic has: quick, rounds (one where quick), output."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
+    parser.add_argument("--rounds", type=int, help=f"rounds of each row (default {rounds})")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="folder of the JSON file")
+    arguments = parser.parse_args(argv)
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else rounds)
+    return arguments
+
+
+def alternate(contenders: Mapping[str, Work], rounds: int, warmup: int = 1) -> dict[str, list]:
+    """Seconds of each contender in each round, all of them called in turn in every round.
+
+    What else the machine does thus falls on all alike. The first `warmup` rounds do not count.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for index in range(warmup + rounds):
+        for name, work in contenders.items():
+            elapsed = timed(work)
+            if index >= warmup:
+                seconds[name].append(elapsed)
+    return seconds
+
+
+def timed(work: Work) -> float:
+    """Seconds of one call, the device's queue included."""
+    _synchronise()
+    start = time.perf_counter()
+    work()
+    _synchronise()
+    return time.perf_counter() - start
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
+    """By how many bytes one call of `build(*arguments)`'s result raises the memory of a process.
+
+    The process is a fresh one. Its memory counts from the moment that the work is built, memory
+    that an allocator holds free given back; the work is called once, without a warm-up. `build`
+    must be a module's function, and it and its arguments picklable.
+    """
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(
+        target=_send_growth, args=(send, torch.get_num_threads(), build, arguments)
+    )
+    child.start()
+    send.close()
+    try:
+        return receive.recv()
+    except EOFError:
+        raise RuntimeError(f"{build.__name__}{arguments} ended without an answer") from None
+    finally:
+        child.join()
+
+
+def _send_growth(send, threads: int, build: Callable[..., Work], arguments: tuple) -> None:
+    torch.set_num_threads(threads)
+    send.send(_growth(build(*arguments)))
+
+
+def _growth(work: Work) -> int:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        _synchronise()
+        return torch.cuda.max_memory_allocated() - before
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is held now
+    before = _resident("VmRSS")
+    work()
+    return _resident("VmHWM") - before
+
+
+def _resident(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
+
+
+def row(
+    name: str,
+    seconds: Mapping[str, Sequence[float]],
+    peer: str,
+    memory: Optional[Mapping[str, int]] = None,
+    items: Optional[tuple[float, str]] = None,
+    **facts: Any,
+) -> dict[str, Any]:
+    """One line of a result: medians of all contenders and how often faster they are than `peer`.
+
+    seconds: as `alternate` returns them; memory: bytes; items: how many of what one call makes,
+    such as (2, "captions"); facts: whatever else belongs in the JSON file. A ratio is that of the
+    medians; its spread, the least and the largest ratio of one round.
+    """
+    contenders = {}
+    for contender, times in seconds.items():
+        entry: dict[str, Any] = {"median": statistics.median(times), "times": list(times)}
+        if memory is not None:
+            entry["peak_bytes"] = memory[contender]
+        if items is not None:
+            entry["rate"] = items[0] / entry["median"]
+        contenders[contender] = entry
+    reference = contenders[peer]
+    for contender, entry in contenders.items():
+        paired = [a / b for a, b in zip(reference["times"], seconds[contender])]
+        entry["ratio"] = reference["median"] / entry["median"]
+        entry["spread"] = [min(paired), max(paired)]
+        if memory is not None:
+            entry["memory_ratio"] = memory[contender] / max(memory[peer], 1)
+    unit = {"items": items[0], "item": items[1]} if items else {}
+    return {"name": name, "peer": peer, **unit, "contenders": contenders, **facts}
+
+
+def report(topic: str, rows: Sequence[Mapping[str, Any]], arguments: argparse.Namespace) -> Path:
+    """Print the rows as a table and write them, with the machine's record, to <topic>.json."""
+    content = {
+        "topic": topic,
+        "quick": arguments.quick,
+        "rounds": arguments.rounds,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(),
+        "rows": list(rows),
+    }
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    path = arguments.output / f"{topic}.json"
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    print("\n".join(_table(rows)))
+    print(", ".join(f"{key} {value}" for key, value in content["machine"].items()))
+    print(path)
+    return path
+
+
+HEADER = (
+    "",
+    "contender",
+    "median, ms",
+    "a second",
+    "times peer",
+    "spread",
+    "peak, MB",
+    "of peer's",
+)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [HEADER]
+    for entry in rows:
+        for index, (contender, values) in enumerate(entry["contenders"].items()):
+            lines.append((entry["name"] if index == 0 else "", contender, *_cells(entry, values)))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    aligned = (
+        [cell.ljust(w) if column < 2 else cell.rjust(w) for column, (cell, w) in enumerate(pairs)]
+        for pairs in (list(zip(line, widths)) for line in lines)
+    )
+    return ["  ".join(cells).rstrip() for cells in aligned]
+
+
+def _cells(entry: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    low, high = values["spread"]
+    memory = "peak_bytes" in values
+    return [
+        f"{values['median'] * 1000:.1f}",
+        f"{values['rate']:.2f} {entry['item']}" if "rate" in values else "",
+        f"{values['ratio']:.2f}",
+        f"{low:.2f}-{high:.2f}",
+        f"{values['peak_bytes'] / 2**20:.1f}" if memory else "",
+        f"{values['memory_ratio']:.3f}" if memory else "",
+    ]

@@ -1,0 +1,130 @@
+"""The objective from hidden states beside the head, the loss and backward as they are defined.
+
+    bash scripts/benchmark.sh objective [--quick]
+
+Each contender is given hidden states (B, N, D) and a head (V, D), and makes the loss and the gradient
+of all of them. Memory is what one call needs beyond the gradients, which every contender hands out.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.measure import Work, alternate, parse, peak_memory, report, row
+from smile import Objective
+
+MIXTURE = {"mle": 0.01, "smile": 0.99}
+OBJECTIVES = {
+    "SMILE": "smile",
+    "MLE": "mle",
+    "0.01 MLE + 0.99 SMILE": MIXTURE,
+    "reverse subsetting": "reverse",
+    "random subsetting": "random",
+}
+BF16 = torch.bfloat16
+
+
+class Sizes(NamedTuple):
+    """Captions, tokens of each, vocabulary, width."""
+
+    B: int
+    N: int
+    V: int
+    D: int = 768
+
+    def __str__(self) -> str:
+        return f"B {self.B}, N {self.N}, V {self.V:,}"
+
+
+USUAL = Sizes(32, 20, 30524)
+TINY = Sizes(2, 5, 50, 8)
+# Fewer captions where the naive form's logits would not fit beside the rest.
+GROWTH = [
+    *(Sizes(32, 20, V) for V in (65536, 131072, 262144)),
+    *(Sizes(2048 // N, N, 30524) for N in (64, 128, 256, 512)),
+    Sizes(2, 512, 262144),
+]
+
+
+class Problem:
+    """Hidden states, labels and a head with gradients, always the same for the same sizes."""
+
+    def __init__(self, sizes: Sizes):
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        B, N, V, D = sizes
+        self.hidden = normal(B, N, D).requires_grad_()
+        self.weight = normal(V, D).mul_(D**-0.5).requires_grad_()
+        self.bias = normal(V).requires_grad_()
+        self.labels = torch.randint(V, (B, N), generator=generator)
+        self.inputs = (self.hidden, self.weight, self.bias)
+
+    def loss(self, contender: str, objective: Objective) -> Tensor:
+        torch.manual_seed(0)  # of the words that random subsetting draws
+        if contender == "from hidden states":
+            return objective.from_hidden(*self.inputs, self.labels).loss
+        logits = F.linear(*self.inputs)
+        if contender == "cross-entropy":
+            return F.cross_entropy(logits.flatten(0, 1), self.labels.flatten())
+        return objective(logits, self.labels).loss
+
+    def work(self, contender: str, objective: Objective, autocast: bool) -> Work:
+        def call() -> tuple[Tensor, ...]:
+            for tensor in self.inputs:
+                tensor.grad = None
+            with torch.autocast("cpu", BF16, enabled=autocast):
+                loss = self.loss(contender, objective)
+            loss.backward()
+            return (loss.detach(), *(tensor.grad for tensor in self.inputs))
+
+        return call
+
+
+def build(contender: str, spec: Union[str, dict], sizes: Sizes, autocast: bool) -> Work:
+    """The work of one contender, after a tiny one for which the libraries are loaded."""
+    objective = Objective(spec)
+    Problem(TINY).work(contender, objective, autocast)()
+    return Problem(sizes).work(contender, objective, autocast)
+
+
+def compare(
+    name: str, spec: Union[str, dict], sizes: Sizes, rounds: int, peer: str, autocast: bool = False
+) -> dict[str, Any]:
+    """One row; `peer` is what the others are measured against."""
+    names = list(dict.fromkeys(["from hidden states", "naive", peer]))
+    gradients = 4 * (sizes.B * sizes.N * sizes.D + sizes.V * (sizes.D + 1))
+    memory = {
+        contender: peak_memory(build, contender, spec, sizes, autocast) - gradients
+        for contender in names
+    }
+    problem, objective = Problem(sizes), Objective(spec)
+    works = {contender: problem.work(contender, objective, autocast) for contender in names}
+    seconds = alternate(works, rounds)
+    facts = {"sizes": sizes._asdict(), "gradient_bytes": gradients, "autocast": autocast}
+    return row(name, seconds, peer, memory, **facts)
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parse(argv, __doc__, rounds=9)
+    usual, rounds = (TINY if arguments.quick else USUAL), arguments.rounds
+    rows = [
+        compare(name, spec, usual, rounds, "cross-entropy" if "mle" in spec else "naive")
+        for name, spec in OBJECTIVES.items()
+    ]
+    for name in ("SMILE", "0.01 MLE + 0.99 SMILE"):
+        rows.append(compare(f"{name}, bf16", OBJECTIVES[name], usual, rounds, "naive", True))
+    for sizes in GROWTH[:0] if arguments.quick else GROWTH:
+        for name in ("SMILE", "0.01 MLE + 0.99 SMILE"):
+            rows.append(compare(f"{name}, {sizes}", OBJECTIVES[name], sizes, 3, "naive"))
+    report("objective", rows, arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Measures this project beside its peers, alternately, in one run (Linux; see docs/benchmarks.md):
+#
+#   bash scripts/benchmark.sh [TOPIC ...] [--quick]
+#
+# Topics: captioning, training, objective, loader; all of them unless some are named. Each prints a
+# table and writes output/benchmarks/TOPIC.json. --quick takes tiny sizes and one round.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+PYTHON_BIN="$(bash scripts/setup.sh)"
+exec "$PYTHON_BIN" -m benchmarks "$@"

@@ -1,0 +1,205 @@
+"""A mixture of objectives from hidden states, without the logits that it does not need.
+
+The losses are those of `smile_loss`, `random_subset_loss`, `reverse_subset_loss` and `mle_loss`,
+which define them. What is new is where logits come from. SMILE and random subsetting ask for a few
+words a position, whose rows of the head are gathered; their losses are then the definitions' own,
+in a vocabulary of those words. MLE, reverse subsetting and first tokens need the whole vocabulary,
+a piece of the positions at a time. Each piece leaves its gradient and is forgotten (as Liger-Kernel's
+fused cross-entropy does, arXiv 2410.10989), so that nothing is computed twice.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from smile.head import Head, computed_in, pieces
+from smile.labels import caption_types, first_labelled
+from smile.smile import smile_loss
+from smile.subsetting import random_subset_loss, reverse_subset_excludes
+
+HERE = -100  # the ignore_index of labels that count a caption's own words
+
+
+class Mixture(NamedTuple):
+    """What `Objective` was told; weights by name."""
+
+    weights: Mapping[str, float]
+    label_smoothing: float
+    first_token_mle: bool
+    pad_token_id: Optional[int]
+    ignore_index: int
+
+
+@torch.compiler.disable
+def mixture_from_hidden(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    labels: Tensor,
+    words: Optional[Tensor],
+    mixture: Mixture,
+) -> tuple[Tensor, Tensor]:
+    """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
+
+    words: int64 (B, N, R), drawn for random subsetting, or None. Compiled code calls it as it is.
+    """
+    inputs = [x for x in (hidden, weight, bias) if x is not None]
+    differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    return _MixtureFromHidden.apply(hidden, weight, bias, labels, words, mixture, differentiate)
+
+
+class _MixtureFromHidden(torch.autograd.Function):
+    """(hidden (B, N, D), weight, bias, labels (B, N), words (B, N, R) or None, mixture, whether
+    gradients will be asked for) -> the loss, and the parts (len(weights),), which have none."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, labels, words, mixture, differentiate):
+        ctx.save_for_backward(hidden, weight, bias, labels, words)
+        ctx.mixture, ctx.autocast = mixture, _autocast(hidden.device.type)
+        # The range of float16 needs the scale of the loss, which backward alone knows.
+        at_once = differentiate and computed_in(hidden) != torch.float16
+        parts, ctx.gradients = _compute(hidden, weight, bias, labels, words, mixture, at_once)
+        weights = parts.new_tensor(list(mixture.weights.values()))
+        ctx.mark_non_differentiable(parts)
+        return weights @ parts, parts
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_loss, _):
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:  # float16, or a second backward
+            with torch.autocast(**ctx.autocast):
+                _, gradients = _compute(*ctx.saved_tensors, ctx.mixture, True, d_loss)
+        else:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(d_loss)
+        inputs = ctx.saved_tensors[:3]
+        typed = (None if x is None else g.to(x.dtype) for x, g in zip(inputs, gradients))
+        return (*typed, None, None, None, None)
+
+
+def _autocast(device: str) -> dict:
+    """What torch.autocast takes to be as it is now."""
+    dtype = torch.get_autocast_dtype(device)
+    return {"device_type": device, "dtype": dtype, "enabled": torch.is_autocast_enabled(device)}
+
+
+def _compute(hidden, weight, bias, labels, words, mixture, differentiate, scale=1.0):
+    """The parts, and, if asked for, `scale` times the gradients of hidden, weight and bias."""
+    head = Head(hidden.flatten(0, 1), weight, bias, differentiate)
+    with torch.autocast(hidden.device.type, enabled=False):
+        tokens = (labels != mixture.ignore_index).sum().clamp(min=1)
+        scale = torch.as_tensor(scale, dtype=head.wide, device=labels.device) / tokens
+        sums = _whole_vocabulary(head, labels, mixture, scale)
+        if "smile" in mixture.weights:
+            sums["smile"] = sums["first"] + _smile(head, labels, mixture, scale)
+        if "random" in mixture.weights:
+            sums["random"] = sums["first"] + _random(head, labels, words, mixture, scale)
+        parts = torch.stack([sums[name] for name in mixture.weights]) / tokens
+    if not differentiate:
+        return parts, None
+    return parts, (head.d_hidden.view_as(hidden), head.d_weight, head.d_bias)
+
+
+def _whole_vocabulary(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> dict:
+    """Sums over tokens of what needs all logits: `mle`, `reverse`, and `first`, the MLE of the
+    first tokens, which is part of the other objectives with first-token MLE."""
+    mle, reverse = (mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
+    others = sum(mixture.weights.values()) - mle
+    smoothing = mixture.label_smoothing
+    labelled = labels != mixture.ignore_index
+    first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
+    rows = (labelled if mle or reverse else first).flatten().nonzero().squeeze(1)  # (M,)
+    labels_of, first_of = labels.flatten()[rows].unsqueeze(1), first.flatten()[rows].unsqueeze(1)
+    sums = dict.fromkeys(("mle", "reverse", "first"), scale.new_zeros(()))
+    vocabulary = len(head.weight)
+    excluded = reverse_subset_excludes(labels, mixture.ignore_index, mixture.pad_token_id)
+    for piece in pieces(len(rows), vocabulary, labels.device):
+        row, label, is_first = rows[piece], labels_of[piece], first_of[piece]  # (R,), (R, 1) twice
+        logits = head.logits(row)  # (R, V)
+        target = logits.gather(1, label)
+        total = logits.logsumexp(1, keepdim=True)
+        loss = total - target
+        sums["first"] = sums["first"] + loss[is_first].sum()
+        if mle:
+            smooth = total - logits.mean(1, keepdim=True)
+            sums["mle"] = sums["mle"] + ((1 - smoothing) * loss + smoothing * smooth).sum()
+        if reverse:
+            columns = excluded[row // labels.size(1)]
+            subset = logits.scatter(1, columns, float("-inf")).scatter_(1, label, target)
+            subset_total = subset.logsumexp(1, keepdim=True)
+            sums["reverse"] = sums["reverse"] + (subset_total - target)[~is_first].sum()
+        if not head.differentiate:
+            continue
+        # d loss / d logits: each softmax times its weight, less the labels' share.
+        in_all = mle + others * is_first.to(head.wide)  # (R, 1)
+        in_subset = reverse * (~is_first).to(head.wide)
+        d_logits = logits.sub_(total).exp_().mul_(in_all * scale)
+        if reverse:
+            d_logits += subset.sub_(subset_total).exp_().mul_(in_subset * scale)
+        if mle and smoothing:
+            d_logits -= mle * smoothing / vocabulary * scale
+        share = in_all - mle * smoothing + in_subset
+        d_logits.scatter_add_(1, label, -share * scale)
+        head.backward(row, d_logits)
+    sums["reverse"] = sums["reverse"] + sums["first"]
+    return sums
+
+
+def _smile(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> Tensor:
+    """The sum of SMILE's losses but those of first tokens that are scored by MLE."""
+    captions, length = labels.shape
+    types, _ = caption_types(labels, mixture.ignore_index)  # (B, N)
+    counted = _counted(labels, mixture)
+    own = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)  # where its type first stands
+    own = own.masked_fill(labels == mixture.ignore_index, HERE)
+    rows = torch.arange(captions * length, device=labels.device).view(captions, length)
+    total = scale.new_zeros(())
+    for piece in pieces(captions, length * max(length, head.hidden.size(1)), labels.device):
+        logits = head.logits_of(rows[piece], types[piece])  # (b, N, N)
+        with torch.enable_grad():
+            logits.requires_grad_(head.differentiate)
+            losses = smile_loss(logits, own[piece], HERE, reduction="none")
+            loss = (losses * counted[piece]).sum()
+        total = total + loss.detach()
+        if head.differentiate:
+            (d_logits,) = torch.autograd.grad(loss, logits)
+            d_logits *= mixture.weights["smile"] * scale
+            head.backward_of(rows[piece], types[piece], d_logits)
+    return total
+
+
+def _random(head: Head, labels: Tensor, words: Tensor, mixture: Mixture, scale: Tensor) -> Tensor:
+    """The sum of random subsetting's losses but those of first tokens that are scored by MLE."""
+    rows = _counted(labels, mixture).flatten().nonzero()  # (M, 1)
+    label = labels.flatten()[rows]  # (M, 1)
+    drawn = words.flatten(0, 1)[rows.squeeze(1)]  # (M, R)
+    if mixture.pad_token_id is not None:
+        drawn = drawn.where(drawn != mixture.pad_token_id, label)
+    columns = torch.cat([label, drawn], dim=1)  # (M, 1 + R)
+    same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
+    total = scale.new_zeros(())
+    for piece in pieces(len(rows), columns.size(1) * head.hidden.size(1), labels.device):
+        logits = head.logits_of(rows[piece], columns[piece])  # (m, 1, 1 + R)
+        with torch.enable_grad():
+            logits.requires_grad_(head.differentiate)
+            # Words are numbered by their column, where they first stand; the label's is 0.
+            numbered = same[piece].unsqueeze(1)
+            loss = random_subset_loss(
+                logits, numbered[..., 0], numbered[..., 1:], HERE, reduction="sum"
+            )
+        total = total + loss.detach()
+        if head.differentiate:
+            (d_logits,) = torch.autograd.grad(loss, logits)
+            d_logits *= mixture.weights["random"] * scale
+            head.backward_of(rows[piece], columns[piece], d_logits)
+    return total
+
+
+def _counted(labels: Tensor, mixture: Mixture) -> Tensor:
+    """bool (B, N): labelled, and not a first token that is scored by MLE."""
+    first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
+    return (labels != mixture.ignore_index) & ~first

@@ -1,0 +1,85 @@
+"""A linear language head whose logits and gradients are made only where they are asked for."""
+
+from collections.abc import Iterator
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from smile.labels import at_least_float32
+
+# Elements of the largest tensor that is made at a time: on a CPU what caches still help with, on a
+# GPU what keeps it busy.
+PIECE = {"cpu": 2**22, "cuda": 2**25}
+
+
+def pieces(count: int, size: int, device: torch.device) -> Iterator[slice]:
+    """Slices that cover `count` rows of `size` elements, a bounded number of elements each."""
+    step = max(1, PIECE.get(device.type, PIECE["cuda"]) // size)
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+class Head:
+    """Logits `hidden @ weight.T + bias` of some rows or words, and the gradients of all three.
+
+    hidden: (M, D); weight: (V, D); bias: (V,) or None. Under autocast logits are computed in its
+    dtype, as a linear layer's would be; otherwise in that of the arguments. With `differentiate`
+    the gradients are collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight` and
+    `d_bias`.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], differentiate: bool):
+        dtype = computed_in(hidden)
+        self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
+        self.bias = None if bias is None else bias.to(dtype)
+        self.wide = torch.promote_types(dtype, torch.float32)
+        self.differentiate = differentiate
+        if differentiate:
+            self.d_hidden = torch.zeros_like(hidden, dtype=self.wide)
+            self.d_weight = torch.zeros_like(weight, dtype=self.wide)
+            self.d_bias = None if bias is None else torch.zeros_like(bias, dtype=self.wide)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
+        return at_least_float32(F.linear(self.hidden[rows], self.weight, self.bias))
+
+    def backward(self, rows: Tensor, d_logits: Tensor) -> None:
+        """Collect what the gradient (R, V) of `logits(rows)` adds; `rows` has no row twice."""
+        if self.d_bias is not None:
+            self.d_bias += d_logits.sum(0)
+        d_logits, hidden = d_logits.to(self.weight.dtype), self.hidden[rows]
+        self.d_hidden.index_add_(0, rows, (d_logits @ self.weight).to(self.d_hidden.dtype))
+        if hidden.dtype == self.d_weight.dtype:
+            self.d_weight.addmm_(d_logits.T, hidden)
+            return
+        # A product in half precision is no sum in float32: it is made and added in pieces.
+        for words in pieces(len(self.weight), hidden.size(1), hidden.device):
+            self.d_weight[words] += d_logits[:, words].T @ hidden
+
+    def logits_of(self, rows: Tensor, words: Tensor) -> Tensor:
+        """Those of `rows` (G, R) for `words` (G, J) of each group: (G, R, J), float32 or wider."""
+        weight = self.weight[words].transpose(1, 2)  # (G, D, J)
+        if self.bias is None:
+            return at_least_float32(torch.bmm(self.hidden[rows], weight))
+        bias = self.bias[words].unsqueeze(1)
+        return at_least_float32(torch.baddbmm(bias, self.hidden[rows], weight))
+
+    def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor) -> None:
+        """Collect what the gradient (G, R, J) of `logits_of(rows, words)` adds."""
+        if self.d_bias is not None:
+            self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
+        d_logits = d_logits.to(self.weight.dtype)
+        for buffer, index, gradient in (
+            (self.d_hidden, rows, torch.bmm(d_logits, self.weight[words])),
+            (self.d_weight, words, torch.bmm(d_logits.transpose(1, 2), self.hidden[rows])),
+        ):
+            buffer.index_add_(0, index.flatten(), gradient.flatten(0, 1).to(buffer.dtype))
+
+
+def computed_in(hidden: Tensor) -> torch.dtype:
+    """The dtype of a linear layer's output for this input, autocast taken into account."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return hidden.dtype
