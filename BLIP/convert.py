@@ -20,8 +20,10 @@ from BLIP.blip import BlipCaptioner
 from BLIP.build import MED_CONFIG, build_captioner
 from BLIP.checkpoint import POSITION_EMBEDDING, CheckpointError, load_weights, read_checkpoint
 from BLIP.hf_names import from_hf_names, hf_config, settings_of, to_hf_names
+from BLIP.tokenizer import CaptionTokenizer
 
 PATCH = "visual_encoder.patch_embed.proj.weight"
+ADDED = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -31,14 +33,12 @@ def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
 
     folder, words = Path(folder), captioner.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
+    write_vocabulary(words, folder)
     state = {k: v.contiguous() for k, v in to_hf_names(captioner.state_dict()).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config = hf_config(captioner)
     size = config["vision_config"]["image_size"]
-    tokens = {id_: token for token, id_ in words.bert.get_vocab().items()}
-    added = {"[DEC]": words.start, "[ENC]": words.bert.convert_tokens_to_ids("[ENC]")}
-    plain = [tokens[id_] for id_ in sorted(tokens) if tokens[id_] not in added]
-    (folder / "vocab.txt").write_text("\n".join(plain) + "\n", encoding="utf-8")
+    added = {token: words.bert.convert_tokens_to_ids(token) for token in ADDED}
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     _write(folder / "config.json", config)
     _write(
@@ -96,6 +96,13 @@ def read_hf(folder: Union[str, Path]) -> dict:
     return {"model": from_hf_names(state, positions), "config": settings}
 
 
+def write_vocabulary(words: CaptionTokenizer, folder: Path) -> None:
+    """BERT's `vocab.txt`, which BLIP's two tokens are appended to wherever it is read."""
+    ids = {token: id_ for token, id_ in words.bert.get_vocab().items() if token not in ADDED}
+    lines = "\n".join(sorted(ids, key=ids.get))
+    (folder / "vocab.txt").write_text(lines + "\n", encoding="utf-8")
+
+
 def captioner_of(
     checkpoint: str,
     tokenizer: Optional[str] = None,
@@ -136,17 +143,22 @@ def _name_or_mapping(text: str) -> Union[str, dict]:
     return json.loads(text) if text.startswith("{") else text
 
 
+def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `captioner_of`."""
+    parser.add_argument("checkpoint", help="path, URL or hf:// name")
+    parser.add_argument("--tokenizer", help="hub name, folder with vocab.txt, or that file")
+    parser.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")
+    parser.add_argument("--med_config", type=_name_or_mapping, help="a file, or sizes as JSON")
+    parser.add_argument("--trust_checkpoint", action="store_true")
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program on its arguments (those of the command line); return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m BLIP.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     there = commands.add_parser("to-hf", help="a checkpoint to a folder of transformers")
-    there.add_argument("checkpoint", help="path, URL or hf:// name")
+    add_captioner_arguments(there)
     there.add_argument("folder")
-    there.add_argument("--tokenizer", help="hub name, folder with vocab.txt, or that file")
-    there.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")
-    there.add_argument("--med_config", type=_name_or_mapping, help="a file, or sizes as JSON")
-    there.add_argument("--trust_checkpoint", action="store_true")
     back = commands.add_parser("from-hf", help="a folder of transformers to a checkpoint")
     back.add_argument("folder")
     back.add_argument("checkpoint", help="a .pth file to write")
