@@ -128,9 +128,12 @@ class Predictions(nn.Module):
         self.decoder.weight = word_embeddings.weight
         self.bias = self.decoder.bias
 
+    def transformed(self, hidden: Tensor) -> Tensor:
+        """What the decoder turns into logits, (..., H) as `hidden` is."""
+        return self.transform["LayerNorm"](F.gelu(self.transform["dense"](hidden)))
+
     def forward(self, hidden: Tensor) -> Tensor:
-        hidden = F.gelu(self.transform["dense"](hidden))
-        return self.decoder(self.transform["LayerNorm"](hidden))
+        return self.decoder(self.transformed(hidden))
 
 
 class TextDecoder(nn.Module):
@@ -166,10 +169,8 @@ class TextDecoder(nn.Module):
     def layers(self) -> nn.ModuleList:
         return self.bert["encoder"]["layer"]
 
-    def logits(
-        self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
-    ) -> Tensor:
-        """Logits (R, n - start, V) of the tokens that follow positions `start` to n - 1.
+    def hidden_states(self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor) -> Tensor:
+        """What the last layer makes of each token: (R, n, H).
 
         tokens, attention_mask (1 real, 0 padding): int64 (R, n); image_embeds: (B, P, width).
         """
@@ -180,6 +181,16 @@ class TextDecoder(nn.Module):
         for layer in self.layers:
             own = layer.attention.keys_values(hidden)
             hidden = layer(hidden, own, layer.crossattention.keys_values(image_embeds), mask)
+        return hidden
+
+    def logits(
+        self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
+    ) -> Tensor:
+        """Logits (R, n - start, V) of the tokens that follow positions `start` to n - 1.
+
+        The arguments are those of `hidden_states`.
+        """
+        hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         return self.cls["predictions"](hidden[:, start:])
 
     def forward(
@@ -191,5 +202,8 @@ class TextDecoder(nn.Module):
         prompt_length: int = 1,
     ) -> ObjectiveOutput:
         """The objective over labels (R, n), of which none is in the first `prompt_length`."""
-        logits = self.logits(tokens, attention_mask, image_embeds, start=prompt_length - 1)
-        return self.objective(logits[:, :-1], labels[:, prompt_length:])
+        hidden = self.hidden_states(tokens, attention_mask, image_embeds)
+        head = self.cls["predictions"]
+        hidden = head.transformed(hidden[:, prompt_length - 1 : -1])
+        labels = labels[:, prompt_length:]
+        return self.objective.from_hidden(hidden, head.decoder.weight, head.decoder.bias, labels)

@@ -51,10 +51,11 @@ def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -
         return build_captioner(str(vocabulary), objective=Objective(objective), **sizes)
 
 
-def their_captioner(ours: BlipCaptioner) -> nn.Module:
+def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
     """transformers' BlipForConditionalGeneration of the same sizes, dropout and label smoothing.
 
-    It holds copies of the weights. Raises ImportError where transformers has no BLIP.
+    It holds copies of the weights, or, to train in turn with ours, the very parameters. Raises
+    ImportError where transformers has no BLIP.
     """
     from transformers import BlipConfig, BlipForConditionalGeneration
 
@@ -89,9 +90,10 @@ def their_captioner(ours: BlipCaptioner) -> nn.Module:
     )
     theirs = BlipForConditionalGeneration(config)
     state = {}
-    for key, value in ours.state_dict().items():
+    for key, value in ours.state_dict(keep_vars=share).items():
         for name, their_name in THEIR_NAMES.items():
             key = key.replace(name, their_name) if "text_decoder" not in key else key
         state[key] = value
-    theirs.load_state_dict({key: state[key] for key in theirs.state_dict()})
+    state = {key: state[key] for key in theirs.state_dict()}
+    theirs.load_state_dict(state, assign=share)
     return theirs

@@ -178,7 +178,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for entry in rows:
         for index, (contender, values) in enumerate(entry["contenders"].items()):
             lines.append((entry["name"] if index == 0 else "", contender, *_cells(entry, values)))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    used = [column for column in range(len(HEADER)) if any(line[column] for line in lines[1:])]
+    lines = [tuple(line[column] for column in used) for line in lines]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(used))]
     aligned = (
         [cell.ljust(w) if column < 2 else cell.rjust(w) for column, (cell, w) in enumerate(pairs)]
         for pairs in (list(zip(line, widths)) for line in lines)

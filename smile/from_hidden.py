@@ -4,8 +4,8 @@ The losses are those of `smile_loss`, `random_subset_loss`, `reverse_subset_loss
 which define them. What is new is where logits come from. SMILE and random subsetting ask for a few
 words a position, whose rows of the head are gathered; their losses are then the definitions' own,
 in a vocabulary of those words. MLE, reverse subsetting and first tokens need the whole vocabulary,
-a piece of the positions at a time. Each piece leaves its gradient and is forgotten (as Liger-Kernel's
-fused cross-entropy does, arXiv 2410.10989), so that nothing is computed twice.
+a piece of the positions at a time. Each piece leaves its gradient and is forgotten, as in
+Liger-Kernel's fused cross-entropy (arXiv 2410.10989), so that nothing is computed twice.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from smile.head import Head, computed_in, pieces
+from smile.head import ELEMENTS, POSITIONS, Head, computed_in, slices
 from smile.labels import caption_types, first_labelled
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
@@ -63,11 +63,14 @@ class _MixtureFromHidden(torch.autograd.Function):
         parts, ctx.gradients = _compute(hidden, weight, bias, labels, words, mixture, at_once)
         weights = parts.new_tensor(list(mixture.weights.values()))
         ctx.mark_non_differentiable(parts)
-        return weights @ parts, parts
+        return (weights * parts).sum(), parts
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, d_loss, _):
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(
+                "the objective from hidden states has no second derivative; give it logits instead"
+            )
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # float16, or a second backward
             with torch.autocast(**ctx.autocast):
@@ -77,7 +80,7 @@ class _MixtureFromHidden(torch.autograd.Function):
                 if gradient is not None:
                     gradient.mul_(d_loss)
         inputs = ctx.saved_tensors[:3]
-        typed = (None if x is None else g.to(x.dtype) for x, g in zip(inputs, gradients))
+        typed = (None if g is None else g.to(x.dtype) for x, g in zip(inputs, gradients))
         return (*typed, None, None, None, None)
 
 
@@ -107,46 +110,63 @@ def _compute(hidden, weight, bias, labels, words, mixture, differentiate, scale=
 def _whole_vocabulary(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> dict:
     """Sums over tokens of what needs all logits: `mle`, `reverse`, and `first`, the MLE of the
     first tokens, which is part of the other objectives with first-token MLE."""
-    mle, reverse = (mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
-    others = sum(mixture.weights.values()) - mle
-    smoothing = mixture.label_smoothing
     labelled = labels != mixture.ignore_index
     first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
-    rows = (labelled if mle or reverse else first).flatten().nonzero().squeeze(1)  # (M,)
-    labels_of, first_of = labels.flatten()[rows].unsqueeze(1), first.flatten()[rows].unsqueeze(1)
-    sums = dict.fromkeys(("mle", "reverse", "first"), scale.new_zeros(()))
-    vocabulary = len(head.weight)
+    everywhere = "mle" in mixture.weights or "reverse" in mixture.weights
+    rows = (labelled if everywhere else first).flatten().nonzero().squeeze(1)  # (M,)
+    label, is_first = (x.flatten()[rows].unsqueeze(1) for x in (labels, first))  # (M, 1) each
     excluded = reverse_subset_excludes(labels, mixture.ignore_index, mixture.pad_token_id)
-    for piece in pieces(len(rows), vocabulary, labels.device):
-        row, label, is_first = rows[piece], labels_of[piece], first_of[piece]  # (R,), (R, 1) twice
-        logits = head.logits(row)  # (R, V)
-        target = logits.gather(1, label)
-        total = logits.logsumexp(1, keepdim=True)
-        loss = total - target
-        sums["first"] = sums["first"] + loss[is_first].sum()
-        if mle:
-            smooth = total - logits.mean(1, keepdim=True)
-            sums["mle"] = sums["mle"] + ((1 - smoothing) * loss + smoothing * smooth).sum()
-        if reverse:
-            columns = excluded[row // labels.size(1)]
-            subset = logits.scatter(1, columns, float("-inf")).scatter_(1, label, target)
-            subset_total = subset.logsumexp(1, keepdim=True)
-            sums["reverse"] = sums["reverse"] + (subset_total - target)[~is_first].sum()
-        if not head.differentiate:
-            continue
-        # d loss / d logits: each softmax times its weight, less the labels' share.
+    sums = scale.new_zeros(3)
+    for piece in slices(len(rows), POSITIONS.get(labels.device.type, POSITIONS["cuda"])):
+        columns = excluded[rows[piece] // labels.size(1)]
+        sums += _piece(head, rows[piece], label[piece], is_first[piece], columns, mixture, scale)
+    mle, first_sum, reverse = sums
+    return {"mle": mle, "first": first_sum, "reverse": reverse + first_sum}
+
+
+def _piece(
+    head: Head,
+    rows: Tensor,
+    label: Tensor,
+    is_first: Tensor,
+    excluded: Tensor,
+    mixture: Mixture,
+    scale: Tensor,
+) -> Tensor:
+    """The sums (3,) over `rows` (R,) of MLE, of first tokens' MLE and of other tokens' reverse
+    subsetting, whose subset is without `excluded` (R, .). label, is_first: (R, 1)."""
+    mle, reverse = (mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
+    others = sum(mixture.weights.values()) - mle
+    smoothing = mixture.label_smoothing if mle else 0.0
+    logits = head.logits(rows)  # (R, V)
+    target = logits.gather(1, label)
+    sums = logits.new_zeros(3)
+    if reverse:
+        subset = logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
+        sums[2] = (softmax_(subset) - target)[~is_first].sum()
+    mean = logits.mean(1, keepdim=True) if smoothing else target
+    total = softmax_(logits)
+    sums[0] = (total - (1 - smoothing) * target - smoothing * mean).sum()
+    sums[1] = (total - target)[is_first].sum()
+    if head.differentiate:
+        # Each softmax times its weight, less what the labels and smoothing ask for.
         in_all = mle + others * is_first.to(head.wide)  # (R, 1)
         in_subset = reverse * (~is_first).to(head.wide)
-        d_logits = logits.sub_(total).exp_().mul_(in_all * scale)
+        d_logits = logits.mul_(in_all * scale)
         if reverse:
-            d_logits += subset.sub_(subset_total).exp_().mul_(in_subset * scale)
-        if mle and smoothing:
-            d_logits -= mle * smoothing / vocabulary * scale
-        share = in_all - mle * smoothing + in_subset
-        d_logits.scatter_add_(1, label, -share * scale)
-        head.backward(row, d_logits)
-    sums["reverse"] = sums["reverse"] + sums["first"]
+            d_logits += subset.mul_(in_subset * scale)
+        if smoothing:
+            d_logits -= mle * smoothing / logits.size(1) * scale
+        asked = in_all - mle * smoothing + in_subset
+        head.backward(rows, d_logits.scatter_add_(1, label, -asked * scale))
     return sums
+
+
+def softmax_(logits: Tensor) -> Tensor:
+    """Turn logits (R, V) into probabilities in their place; the logsumexp (R, 1) of each row."""
+    largest, where = logits.max(1, keepdim=True)
+    torch.softmax(logits, 1, out=logits)
+    return largest - logits.gather(1, where).log()
 
 
 def _smile(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> Tensor:
@@ -158,7 +178,7 @@ def _smile(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> Tenso
     own = own.masked_fill(labels == mixture.ignore_index, HERE)
     rows = torch.arange(captions * length, device=labels.device).view(captions, length)
     total = scale.new_zeros(())
-    for piece in pieces(captions, length * max(length, head.hidden.size(1)), labels.device):
+    for piece in slices(captions, ELEMENTS // (length * max(length, head.hidden.size(1)))):
         logits = head.logits_of(rows[piece], types[piece])  # (b, N, N)
         with torch.enable_grad():
             logits.requires_grad_(head.differentiate)
@@ -182,7 +202,7 @@ def _random(head: Head, labels: Tensor, words: Tensor, mixture: Mixture, scale: 
     columns = torch.cat([label, drawn], dim=1)  # (M, 1 + R)
     same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
     total = scale.new_zeros(())
-    for piece in pieces(len(rows), columns.size(1) * head.hidden.size(1), labels.device):
+    for piece in slices(len(rows), ELEMENTS // (columns.size(1) * head.hidden.size(1))):
         logits = head.logits_of(rows[piece], columns[piece])  # (m, 1, 1 + R)
         with torch.enable_grad():
             logits.requires_grad_(head.differentiate)

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from smile.labels import at_least_float32
 
-# Elements of the largest tensor that is made at a time: on a CPU what caches still help with, on a
-# GPU what keeps it busy.
-PIECE = {"cpu": 2**22, "cuda": 2**25}
+# Positions whose logits are there at a time. Each piece reads and writes the whole gradient of the
+# weight: with fewer that would take longer than the products.
+POSITIONS = {"cpu": 128, "cuda": 1024}
+ELEMENTS = 2**22  # of what is gathered or converted at a time
 
 
-def pieces(count: int, size: int, device: torch.device) -> Iterator[slice]:
-    """Slices that cover `count` rows of `size` elements, a bounded number of elements each."""
-    step = max(1, PIECE.get(device.type, PIECE["cuda"]) // size)
+def slices(count: int, step: int) -> Iterator[slice]:
+    """Slices of `step`, at least 1, the last one what is left, that cover `count`."""
+    step = max(step, 1)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
@@ -25,8 +26,8 @@ class Head:
 
     hidden: (M, D); weight: (V, D); bias: (V,) or None. Under autocast logits are computed in its
     dtype, as a linear layer's would be; otherwise in that of the arguments. With `differentiate`
-    the gradients are collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight` and
-    `d_bias`.
+    the gradients are collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight`
+    (None where the weight is frozen) and `d_bias`.
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], differentiate: bool):
@@ -36,9 +37,10 @@ class Head:
         self.wide = torch.promote_types(dtype, torch.float32)
         self.differentiate = differentiate
         if differentiate:
-            self.d_hidden = torch.zeros_like(hidden, dtype=self.wide)
-            self.d_weight = torch.zeros_like(weight, dtype=self.wide)
-            self.d_bias = None if bias is None else torch.zeros_like(bias, dtype=self.wide)
+            self.d_hidden, self.d_weight, self.d_bias = (
+                None if x is None else torch.zeros_like(x, dtype=self.wide)
+                for x in (hidden, weight if weight.requires_grad else None, bias)
+            )
 
     def logits(self, rows: Tensor) -> Tensor:
         """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
@@ -49,12 +51,14 @@ class Head:
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
         d_logits, hidden = d_logits.to(self.weight.dtype), self.hidden[rows]
-        self.d_hidden.index_add_(0, rows, (d_logits @ self.weight).to(self.d_hidden.dtype))
-        if hidden.dtype == self.d_weight.dtype:
+        self.d_hidden.index_add_(0, rows, (d_logits @ self.weight).to(self.wide))
+        if self.d_weight is None:
+            return
+        if hidden.dtype == self.wide:
             self.d_weight.addmm_(d_logits.T, hidden)
             return
-        # A product in half precision is no sum in float32: it is made and added in pieces.
-        for words in pieces(len(self.weight), hidden.size(1), hidden.device):
+        # In half precision a product is not summed in float32: it is made and added in pieces.
+        for words in slices(len(self.weight), ELEMENTS // hidden.size(1)):
             self.d_weight[words] += d_logits[:, words].T @ hidden
 
     def logits_of(self, rows: Tensor, words: Tensor) -> Tensor:
@@ -70,11 +74,11 @@ class Head:
         if self.d_bias is not None:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
         d_logits = d_logits.to(self.weight.dtype)
-        for buffer, index, gradient in (
-            (self.d_hidden, rows, torch.bmm(d_logits, self.weight[words])),
-            (self.d_weight, words, torch.bmm(d_logits.transpose(1, 2), self.hidden[rows])),
-        ):
-            buffer.index_add_(0, index.flatten(), gradient.flatten(0, 1).to(buffer.dtype))
+        d_hidden = torch.bmm(d_logits, self.weight[words]).to(self.wide)
+        self.d_hidden.index_add_(0, rows.flatten(), d_hidden.flatten(0, 1))
+        if self.d_weight is not None:
+            d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[rows]).to(self.wide)
+            self.d_weight.index_add_(0, words.flatten(), d_weight.flatten(0, 1))
 
 
 def computed_in(hidden: Tensor) -> torch.dtype:

@@ -103,6 +103,32 @@ def test_the_prompt_is_cut_and_may_be_empty(make_captioner):
             assert captioner.tokenizer.decode(tokens[0]) == prompt + captions[0]
 
 
+@pytest.mark.parametrize("spec", ["mle", "smile", "random", "reverse", {"mle": 0.3, "smile": 0.7}])
+def test_loss_and_gradients_are_those_of_all_logits(make_captioner, spec):
+    """The decoder's forward gives the head no more than the objective needs."""
+    captioner = make_captioner(objective=Objective(spec)).double()
+    decoder, image = captioner.text_decoder, torch.randn(2, 3, 48, 48, dtype=torch.float64)
+    tokens, mask = captioner.tokenizer.encode(
+        [f"a picture of {c}" for cs in CAPTIONS for c in cs], 40
+    )
+    labels = tokens.masked_fill(mask == 0, -100)
+    start = len(captioner.prompt_ids)
+
+    def from_logits():
+        logits = decoder.logits(tokens, mask, captioner.visual_encoder(image), start=start - 1)
+        return decoder.objective(logits[:, :-1], labels[:, start:])
+
+    results = []
+    for call in (lambda: captioner(image, CAPTIONS), from_logits):
+        torch.manual_seed(0)
+        captioner.zero_grad()
+        output = call()
+        output.loss.backward()
+        gradients = {name: p.grad.clone() for name, p in captioner.named_parameters()}
+        results.append((output, gradients))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradient_checkpointing_changes_no_gradient(make_captioner, dtype):
     """Nor the precision: it is computed again in that of the forward."""

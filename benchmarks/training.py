@@ -1,0 +1,140 @@
+"""A training step beside that of transformers' BLIP: the same sizes, captions and precision.
+
+    bash scripts/benchmark.sh training [--quick]
+
+A step is forward, backward and AdamW, with dropout. Both captioners hold the very same parameters
+and optimiser state, so that both fit in memory at once. Peak memory is that of a process which
+builds one of them alone, with the optimiser's state, and takes a step.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.captioners import our_captioner, their_captioner
+from benchmarks.measure import Work, alternate, parse, peak_memory, report, row
+from BLIP import BlipCaptioner
+from smile import Objective
+
+OURS, OURS_SMILE, THEIRS = "ours", "ours, MLE + SMILE", "transformers"
+SMILE = {"mle": 0.01, "smile": 0.99}
+AN_IMAGE = (1, 5)
+PRECISIONS = {False: "step, fp32", True: "step, bf16 autocast"}
+BATCH = 4
+TOKENS = (20, 27, 33, 40)  # of the captions, prompt and end included
+
+
+def captions(tiny: bool, images: int, an_image: int) -> list[list[str]]:
+    """`an_image` captions of each image, of 20 to 40 tokens."""
+    generator = torch.Generator().manual_seed(0)
+
+    def caption(index: int) -> str:
+        words = TOKENS[index % len(TOKENS)] - 5
+        ids = torch.randint(8, 60 if tiny else 30522, (words,), generator=generator)
+        return " ".join(f"w{i}" for i in ids.tolist())
+
+    return [[caption(i * an_image + j) for j in range(an_image)] for i in range(images)]
+
+
+def images(ours: BlipCaptioner, count: int) -> Tensor:
+    """Noise (count, 3, S, S), always the same."""
+    size = ours.visual_encoder.patch_embed.img_size[0]
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+class Training:
+    """Optimiser steps of either captioner on the same parameters."""
+
+    def __init__(self, tiny: bool, peer: bool):
+        self.tiny = tiny
+        self.ours = our_captioner(tiny).train()
+        self.theirs = their_captioner(self.ours, share=True).train() if peer else None
+        # A run's optimiser, and the one that a user of transformers has by default.
+        settings = {"lr": 1e-5, "weight_decay": 0.05}
+        self.fused = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)
+        self.usual = torch.optim.AdamW(self.ours.parameters(), **settings)
+        self.usual.state = self.fused.state
+
+    def loss(self, contender: str, image: Tensor, texts: list[list[str]]) -> Tensor:
+        """transformers' is MLE, the one objective that it has; our tokeniser makes its tokens."""
+        ours = self.ours
+        if contender == OURS:
+            return ours(image, texts).loss
+        flat = [ours.prompt + text for group in texts for text in group]
+        tokens, mask = ours.tokenizer.encode(flat, ours.max_tokens)
+        labels = tokens.masked_fill(mask == 0, -100)
+        labels[:, : len(ours.prompt_ids)] = -100
+        given = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+        return self.theirs(pixel_values=image, **given).loss
+
+    def step(self, contender: str, spec: Any, autocast: bool, an_image: int = 1) -> Work:
+        image, texts = images(self.ours, BATCH), captions(self.tiny, BATCH, an_image)
+        optimizer = self.fused if contender == OURS else self.usual
+        objective = Objective(spec)
+
+        def call() -> float:
+            self.ours.text_decoder.objective = objective
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = self.loss(contender, image, texts)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss.item()
+
+        return call
+
+
+def whole_training(contender: str, tiny: bool, autocast: bool, spec: Any, an_image: int) -> Work:
+    """The work whose memory counts: it builds the captioner and the optimiser's state, too."""
+
+    def call() -> None:
+        training = Training(tiny, contender == THEIRS)
+        for parameter in training.ours.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        training.fused.step()
+        training.fused.zero_grad(set_to_none=True)
+        training.step(contender, spec, autocast, an_image)()
+
+    return call
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parse(argv, __doc__, rounds=3)
+    tiny, rows = arguments.quick, []
+
+    def memory(contender: str, autocast: bool, spec: Any = "mle", an_image: int = 1) -> int:
+        return peak_memory(whole_training, contender, tiny, autocast, spec, an_image)
+
+    precisions = (True,) if tiny else (False, True)
+    # Before this process holds captioners of its own.
+    peaks = {
+        autocast: {
+            OURS: memory(OURS, autocast),
+            OURS_SMILE: memory(OURS, autocast, SMILE),
+            THEIRS: memory(THEIRS, autocast),
+        }
+        for autocast in precisions
+    }
+    several = {f"{k} a step": memory(OURS, True, "mle", k) for k in AN_IMAGE}
+    training = Training(tiny, peer=True)
+    for autocast in precisions:
+        works = {
+            OURS: training.step(OURS, "mle", autocast),
+            OURS_SMILE: training.step(OURS, SMILE, autocast),
+            THEIRS: training.step(THEIRS, "mle", autocast),
+        }
+        seconds = alternate(works, arguments.rounds)
+        unit = (BATCH, "images")
+        rows.append(row(PRECISIONS[autocast], seconds, THEIRS, peaks[autocast], unit))
+    works = {f"{k} a step": training.step(OURS, "mle", True, k) for k in AN_IMAGE}
+    seconds = alternate(works, arguments.rounds)
+    each = {f"{k} a step": [t / k for t in seconds[f"{k} a step"]] for k in AN_IMAGE}
+    rows.append(row("captions of an image, bf16", each, "1 a step", several, (BATCH, "captions")))
+    report("training", rows, arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

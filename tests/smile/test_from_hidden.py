@@ -1,0 +1,333 @@
+"""The objective from hidden states against the definition on logits."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smile import Objective, head
+
+IGNORE = -100
+SPECS = [
+    "mle",
+    "smile",
+    "random",
+    "reverse",
+    {"mle": 0.01, "smile": 0.99},
+    {"reverse": 0.5, "mle": 0.5},
+    {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
+]
+
+
+def example(captions=5, length=7, vocabulary=23, width=6, dtype=torch.float64):
+    """Hidden states, a head and labels with padding, gaps, and captions of one word and of none."""
+    hidden = torch.randn(captions, length, width, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
+    bias = torch.randn(vocabulary, dtype=dtype, requires_grad=True)
+    labels = torch.randint(vocabulary, (captions, length))
+    labels[0, 4:] = labels[1, 1:] = labels[2, :] = IGNORE
+    labels[3, 0] = labels[3, 3] = IGNORE
+    return [hidden, weight, bias], labels
+
+
+def compare(objective, inputs, labels, rtol=1e-10, atol=1e-12, factor=3.0):
+    """Equal outputs, and equal gradients of every input, for a loss that is used `factor` times."""
+    outputs, gradients = [], []
+    for call in (lambda: objective(F.linear(*inputs), labels), None):
+        torch.manual_seed(0)  # of the words that random subsetting draws
+        output = call() if call else objective.from_hidden(*inputs, labels)
+        outputs.append(output)
+        wanted = [x for x in inputs if x is not None and x.requires_grad]
+        gradients.append(torch.autograd.grad(output.loss * factor, wanted, retain_graph=True))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=rtol, atol=atol)
+    assert list(outputs[1].parts) == list(outputs[0].parts)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=rtol, atol=atol)
+    assert [g.dtype for g in gradients[1]] == [x.dtype for x in wanted]
+    assert not any(part.requires_grad for part in outputs[1].parts.values())
+    return outputs[1], gradients[1], wanted
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_it_is_the_definition(spec, first, smoothing):
+    objective = Objective(spec, smoothing, first, random_subset_size=4, pad_token_id=1)
+    compare(objective, *example())
+
+
+@st.composite
+def problems(draw):
+    captions, length, vocabulary = (draw(st.integers(1, most)) for most in (4, 6, 9))
+    word = st.one_of(st.just(0), st.integers(0, vocabulary - 1))
+    row = st.lists(word, min_size=length, max_size=length)
+    labels = torch.tensor(draw(st.lists(row, min_size=captions, max_size=captions)))
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    inputs, _ = example(5, length=7, vocabulary=vocabulary, width=3)
+    inputs[0] = torch.randn(captions, length, 3, dtype=torch.float64, requires_grad=True)
+    return inputs, labels, draw(st.sampled_from(SPECS)), draw(st.booleans())
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems())
+def test_it_is_the_definition_where_padding_is_a_word_of_the_vocabulary(problem):
+    inputs, labels, spec, first = problem
+    compare(Objective(spec, first_token_mle=first, ignore_index=0, pad_token_id=0), inputs, labels)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_pieces_change_nothing(spec, monkeypatch):
+    monkeypatch.setitem(head.POSITIONS, "cpu", 2)
+    for module in (head, sys.modules["smile.from_hidden"]):
+        monkeypatch.setattr(module, "ELEMENTS", 50)
+    compare(Objective(spec), *example())
+    inputs, labels = example(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        compare(Objective(spec), inputs, labels, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_batch_without_labels_costs_nothing(spec):
+    inputs, labels = example()
+    output, gradients, _ = compare(Objective(spec), inputs, torch.full_like(labels, IGNORE))
+    assert output.loss == 0 and output.tokens == 0
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_logits_of_hundreds_do_not_overflow(spec):
+    inputs, labels = example()
+    inputs[1] = (inputs[1].detach() * 300).requires_grad_()
+    compare(Objective(spec), inputs, labels, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_gradients_are_those_of_finite_differences(spec):
+    inputs, labels = example(4, 4, 9, 3)
+
+    def loss(*inputs):
+        torch.manual_seed(0)
+        return Objective(spec).from_hidden(*inputs, labels).loss
+
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_what_is_frozen_has_no_gradient(spec, frozen):
+    inputs, labels = example()
+    inputs[frozen] = inputs[frozen].detach()
+    _, gradients, _ = compare(Objective(spec), inputs, labels)
+    assert len(gradients) == 2
+    with torch.no_grad():
+        assert not Objective(spec).from_hidden(*inputs, labels).loss.requires_grad
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_head_without_bias(spec):
+    inputs, labels = example()
+    compare(Objective(spec), [*inputs[:2], None], labels)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_weights_tied_to_the_embedding_get_both_gradients(spec):
+    (_, weight, bias), labels = example()
+    tokens = torch.randint(len(weight), labels.shape)
+    gradients = []
+    for from_hidden in (True, False):
+        torch.manual_seed(0)
+        hidden = F.embedding(tokens, weight).tanh()
+        objective = Objective(spec)
+        if from_hidden:
+            loss = objective.from_hidden(hidden, weight, bias, labels).loss
+        else:
+            loss = objective(F.linear(hidden, weight, bias), labels).loss
+        gradients.append(torch.autograd.grad(loss, [weight, bias]))
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hidden_dtype", ["autocast", torch.float32])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_half_precision_is_that_of_the_definition(spec, dtype, hidden_dtype):
+    """Logits in half precision, the softmax in float32. The reference is as far from float64."""
+    inputs, labels = example(width=32, dtype=torch.float32)
+    if hidden_dtype == "autocast":
+        inputs[0] = inputs[0].detach().to(dtype).requires_grad_()
+    objective = Objective(spec)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    torch.manual_seed(0)
+    loss = objective(F.linear(*exact), labels).loss
+    expected = [loss, *torch.autograd.grad(loss, exact)]
+    errors = []
+    with torch.autocast("cpu", dtype=dtype):
+        for from_hidden in (True, False):
+            torch.manual_seed(0)
+            if from_hidden:
+                loss = objective.from_hidden(*inputs, labels).loss
+            else:
+                loss = objective(F.linear(*inputs), labels).loss
+            assert loss.dtype == torch.float32
+            found = [loss, *torch.autograd.grad(loss, inputs)]
+            errors.append([(a - b).norm().item() for a, b in zip(found, expected)])
+    for ours, theirs in zip(*errors):
+        assert ours <= 1.5 * theirs + torch.finfo(dtype).eps / 4
+
+
+def test_small_gradients_survive_float16_by_the_scale_of_the_loss():
+    """Probabilities of 1e-8 are 0 in float16; scaled by 2**16 they are not."""
+    inputs, labels = example(vocabulary=200, width=16, dtype=torch.float32)
+    inputs[1].data *= 0.1
+    inputs[2].data[:100], inputs[2].data[100:] = -14, 0
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = Objective("mle", 0.0).from_hidden(*inputs, labels % 100 + 100).loss
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    scaler.scale(loss).backward()
+    rare = inputs[1].grad[:100] / 2**16
+    with torch.autocast("cpu", enabled=False):
+        exact = [x.detach().double().requires_grad_() for x in inputs]
+        loss = Objective("mle", 0.0)(F.linear(*exact), labels % 100 + 100).loss
+    expected = torch.autograd.grad(loss, exact[1])[0][:100]
+    assert 0 < expected.abs().max() < 1e-6
+    torch.testing.assert_close(rare.double(), expected, rtol=0.05, atol=1e-9)
+
+
+def test_backward_outside_autocast_and_twice():
+    inputs, labels = example(dtype=torch.float32)
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            loss = Objective(SPECS[-1]).from_hidden(*inputs, labels).loss
+        first = torch.autograd.grad(loss, inputs, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(loss, inputs), first, rtol=0, atol=0)
+
+
+def test_weights_that_changed_before_backward_are_an_error():
+    inputs, labels = example()
+    loss = Objective("smile").from_hidden(*inputs, labels).loss
+    loss.backward(retain_graph=True)
+    with torch.no_grad():
+        inputs[1].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_gradient_of_the_gradient_is_refused():
+    inputs, labels = example()
+    loss = Objective("smile").from_hidden(*inputs, labels).loss
+    with pytest.raises(RuntimeError, match="has no second derivative; give it logits instead"):
+        torch.autograd.grad(loss, inputs[0], create_graph=True)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_compiled_equals_eager(spec):
+    inputs, labels = example()
+    objective = Objective(spec)
+
+    def loss(hidden, weight, bias):
+        return objective.from_hidden(hidden.tanh(), weight, bias, labels).loss * 2
+
+    results = []
+    for call in (torch.compile(loss, backend="aot_eager"), loss):
+        torch.manual_seed(0)
+        value = call(*inputs)
+        results.append([value, *torch.autograd.grad(value, inputs)])
+    torch.testing.assert_close(*results)
+
+
+def test_the_same_gradients_on_every_run():
+    """Rows of the head that many captions share are summed in one order, as resuming needs."""
+    torch.manual_seed(0)
+    inputs, labels = example(64, 20, 50, 64, torch.float32)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        for spec in SPECS:
+            gradients = []
+            for _ in range(3):
+                torch.manual_seed(0)
+                loss = Objective(spec).from_hidden(*inputs, labels).loss
+                gradients.append(torch.autograd.grad(loss, inputs))
+            for again in gradients[1:]:
+                torch.testing.assert_close(again, gradients[0], rtol=0, atol=0)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("spec", "first", "largest"),
+    [
+        ("smile", False, 8 * 20 * 20),
+        ("smile", True, 8 * 5000),
+        ("random", False, 8 * 20 * 11 * 11),
+        ({"mle": 0.5, "smile": 0.5}, True, 16 * 5000),
+        ("reverse", True, 16 * 5000),
+    ],
+)
+def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeypatch):
+    """Besides the one gradient of the weight; all logits would be 8 * 20 * 5000."""
+    monkeypatch.setitem(head.POSITIONS, "cpu", 16)
+    inputs, labels = example(8, 20, 5000, 4, torch.float32)
+    made = []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                made.append(tuple(result.shape))
+            return result
+
+    with Made():
+        loss = Objective(spec, first_token_mle=first).from_hidden(*inputs, labels).loss
+        torch.autograd.grad(loss, inputs)
+    others = [torch.Size(shape).numel() for shape in made if shape not in {(5000, 4), (4, 5000)}]
+    assert max(others) <= max(largest, 5000)
+
+
+IN_TWO_PROCESSES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from smile import Objective
+
+class Captioner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(30, 8)
+        self.bias = torch.nn.Parameter(torch.randn(30))
+        self.objective = Objective({"mle": 0.3, "smile": 0.7})
+
+    def forward(self, tokens):
+        hidden = self.words(tokens[:, :-1]).tanh()
+        return self.objective.from_hidden(hidden, self.words.weight, self.bias, tokens[:, 1:]).loss
+
+dist.init_process_group("gloo")
+tokens = torch.randint(30, (4, 6), generator=torch.Generator().manual_seed(1))
+model = DistributedDataParallel(Captioner())
+model(tokens.chunk(2)[dist.get_rank()]).backward()
+alone = Captioner()
+alone(tokens).backward()
+for ours, theirs in zip(model.module.parameters(), alone.parameters()):
+    torch.testing.assert_close(ours.grad, theirs.grad)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_have_the_gradient_of_the_whole_batch(tmp_path, repository):
+    script = tmp_path / "two.py"
+    script.write_text(IN_TWO_PROCESSES)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    result = subprocess.run(
+        [*launch, str(script)],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.returncode == 0, result.stderr
