@@ -93,7 +93,10 @@ def read_hf(folder: Union[str, Path]) -> dict:
         raise CheckpointError(f"{folder} holds no model.safetensors and no pytorch_model.bin")
     state = read_checkpoint(str(present[0]))["model"]
     positions = settings["med_config"]["max_position_embeddings"]
-    return {"model": from_hf_names(state, positions), "config": settings}
+    try:
+        return {"model": from_hf_names(state, positions), "config": settings}
+    except CheckpointError as error:
+        raise CheckpointError(f"{present[0]}: {error}") from error
 
 
 def write_vocabulary(words: CaptionTokenizer, folder: Path) -> None:

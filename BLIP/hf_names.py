@@ -43,13 +43,16 @@ def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
     """The inverse of `to_hf_names`; `positions` is how many tokens a row can have.
 
-    The tied head is filled in from the word embedding, whether or not it is there.
+    The tied head is filled in from the word embedding, whether or not it is there. Raises
+    CheckpointError where there is none.
     """
     vision, block = ({new: old for old, new in names.items()} for names in (VISION, BLOCK))
     ours = {_renamed(key, vision, block): value for key, value in state.items()}
     ours[POSITIONS] = torch.arange(positions).unsqueeze(0)
     for key, source in DERIVED.items():
         if source is not None:
+            if source not in ours:
+                raise CheckpointError(f"there is no {source}: this is no captioner")
             ours[key] = ours[source]
     return ours
 

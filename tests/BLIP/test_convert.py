@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from BLIP import CheckpointError, load_weights, read_checkpoint
 from BLIP.convert import captioner_of, main, read_hf, save_hf
@@ -94,11 +95,14 @@ def test_logits_of_full_width_both_ways(make_captioner, vit, tmp_path):
     sizes = {**VIT_SIZES[vit], "depth": 2}
     captioner = make_captioner(vit=sizes, med_config={"num_hidden_layers": 2})
     save_hf(captioner, tmp_path / "hf")
-    model = transformers.BlipForConditionalGeneration.from_pretrained(tmp_path / "hf").eval()
+    model, loaded = transformers.BlipForConditionalGeneration.from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
+    assert not any(loaded.values()), loaded
     image = torch.randn(2, 3, 48, 48)
     tokens, mask = captioner.tokenizer.encode(["a picture of a red ball", "the dogs"], 40)
     ours = captioner.text_decoder.logits(tokens, mask, captioner.visual_encoder(image))
-    theirs = model(pixel_values=image, input_ids=tokens, attention_mask=mask).logits
+    theirs = model.eval()(pixel_values=image, input_ids=tokens, attention_mask=mask).logits
     torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], atol=1e-5, rtol=0)
     model.save_pretrained(tmp_path / "saved by transformers")
     back = read_hf(tmp_path / "saved by transformers")["model"]
@@ -164,6 +168,11 @@ def test_what_cannot_be_converted_is_said_in_a_line(folder, tmp_path, capsys):
 
 def test_folder_without_weights(folder):
     _, path = folder
+    save_file(
+        {"vision_model.embeddings.class_embedding": torch.ones(1)}, path / "model.safetensors"
+    )
+    with pytest.raises(CheckpointError, match="this is no captioner"):
+        read_hf(path)
     (path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="holds no model"):
         read_hf(path)
