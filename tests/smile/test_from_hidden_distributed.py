@@ -1,0 +1,49 @@
+"""The objective from hidden states under DistributedDataParallel, on gloo."""
+
+import os
+import subprocess
+import sys
+
+IN_TWO_PROCESSES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from smile import Objective
+
+class Captioner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = torch.nn.Embedding(30, 8)
+        self.bias = torch.nn.Parameter(torch.randn(30))
+        self.objective = Objective({"mle": 0.3, "smile": 0.7})
+
+    def forward(self, tokens):
+        hidden = self.words(tokens[:, :-1]).tanh()
+        return self.objective.from_hidden(hidden, self.words.weight, self.bias, tokens[:, 1:]).loss
+
+dist.init_process_group("gloo")
+tokens = torch.randint(30, (4, 6), generator=torch.Generator().manual_seed(1))
+model = DistributedDataParallel(Captioner())
+model(tokens.chunk(2)[dist.get_rank()]).backward()
+alone = Captioner()
+alone(tokens).backward()
+for ours, theirs in zip(model.module.parameters(), alone.parameters()):
+    torch.testing.assert_close(ours.grad, theirs.grad)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_have_the_gradient_of_the_whole_batch(tmp_path, repository):
+    script = tmp_path / "two.py"
+    script.write_text(IN_TWO_PROCESSES)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    result = subprocess.run(
+        [*launch, str(script)],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.returncode == 0, result.stderr
