@@ -1,6 +1,7 @@
 """SMILE, semipermeable maximum likelihood (arXiv 2306.13460), and what it is compared with."""
 
 from smile.mle import mle_loss
+from smile.module import SmileLoss
 from smile.objective import OBJECTIVES, Objective, ObjectiveOutput, parse_objective
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
@@ -9,6 +10,7 @@ __all__ = [
     "OBJECTIVES",
     "Objective",
     "ObjectiveOutput",
+    "SmileLoss",
     "mle_loss",
     "parse_objective",
     "random_subset_loss",

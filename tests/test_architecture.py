@@ -31,7 +31,7 @@ NO_CAPTIONER = {"BLIP.download", "BLIP.hub"}
 
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST_FILE = 300
-RUN_FROM_A_CHECKOUT = {"tests", "benchmarks"}
+IN_THE_WHEEL = "smile"
 NOT_OURS = {"data", "checkpoints", "output", "build"}
 
 
@@ -138,12 +138,15 @@ def files_named_for_nothing(root):
 
 
 def packages_not_listed(root):
-    """Return the packages that an installation of the project would leave out, or not find."""
+    """Return the packages that the wheel would leave out, not find, or hold without reason.
+
+    It is the objective's: whoever installs that wants no `captioning` beside it.
+    """
     listed = re.search(r"^packages = (\[.*?\])", (root / "pyproject.toml").read_text(), re.S | re.M)
     present = {
         module_name(root, path)
         for path in source_files(root)
-        if path.name == "__init__.py" and path.relative_to(root).parts[0] not in RUN_FROM_A_CHECKOUT
+        if path.name == "__init__.py" and path.relative_to(root).parts[0] == IN_THE_WHEEL
     }
     return sorted(present ^ set(ast.literal_eval(listed[1])))
 
@@ -163,7 +166,7 @@ def test_repository_keeps_the_rule(repository, rule):
 
 
 GOOD = {
-    "pyproject.toml": 'packages = ["smile", "BLIP",\n "captioning.data"]\n',
+    "pyproject.toml": 'packages = [\n "smile"]\n',
     "smile/__init__.py": "import math\nimport torch.nn\nfrom . import loss\nfrom .loss import Loss",
     "smile/loss.py": "from torch.nn import functional",
     "BLIP/__init__.py": "from .model import Captioner",
@@ -204,7 +207,7 @@ BAD = [
     (files_too_long, "scripts/long.sh", ":\n" * (LONGEST_FILE + 1)),
     (files_named_for_nothing, "captioning/utils.py", ""),
     (files_named_for_nothing, "captioning/common/seeds.py", ""),
-    (packages_not_listed, "captioning/metrics/__init__.py", ""),
+    (packages_not_listed, "smile/losses/__init__.py", ""),
     (packages_not_listed, "pyproject.toml", 'packages = ["smile", "BLIP"]'),
 ]
 

@@ -1,0 +1,143 @@
+"""The captioner as two ONNX graphs for serving, without PyTorch or this project.
+
+    python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx
+
+encoder.onnx: image (B, 3, S, S) -> image_past, the keys and values that the decoder's
+cross-attention needs. decoder_step.onnx: tokens (B, n) that come next, past of the tokens before
+them, image_past -> logits (B, V) of what follows, past of all. Both pasts are
+(layers, 2, B, heads, places, head width), key and value; at first, tokens is the prompt and past
+has 0 places. captioner.json says which tokens begin and end a caption and how an image is scaled.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional, Union
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from BLIP.blip import BlipCaptioner
+from BLIP.convert import MEAN, STD, add_captioner_arguments, captioner_of, write_vocabulary
+
+
+class EncoderGraph(nn.Module):
+    """image (B, 3, S, S) -> image_past (layers, 2, B, heads, P, H / heads)."""
+
+    def __init__(self, captioner: BlipCaptioner):
+        super().__init__()
+        self.visual_encoder, self.layers = captioner.visual_encoder, captioner.text_decoder.layers
+
+    def forward(self, image: Tensor) -> Tensor:
+        embeds = self.visual_encoder(image)
+        pasts = [layer.crossattention.keys_values(embeds) for layer in self.layers]
+        return torch.stack([torch.stack(past) for past in pasts])
+
+
+class StepGraph(nn.Module):
+    """tokens (B, n), past of t places, image_past -> logits (B, V), past of t + n places."""
+
+    def __init__(self, captioner: BlipCaptioner):
+        super().__init__()
+        self.decoder = captioner.text_decoder
+
+    def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
+        done, new = past.size(4), tokens.size(1)
+        places = torch.arange(done + new)
+        mask = places <= places[done:].unsqueeze(1)  # (n, t + n)
+        hidden = self.decoder.bert["embeddings"](tokens, done)
+        pasts = []
+        for index, layer in enumerate(self.decoder.layers):
+            now = torch.stack(layer.attention.keys_values(hidden))
+            pasts.append(torch.cat([past[index], now], dim=3))
+            image = (image_past[index, 0], image_past[index, 1])
+            hidden = layer(hidden, (pasts[-1][0], pasts[-1][1]), image, mask)
+        return self.decoder.cls["predictions"](hidden[:, -1]), torch.stack(pasts)
+
+
+def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
+    """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt. Needs onnxscript."""
+    folder, words = Path(folder), captioner.tokenizer
+    folder.mkdir(parents=True, exist_ok=True)
+    captioner = captioner.eval().cpu()
+    encoder, decoder = EncoderGraph(captioner), StepGraph(captioner)
+    size = captioner.visual_encoder.patch_embed.img_size[0]
+    # Examples of 2 and more: sizes of 0 and 1 are taken to be fixed.
+    image = torch.zeros(2, 3, size, size)
+    with torch.no_grad():
+        image_past = encoder(image)
+    layers, _, batch, heads, _, width = image_past.shape
+    tokens, past = (
+        torch.full((batch, 3), words.start),
+        torch.zeros(layers, 2, batch, heads, 4, width),
+    )
+    rows, new, done = Dim("rows"), Dim("new"), Dim("done")
+    _export(encoder, (image,), folder / "encoder.onnx", [{0: rows}], ["image"], ["image_past"])
+    _export(
+        decoder,
+        (tokens, past, image_past),
+        folder / "decoder_step.onnx",
+        [{0: rows, 1: new}, {2: rows, 4: done}, {2: rows}],
+        ["tokens", "past", "image_past"],
+        ["logits", "new_past"],
+    )
+    write_vocabulary(words, folder)
+    settings = {
+        "image_size": size,
+        "image_mean": MEAN,
+        "image_std": STD,
+        "prompt": captioner.prompt,
+        "prompt_ids": captioner.prompt_ids.tolist(),
+        "end": words.end,
+        "pad": words.pad,
+        "empty_past": [layers, 2, 1, heads, 0, width],
+        "max_length": captioner.text_decoder.max_length,
+    }
+    (folder / "captioner.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _export(
+    graph: nn.Module,
+    example: tuple[Tensor, ...],
+    path: Path,
+    dynamic: list[dict],
+    inputs: list[str],
+    outputs: list[str],
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's, about itself
+        torch.onnx.export(
+            graph,
+            example,
+            path,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=tuple(dynamic),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program on its arguments (those of the command line); return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m BLIP.export", description=__doc__)
+    add_captioner_arguments(parser)
+    parser.add_argument("folder")
+    given = vars(parser.parse_args(argv))
+    folder = given.pop("folder")
+    try:
+        export_onnx(captioner_of(**given), folder)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

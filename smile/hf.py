@@ -1,0 +1,228 @@
+"""The objective in models of transformers. That is not imported; a model is only looked at.
+
+There are two ways in. `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of
+an objective, with every version of transformers. `compute_loss_func(model)` is for `Trainer` and
+`Seq2SeqTrainer` of 4.46 and later, and leaves the model alone.
+
+Labels are as transformers has them: -100 where nothing is scored, which is padding, a prompt and
+the places of an image. An encoder-decoder model gets the labels moved to the right as its input, so
+that its logits are in step with them; any other model's logits are one ahead.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from smile.objective import Objective, ObjectiveOutput
+
+IGNORED = -100
+# What configurations call the token that stands where an image's features are put.
+IMAGE_TOKEN = ("image_token_id", "image_token_index")
+
+
+@dataclass
+class _Settings:
+    objective: Objective
+    from_hidden: bool
+    head_is_last: bool = False  # found so in the first step
+
+
+def use_smile(
+    model: nn.Module, objective: Optional[Objective] = None, from_hidden: bool = False
+) -> nn.Module:
+    """Make `model(**batch, labels=labels)` return the objective's loss; returns the model.
+
+    model: a generative model of transformers, or of PEFT around one, before DDP or FSDP. objective:
+    SMILE with first-token MLE if none is given. Where `num_items_in_batch` is passed, the sum over
+    tokens is divided by it. With `from_hidden`, training takes the loss from what goes into the
+    language head, so that logits are never all there; the output has none then. Raises ValueError
+    for a model that cannot do so.
+    """
+    model = _without_peft(model)
+    undo(model)
+    settings = _Settings(_checked(objective), from_hidden)
+    if from_hidden:
+        _language_head(model)
+    model._smile = settings
+    # A class rather than an instance's attribute, which copies and replicas of the model would
+    # share. Names are kept since checkpoints and Trainer read them.
+    original = type(model)
+    content = {
+        "forward": _forward_with_objective(original.forward),
+        "accepts_loss_kwargs": True,  # Trainer is to pass num_items_in_batch
+        "_without_smile": original,
+        **{name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")},
+    }
+    model.__class__ = type(original.__name__, (original,), content)
+    return model
+
+
+def undo(model: nn.Module) -> nn.Module:
+    """Give a model its own loss back; one that has it stays as it is. Returns the model."""
+    model = _without_peft(model)
+    model.__dict__.pop("_smile", None)
+    # Under a class that FSDP put on top ours stays, and does nothing.
+    model.__class__ = type(model).__dict__.get("_without_smile", type(model))
+    return model
+
+
+def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -> Callable:
+    """The `compute_loss_func` of `Trainer` or `Seq2SeqTrainer` for this model.
+
+    The trainer keeps labels from the model, so an encoder-decoder model needs `decoder_input_ids`
+    in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` puts them there.
+    """
+    model, objective = _without_peft(model), _checked(objective)
+
+    def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
+        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+        return _loss(objective(*_in_step(model, logits, labels)), num_items_in_batch)
+
+    return compute_loss
+
+
+def _forward_with_objective(original: Callable) -> Callable:
+    keeps_past = "use_cache" in inspect.signature(original).parameters
+
+    @functools.wraps(original)
+    def forward(self, *args, labels: Optional[Tensor] = None, num_items_in_batch=None, **kwargs):
+        settings = self.__dict__.get("_smile")
+        if settings is None or labels is None:
+            given = {"labels": labels, "num_items_in_batch": num_items_in_batch}
+            kwargs.update({name: value for name, value in given.items() if value is not None})
+            return original(self, *args, **kwargs)
+        return_dict = kwargs.pop("return_dict", None)
+        kwargs["return_dict"] = True
+        if keeps_past:
+            kwargs["use_cache"] = False
+        _give_decoder_inputs(self, labels, kwargs)
+        # The model sees no labels, so that it computes no loss of its own.
+        run = functools.partial(original, self, *args, **kwargs)
+        if settings.from_hidden and self.training:
+            output, result = _run_from_hidden(self, run, labels, settings)
+        else:
+            output = run()
+            result = settings.objective(*_in_step(self, output["logits"], labels))
+        fields = {**output, "loss": _loss(result, num_items_in_batch)}
+        if settings.from_hidden and self.training:
+            del fields["logits"]
+        output = type(output)(**fields)
+        wants_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if wants_dict else output.to_tuple()
+
+    return forward
+
+
+def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: _Settings):
+    """The model's output with logits of the last position alone, and the objective's.
+
+    The objective is taken in the head's call, where FSDP has the head's weights whole.
+    """
+    head, results = _language_head(model), []
+
+    def take(_, args):
+        hidden, aligned = _in_step(model, args[0], labels)
+        results.append(settings.objective.from_hidden(hidden, head.weight, head.bias, aligned))
+        return (args[0][:, -1:].detach(), *args[1:])
+
+    def check(_, args, logits):
+        results.append(logits.detach())
+
+    hooks = [head.register_forward_pre_hook(take), head.register_forward_hook(check)]
+    try:
+        output = run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    result, logits = results
+    if not settings.head_is_last:
+        last = output["logits"].detach()
+        if last.shape != logits.shape or not torch.equal(last, logits.to(last.dtype)):
+            raise ValueError(
+                f"{type(model).__name__} changes the logits of its language head; "
+                "use_smile needs from_hidden=False for it"
+            )
+        settings.head_is_last = True
+    return output, result
+
+
+def _in_step(model: nn.Module, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
+
+    Places before the text, which are an image's, have no labels and are left out.
+    """
+    labels = labels.to(predictions.device)
+    for name in IMAGE_TOKEN:
+        token = getattr(model.config, name, None)
+        if token is not None:
+            labels = labels.masked_fill(labels == token, IGNORED)
+    before = predictions.size(1) - labels.size(1)
+    if before < 0:
+        raise ValueError(f"{labels.size(1)} labels for {predictions.size(1)} predictions")
+    if model.config.is_encoder_decoder:
+        return predictions[:, before:], labels
+    return predictions[:, before:-1], labels[:, 1:]
+
+
+def _give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
+    """Put what an encoder-decoder model would make of its labels into `inputs`, where it is not."""
+    given = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
+    if not model.config.is_encoder_decoder or any(value is not None for value in given):
+        return
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        return
+    moved = labels.roll(1, dims=1)
+    moved[:, 0] = _of_text(model, "decoder_start_token_id")
+    inputs["decoder_input_ids"] = moved.where(moved != IGNORED, _of_text(model, "pad_token_id"))
+
+
+def _of_text(model: nn.Module, name: str) -> int:
+    """A token of the configuration, or of the one that it has for text."""
+    for config in (model.config, getattr(model.config, "text_config", None)):
+        if getattr(config, name, None) is not None:
+            return getattr(config, name)
+    raise ValueError(f"{type(model).__name__}: config.{name} is not set")
+
+
+def _loss(result: ObjectiveOutput, num_items_in_batch) -> Tensor:
+    if num_items_in_batch is None:
+        return result.loss
+    return result.loss * result.tokens / num_items_in_batch
+
+
+def _language_head(model: nn.Module) -> nn.Linear:
+    """The linear layer that makes logits; ValueError where there is none."""
+    for module in (model, *model.children()):
+        if hasattr(module, "get_output_embeddings"):
+            head = module.get_output_embeddings()
+            if isinstance(head, nn.Linear):
+                return head
+    raise ValueError(
+        f"{type(model).__name__} has no linear language head that can be read; "
+        "use_smile needs from_hidden=False for it"
+    )
+
+
+def _without_peft(model: nn.Module) -> nn.Module:
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not hasattr(model, "config") or "labels" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"{type(model).__name__} takes no labels; give a generative model of transformers, "
+            "before DDP or FSDP is around it"
+        )
+    return model
+
+
+def _checked(objective: Optional[Objective]) -> Objective:
+    objective = objective or Objective("smile")
+    if objective.ignore_index != IGNORED:
+        raise ValueError(
+            f"ignore_index is {objective.ignore_index}; transformers' labels have -100"
+        )
+    return objective

@@ -1,0 +1,178 @@
+"""Checkpoints to folders of transformers and back: nothing lost, and the folder captions."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from BLIP import CheckpointError, load_weights, read_checkpoint
+from BLIP.convert import captioner_of, main, read_hf, save_hf
+from BLIP.hf_names import hf_config, settings_of, to_hf_names
+from BLIP.med_config import read_med_config
+from captioning.data.image import evaluation_transform, load_image
+from decoding import DecodingSettings
+from smile import Objective
+
+needs_blip = pytest.mark.skipif(
+    not hasattr(transformers, "BlipForConditionalGeneration"),
+    reason=f"transformers {transformers.__version__} has no BLIP",
+)
+TIED = {
+    "text_decoder.cls.predictions.decoder.weight",
+    "text_decoder.cls.predictions.decoder.bias",
+}
+
+
+def same(state, other):
+    assert state.keys() == other.keys()
+    for key, value in state.items():
+        assert value.dtype == other[key].dtype and torch.equal(value, other[key]), key
+
+
+@pytest.fixture
+def folder(make_captioner, tmp_path):
+    """A captioner and the folder of transformers that it was written to."""
+    captioner = make_captioner()
+    save_hf(captioner, tmp_path / "hf")
+    return captioner, tmp_path / "hf"
+
+
+def test_there_and_back_by_the_commands(make_captioner, vocabulary, tmp_path, capsys):
+    captioner = make_captioner(image_size=64)
+    first, folder, second = tmp_path / "first.pth", tmp_path / "hf", tmp_path / "second.pth"
+    torch.save({"model": captioner.state_dict()}, first)
+    sizes = settings_of(hf_config(captioner))
+    flags = ["--vit", json.dumps(sizes["vit"]), "--med_config", json.dumps(sizes["med_config"])]
+    assert main(["to-hf", str(first), str(folder), "--tokenizer", str(vocabulary), *flags]) == 0
+    assert main(["from-hf", str(folder), str(second)]) == 0
+    content = read_checkpoint(str(second))
+    same(content["model"], captioner.state_dict())
+    assert content["config"]["image_size"] == 64
+    # The checkpoint knows its own sizes now, and the folder the vocabulary.
+    again = captioner_of(str(second), tokenizer=str(folder))
+    same(again.state_dict(), captioner.state_dict())
+    assert again.visual_encoder.blocks[0].attn.num_heads == 4
+    assert capsys.readouterr().out.count("wrote") == 2
+
+
+def test_there_and_back_of_the_recorded_checkpoint(golden, tmp_path):
+    sizes = dict(json.loads((golden / "expected.json").read_text())["vit"])
+    size = sizes.pop("image_size")
+    source = str(golden / "checkpoint.pth")
+    captioner = captioner_of(source, str(golden / "vocab.txt"), sizes, golden / "med_config.json")
+    save_hf(captioner, tmp_path)
+    content = read_hf(tmp_path)
+    assert content["config"]["image_size"] == size
+    assert load_weights(captioner, content["model"], "hf").missing == []
+    same(content["model"], read_checkpoint(source)["model"])
+
+
+@needs_blip
+@pytest.mark.parametrize("vit", ["base", "large"])
+def test_every_name_and_shape_of_base_and_large(make_captioner, vit):
+    with torch.device("meta"):
+        captioner = make_captioner(vit=vit, image_size=384, med_config={})
+        config = transformers.BlipConfig(**hf_config(captioner))
+        expected = transformers.BlipForConditionalGeneration(config).state_dict()
+    state = to_hf_names(captioner.state_dict())
+    assert {k: v.shape for k, v in state.items()} == {
+        key: value.shape for key, value in expected.items() if key not in TIED
+    }
+    assert len(captioner.state_dict()) == {"base": 474, "large": 618}[vit]
+    settings = settings_of(hf_config(captioner))
+    assert (settings["vit"], settings["image_size"]) == (vit, 384)
+    assert read_med_config(settings["med_config"]) == read_med_config({})
+
+
+@needs_blip
+@pytest.mark.parametrize("vit", ["base", "large"])
+@torch.no_grad()
+def test_logits_of_full_width_both_ways(make_captioner, vit, tmp_path):
+    from BLIP.vit import VIT_SIZES
+
+    sizes = {**VIT_SIZES[vit], "depth": 2}
+    captioner = make_captioner(vit=sizes, med_config={"num_hidden_layers": 2})
+    save_hf(captioner, tmp_path / "hf")
+    model, loaded = transformers.BlipForConditionalGeneration.from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
+    assert not any(loaded.values()), loaded
+    image = torch.randn(2, 3, 48, 48)
+    tokens, mask = captioner.tokenizer.encode(["a picture of a red ball", "the dogs"], 40)
+    ours = captioner.text_decoder.logits(tokens, mask, captioner.visual_encoder(image))
+    theirs = model.eval()(pixel_values=image, input_ids=tokens, attention_mask=mask).logits
+    torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], atol=1e-5, rtol=0)
+    model.save_pretrained(tmp_path / "saved by transformers")
+    back = read_hf(tmp_path / "saved by transformers")["model"]
+    same(back, captioner.state_dict())
+
+
+@needs_blip
+def test_folder_captions_a_photo_with_its_processor(folder, shared_data):
+    captioner, path = folder
+    photo = load_image(sorted((shared_data / "photos/coco").glob("*.jpg"))[0])
+    model = transformers.BlipForConditionalGeneration.from_pretrained(path).eval()
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    assert isinstance(processor, transformers.BlipProcessor)
+    inputs = processor(images=photo, text="a picture of", return_tensors="pt")
+    image = evaluation_transform(48)(photo).unsqueeze(0)
+    # Theirs resizes with torchvision, ours with Pillow: a level of 255 is 0.015.
+    torch.testing.assert_close(inputs.pixel_values, image, atol=0.04, rtol=0)
+    length = {"max_length": 20, "min_length": 5}
+    generated = model.generate(**inputs, **length, num_beams=1, do_sample=False)
+    caption = processor.decode(generated[0], skip_special_tokens=True)
+    ours = captioner.generate(image, DecodingSettings(num_beams=1, **length))[0]
+    assert len(ours.split()) > 2 and caption == f"a picture of {ours}"
+
+
+@needs_blip
+def test_tokenizer_of_the_folder_is_ours(folder):
+    captioner, path = folder
+    theirs = transformers.AutoTokenizer.from_pretrained(path)
+    ours = captioner.tokenizer.bert
+    for text in ("A picture of a man, and dogs", "a box with the ball."):
+        assert theirs(text).input_ids == ours(text).input_ids
+    assert (len(theirs), theirs.bos_token_id) == (len(ours), captioner.tokenizer.start)
+    assert theirs.convert_tokens_to_ids("[ENC]") == ours.convert_tokens_to_ids("[ENC]")
+
+
+@needs_blip
+@torch.no_grad()
+def test_loss_of_the_folder_is_blips_where_padding_is_left_out(folder):
+    """Labels are smoothed by 0.1; transformers scores padding unless labels say -100."""
+    captioner, path = folder
+    model = transformers.BlipForConditionalGeneration.from_pretrained(path).eval()
+    image = torch.randn(2, 3, 48, 48)
+    tokens, mask = captioner.tokenizer.encode(["a man with a red ball", "the dogs"], 40)
+    inputs = {"pixel_values": image, "input_ids": tokens, "attention_mask": mask}
+    labels = tokens.masked_fill(mask == 0, -100)
+    captioner.text_decoder.objective = Objective("mle", label_smoothing=0.1)
+    ours = captioner.text_decoder(tokens, mask, captioner.visual_encoder(image), labels).loss
+    theirs = model(**inputs, labels=labels).loss
+    torch.testing.assert_close(theirs, ours)
+    assert not torch.isclose(model(**inputs, labels=tokens).loss, ours)
+
+
+def test_what_cannot_be_converted_is_said_in_a_line(folder, tmp_path, capsys):
+    _, path = folder
+    assert main(["to-hf", str(tmp_path / "none.pth"), str(tmp_path / "hf2")]) == 2
+    assert main(["from-hf", str(tmp_path / "nothing"), str(tmp_path / "x.pth")]) == 2
+    (path / "config.json").write_text('{"model_type": "git"}')
+    assert main(["from-hf", str(path), str(tmp_path / "x.pth")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
+    assert "'git'" in lines[2]
+
+
+def test_folder_without_weights(folder):
+    _, path = folder
+    save_file(
+        {"vision_model.embeddings.class_embedding": torch.ones(1)}, path / "model.safetensors"
+    )
+    with pytest.raises(CheckpointError, match="this is no captioner"):
+        read_hf(path)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds no model"):
+        read_hf(path)

@@ -1,0 +1,71 @@
+"""Two processes' gradients of half a batch each, under DDP and FSDP2, against the whole batch's.
+
+python hf_two_processes.py FOLDER FAMILY ...
+
+A process of its own that forks, so that libraries are imported once.
+"""
+
+import copy
+import sys
+
+import hf_models
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from smile.hf import use_smile
+
+
+def gradients(model, batch, items):
+    model.zero_grad()
+    model(**batch, num_items_in_batch=items).loss.backward()
+    named = ((k.removeprefix("module."), v.grad) for k, v in model.named_parameters())
+    return {k: g.full_tensor() if isinstance(g, DTensor) else g for k, g in named if g is not None}
+
+
+def sharded(model):
+    """FSDP2 as it is usually put: each layer, then the model."""
+    for module in list(model.modules()):
+        if type(module).__name__ in ("GPT2Block", "LlamaDecoderLayer", "T5Block"):
+            fully_shard(module)
+    return fully_shard(model)
+
+
+def compare(name, rank):
+    torch.manual_seed(0)
+    family = hf_models.make(name)
+    batch = {key: torch.cat([value, value.flip(0)]) for key, value in family.batch.items()}
+    batch["labels"][0] = -100  # so that the halves differ in tokens
+    half = {key: value.chunk(2)[rank] for key, value in batch.items()}
+    items = (batch["labels"][:, 1:] if family.shift else batch["labels"]).ne(-100).sum().item()
+
+    def model(from_hidden=False):
+        ours = use_smile(copy.deepcopy(family.model), from_hidden=from_hidden)
+        ours.training = True  # of itself alone, so that nothing is dropped
+        return ours
+
+    expected = gradients(model(), batch, items)
+    for wrap in (DistributedDataParallel, sharded):
+        for from_hidden in (False, True):
+            # Either takes the mean over processes, of what each has of the sum.
+            found = gradients(wrap(model(from_hidden)), half, items / 2)
+            assert found.keys() == expected.keys()
+            for key, gradient in found.items():
+                torch.testing.assert_close(gradient, expected[key])
+            if rank == 0:
+                print(f"{name} {wrap.__name__} from_hidden={from_hidden}", flush=True)
+
+
+def main(rank, folder, names):
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    for name in names:
+        compare(name, rank)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(
+        main, (sys.argv[1], sys.argv[2:]), nprocs=2, start_method="fork"
+    )

@@ -1,0 +1,198 @@
+"""smile.hf under what large models are trained with: PEFT, recomputation, DDP, FSDP2, Trainer."""
+
+import copy
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smile.hf import compute_loss_func, undo, use_smile
+
+HF_MODELS = Path(__file__).with_name("hf_models.py")
+_spec = importlib.util.spec_from_file_location("hf_models", HF_MODELS)
+hf_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(hf_models)
+BOTH_KINDS = ["GPT2LMHeadModel", "T5ForConditionalGeneration"]
+from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
+
+
+def gradients(model, batch):
+    torch.manual_seed(1)  # the same dropout
+    model.zero_grad()
+    model(**batch).loss.backward()
+    return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
+
+
+@pytest.mark.parametrize("name", BOTH_KINDS)
+@from_logits_and_hidden
+def test_gradient_checkpointing(name, from_hidden):
+    family = hf_models.make(name)
+    model = use_smile(family.model.train(), from_hidden=from_hidden)
+    expected = gradients(model, family.batch)
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    torch.testing.assert_close(gradients(model, family.batch), expected)
+
+
+@pytest.mark.parametrize("name", BOTH_KINDS)
+@from_logits_and_hidden
+def test_lora(name, from_hidden):
+    peft = pytest.importorskip("peft")
+    family = hf_models.make(name)
+    targets = {"GPT2LMHeadModel": ["c_attn"], "T5ForConditionalGeneration": ["q", "v"]}[name]
+    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
+    model = peft.get_peft_model(family.model, config).train()
+    own = model.eval()(**family.batch).loss.item()
+    plain = use_smile(model.train())
+    expected = gradients(model, family.batch)
+    assert plain is model.get_base_model()
+    use_smile(model, from_hidden=from_hidden)
+    found = gradients(model, family.batch)
+    assert found and all("lora_" in key for key in found)
+    torch.testing.assert_close(found, expected)
+    smile = model.eval()(**family.batch).loss.item()
+    assert smile < own
+    undo(model)
+    assert model(**family.batch).loss.item() == own
+
+
+class LargestMade(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that is made under it."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        tensors = [x for x in torch.utils._pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
+        self.elements = max([self.elements, *(x.numel() for x in tensors)])
+        return made
+
+
+def test_a_large_vocabulary_costs_its_weights_and_no_logits():
+    vocabulary, rows, length = 50_000, 4, 40
+    config = transformers.GPT2Config(vocab_size=vocabulary, **hf_models.SIZES["gpt2"])
+    config.n_positions = length
+    model = transformers.GPT2LMHeadModel(config).train()
+    tokens = torch.randint(vocabulary, (rows, length))
+    found = {}
+    for from_hidden in (False, True):
+        use_smile(model, from_hidden=from_hidden)
+        with LargestMade() as largest:
+            model(input_ids=tokens, labels=tokens).loss.backward()
+        found[from_hidden] = largest.elements
+    assert found[False] >= (rows * length - rows) * vocabulary
+    assert found[True] <= model.transformer.wte.weight.numel()
+
+
+@pytest.mark.slow
+def test_ddp_and_fsdp_in_two_processes(repository, tmp_path):
+    script = Path(__file__).with_name("hf_two_processes.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), *BOTH_KINDS],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("from_hidden=") == 2 * 2 * len(BOTH_KINDS), done.stdout
+
+
+PYTHON, EXAMPLE = r"```python\n(.*?)```", "def draw("
+NEW_TRAINER = "compute_loss_func" in inspect.signature(transformers.Trainer).parameters
+
+
+@pytest.mark.parametrize("name", BOTH_KINDS)
+@pytest.mark.parametrize("way", ["use_smile", "compute_loss_func"])
+def test_a_step_of_the_trainer(name, way, tmp_path):
+    """Every token counts alike in it, also where batches of different lengths are accumulated."""
+    if way == "compute_loss_func" and not NEW_TRAINER:
+        pytest.skip(f"Trainer of transformers {transformers.__version__} takes no loss function")
+    if NEW_TRAINER:
+        pytest.importorskip("accelerate")
+    family = hf_models.make(name)
+    model, batch = family.model.float(), family.batch
+    batch["labels"][1, 2:] = -100
+    for module in model.modules():
+        if hasattr(module, "dropout") and isinstance(module.dropout, float):
+            module.dropout = 0.0
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    gradient = gradients(use_smile(copy.deepcopy(model)), batch)
+    expected = {key: v - 0.1 * gradient[key] for key, v in model.named_parameters()}
+    if not family.shift:  # as DataCollatorForSeq2Seq does
+        ids = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+        batch["decoder_input_ids"] = ids
+    rows = [{key: value[row] for key, value in batch.items()} for row in range(3)]
+    options = {"compute_loss_func": compute_loss_func(model)} if way == "compute_loss_func" else {}
+    if way == "use_smile":
+        use_smile(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    arguments = transformers.Seq2SeqTrainingArguments(
+        str(tmp_path),
+        per_device_train_batch_size=1 if NEW_TRAINER else 3,
+        gradient_accumulation_steps=3 if NEW_TRAINER else 1,
+        max_steps=1,
+        max_grad_norm=0,
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to=[],
+    )
+    transformers.Seq2SeqTrainer(
+        model, arguments, train_dataset=rows, optimizers=(optimizer, constant), **options
+    ).train()
+    for key, value in model.named_parameters():
+        torch.testing.assert_close(value.cpu(), expected[key], atol=1e-6, rtol=1e-4)
+
+
+def test_what_pages_say_to_write_runs(repository):
+    """The first snippets of the section in the README and of the page, given what they speak of."""
+    readme, page = (
+        (repository / path).read_text(encoding="utf-8")
+        for path in ("README.md", "docs/any_model.md")
+    )
+    (section,) = re.findall(r"## SMILE in your model\n(.*?)\n## ", readme, re.S)
+    codes = [*re.findall(PYTHON, section, re.S), *re.findall(PYTHON, page, re.S)[:2]]
+    assert len(codes) == 3
+    family = hf_models.make("GPT2LMHeadModel")
+    labels = family.batch.pop("labels")
+    logits = torch.randn(*labels.shape, hf_models.VOCABULARY)
+    known = {"logits": logits, "labels": labels, "shifted_prediction_scores": logits}
+    known.update(model=family.model, batch=family.batch)
+    known.update(hidden=torch.randn(*labels.shape, 8), lm_head=torch.nn.Linear(8, 40))
+    for code in codes:
+        exec(code, known)
+    assert known["lm_loss"] > 0 and known["loss"] > 0
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs(repository, tmp_path):
+    """SMILE tells more of the table than MLE, and no more of it is wrong."""
+    if NEW_TRAINER:
+        pytest.importorskip("accelerate")
+    page = (repository / "docs" / "any_model.md").read_text(encoding="utf-8")
+    (program,) = (code for code in re.findall(PYTHON, page, re.S) if EXAMPLE in code)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if re.match("(MLE|SMILE) ", line)]
+    found = [re.findall(r"[\d.]+", line) for line in lines]
+    (mle_words, mle_facts, _), (words, facts, wrong) = [map(float, numbers) for numbers in found]
+    assert words > 1.5 * mle_words
+    assert facts > 1.5 * mle_facts
+    assert wrong < 0.05 * facts
