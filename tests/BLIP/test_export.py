@@ -80,7 +80,7 @@ def test_logits_of_prompt_and_steps(exported, photos):
     captioner, folder = exported
     served = Served(folder)
     served.begin(photos.numpy())
-    step = CachedStep(captioner.text_decoder, captioner.visual_encoder(photos))
+    step = CachedStep(captioner.text_decoder, captioner.visual_encoder(photos), max_length=8)
     prompts = captioner.prompt_ids.repeat(3, 1)
     rows, tokens = None, prompts
     for _ in range(4):
