@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def load_word_vectors(
@@ -25,18 +25,22 @@ def load_word_vectors(
                 word, *values = line.rstrip().split(" ")
                 if word not in numbers:
                     continue
-                if len(values) != width:
-                    raise ValueError(
-                        f"word_vectors: {path}, line {line_number}: {len(values)} numbers, but "
-                        f"embed_dim is {width}"
-                    )
-                embedding.weight[numbers[word]] = torch.tensor([float(x) for x in values])
+                embedding.weight[numbers[word]] = _vector(values, width, f"line {line_number}")
                 found += 1
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"word_vectors: cannot read {path}: {error}") from error
     if not found:
         raise ValueError(f"word_vectors: {path} has none of the {len(tokens)} words")
     return found
+
+
+def _vector(values: list[str], width: int, where: str) -> Tensor:
+    if len(values) != width:
+        raise ValueError(f"{where}: {len(values)} numbers, but embed_dim is {width}")
+    try:
+        return torch.tensor([float(value) for value in values])
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def normalise_embedding(embedding: nn.Embedding) -> None:
