@@ -57,7 +57,7 @@ class ImageEncoder(nn.Module):
         self.network.requires_grad_(finetune)
         width = self._channels()
         self.dim = dim or width
-        self.projection = _projection(width, dim) if dim else nn.Identity()
+        self.projection = nn.Conv2d(width, dim, 1) if dim else nn.Identity()
         self.grid = grid
         scale = torch.tensor(std) / torch.tensor(IMAGENET_STD)
         shift = (torch.tensor(mean) - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
@@ -82,12 +82,6 @@ class ImageEncoder(nn.Module):
         self.network.eval()
         with torch.no_grad():
             return self.network(torch.zeros(1, 3, 64, 64)).size(1)
-
-
-def _projection(width: int, dim: int) -> nn.Module:
-    # A made-up network's features differ little beside what they have in common; brought to one
-    # scale, every decoder learns to tell images apart in a fraction of the steps.
-    return nn.Sequential(nn.Conv2d(width, dim, 1, bias=False), nn.BatchNorm2d(dim))
 
 
 def _resized(features: Tensor, grid: int) -> Tensor:
