@@ -3,8 +3,8 @@
     python -m captioning.attend --checkpoint output/sat_coco/checkpoint_best.pth photo.jpg
     python -m captioning.attend --checkpoint blip.pth --config configs/caption_coco.yaml photo.jpg
 
-Writes photo_gaze.png beside the current folder's other files, or OUTPUT. For the attention LSTM,
-Show, Attend and Tell, and BLIP.
+Writes photo_gaze.png in the current folder, or the file that --output names. For the attention
+LSTM, Show, Attend and Tell, and BLIP.
 """
 
 import argparse
