@@ -35,9 +35,7 @@ def gaze(captioner: nn.Module, image: Tensor, settings: DecodingSettings) -> Gaz
     else:
         weights = captioner.gaze(image, ids)
     if weights is None:
-        raise UserError(
-            "this captioner sees the image once, before all words: no gaze to draw"
-        )
+        raise UserError("this captioner sees the image once, before all words: no gaze to draw")
     side = math.isqrt(weights.size(1))
     words, weights = _whole_words(captioner.tokenizer, ids[len(captioner.prompt_ids) :], weights)
     return Gaze(words, weights.unflatten(1, (side, side)).float().cpu())

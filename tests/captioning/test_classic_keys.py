@@ -54,9 +54,12 @@ def test_what_does_not_go_together(minimal, overrides, message):
 
 
 @pytest.mark.parametrize(
-    "name", ["rnn_coco", "lstm_coco", "attn_coco", "sat_coco", "sat_flickr8k", "classic_cpu"]
+    ("name", "model"),
+    [
+        *(("rnn_coco", "rnn"), ("lstm_coco", "lstm"), ("attn_coco", "attn"), ("sat_coco", "sat")),
+        *(("sat_flickr8k", "sat"), ("classic_cpu", "lstm"), ("classic_scenes", "sat")),
+    ],
 )
-def test_the_shipped_configurations_name_their_model(repository, name):
+def test_the_shipped_configurations_name_their_model(repository, name, model):
     config = load_config(repository / "configs" / f"{name}.yaml")
-    assert config.model == ("lstm" if name == "classic_cpu" else name.split("_")[0])
-    assert config.prompt == ""
+    assert (config.model, config.prompt) == (model, "")
