@@ -1,7 +1,5 @@
 """The captioner: image encoder, text decoder and tokeniser behind `forward` and `generate`."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 
@@ -9,17 +7,8 @@ from BLIP.cached_step import CachedStep
 from BLIP.med import TextDecoder
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
-from decoding import DecodingSettings, decode
+from decoding import DecodingSettings, Generated, draw_captions
 from smile import ObjectiveOutput
-
-
-class Generated(NamedTuple):
-    """captions: B lists of num_return strings, best first; token_ids int64 (B, num_return, L);
-    scores float64 (B, num_return), see `decoding.Decoded`."""
-
-    captions: list[list[str]]
-    token_ids: Tensor
-    scores: Tensor
 
 
 class BlipCaptioner(nn.Module):
@@ -51,27 +40,36 @@ class BlipCaptioner(nn.Module):
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
         ValueError where their numbers differ.
         """
+        tokens, attention_mask, labels = self._encode(image, captions)
+        return self.text_decoder(
+            tokens, attention_mask, self.visual_encoder(image), labels, len(self.prompt_ids)
+        )
+
+    def predictions(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+        """Logits (R, N, V) and the labels (R, N) that they predict, R = B * k; see `forward`."""
+        tokens, attention_mask, labels = self._encode(image, captions)
+        start = len(self.prompt_ids)
+        embeds = self.visual_encoder(image)
+        logits = self.text_decoder.logits(tokens, attention_mask, embeds, start - 1)
+        return logits[:, :-1], labels[:, start:]
+
+    def _encode(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, attention mask and labels, int64 (R, n) each, where the images are."""
         counts = [len(group) for group in captions]
         if counts != [counts[0]] * len(image):
             raise ValueError(f"{len(image)} images with {counts} captions; give each as many")
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
         labels = tokens.masked_fill(attention_mask == 0, self.text_decoder.objective.ignore_index)
-        tokens, attention_mask, labels = (
+        return tuple(
             t.to(image.device, non_blocking=True) for t in (tokens, attention_mask, labels)
-        )
-        return self.text_decoder(
-            tokens, attention_mask, self.visual_encoder(image), labels, len(self.prompt_ids)
         )
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images (B, 3, S, S) with their token ids and scores."""
         step = CachedStep(self.text_decoder, self.visual_encoder(image), settings.max_length)
-        prompts = self.prompt_ids.to(image.device).expand(len(image), -1)
-        token_ids, scores = decode(step, prompts, self.tokenizer.end, self.tokenizer.pad, settings)
-        captions = [[self._caption(ids) for ids in rows] for rows in token_ids]
-        return Generated(captions, token_ids, scores)
+        return draw_captions(step, self.prompt_ids, image, self.tokenizer, settings, self._caption)
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""

@@ -91,7 +91,8 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
         unexpected.append(key)
         del state[key]
     _check_keys(own, state, name)
-    if state[POSITION_EMBEDDING].shape[1:2] != own[POSITION_EMBEDDING].shape[1:2]:
+    resized = POSITION_EMBEDDING in own  # a classic captioner has none
+    if resized and state[POSITION_EMBEDDING].shape[1:2] != own[POSITION_EMBEDDING].shape[1:2]:
         reshaped.append(POSITION_EMBEDDING)
         state[POSITION_EMBEDDING] = _resized(state[POSITION_EMBEDDING], own, name)
     _check_shapes(own, state, name)
@@ -128,7 +129,7 @@ def _check_keys(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -> 
     if missing or unexpected:
         raise CheckpointError(
             f"{name} is not of this model: {len(missing)} keys missing ({_some(missing)}), "
-            f"{len(unexpected)} unexpected ({_some(unexpected)}); check vit and med_config"
+            f"{len(unexpected)} unexpected ({_some(unexpected)}); check model, vit and med_config"
         )
 
 
@@ -137,7 +138,7 @@ def _check_shapes(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -
         if value.shape != own[key].shape:
             raise CheckpointError(
                 f"{name} is not of this model: {key} is {tuple(value.shape)} in the file and "
-                f"{tuple(own[key].shape)} in the model; check vit, med_config and tokenizer"
+                f"{tuple(own[key].shape)} in the model; check model, vit, med_config and tokenizer"
             )
 
 

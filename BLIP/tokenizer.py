@@ -29,9 +29,13 @@ class CaptionTokenizer:
         self.start = self.bert.bos_token_id
         self.end = self.bert.sep_token_id
         self.pad = self.bert.pad_token_id
+        self.unknown = self.bert.unk_token_id
 
     def __len__(self) -> int:
         return len(self.bert)
+
+    def token(self, token_id: int) -> str:
+        return self.bert.convert_ids_to_tokens(token_id)
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
         """int64 ids and mask (1 real, 0 padding), each (R, n), n the longest and <= max_length.

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML, YAMLError
 
+from captioning.checked import Checked
+from captioning.classic_keys import ClassicKeys
 from captioning.errors import UserError
 from captioning.json_file import write_text
 from captioning.metrics import java
@@ -16,12 +18,6 @@ from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
-
-
-class Checked(BaseModel):
-    """No unknown key, no conversion of types (an integer may stand for a float)."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class VitSizes(Checked):
@@ -36,8 +32,8 @@ class VitSizes(Checked):
     initializer_range: Optional[float] = Field(None, gt=0)
 
 
-class Config(Checked):
-    """Every key of a run's YAML, BLIP's own first. The README's table says what each does."""
+class Config(ClassicKeys):
+    """Every key of a run's YAML, BLIP's own before ours. The README's table says what each does."""
 
     image_root: str
     ann_root: str
@@ -82,9 +78,16 @@ class Config(Checked):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
     accumulation_steps: int = Field(1, gt=0)
+    optimizer: Literal["adamw", "adam"] = "adamw"
     clip_grad_norm: Optional[float] = Field(None, gt=0)
+    clip_grad_value: Optional[float] = Field(None, gt=0)
     warmup_steps: int = Field(0, ge=0)
     warmup_lr: float = Field(0.0, ge=0)
+    lr_schedule: Literal["cosine", "cosine_steps", "exponential", "plateau"] = "cosine"
+    lr_decay: float = Field(0.8, gt=0, le=1)
+    lr_patience: int = Field(2, ge=0)
+    early_stopping: Optional[int] = Field(None, gt=0)
+    bucket_batches: bool = False
     resume: Literal["auto", "never"] = "auto"
     keep_checkpoints: int = Field(2, ge=1)
     eval_every: int = Field(1, ge=1)
@@ -133,10 +136,14 @@ class Config(Checked):
     def _possible_together(self):
         self.decoding_settings()
         patch = 16 if isinstance(self.vit, str) else self.vit.patch_size
-        if self.image_size % patch:
+        if self.model == "blip" and self.image_size % patch:
             raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
         if not isinstance(self.vit, str) and self.vit.embed_dim % self.vit.num_heads:
             raise ValueError("vit: embed_dim must be a multiple of num_heads")
+        needs_bleu = self.lr_schedule == "plateau" or self.early_stopping
+        if needs_bleu and "coco" not in self.metrics:
+            key = "early_stopping" if self.early_stopping else "lr_schedule"
+            raise ValueError(f"{key} goes by BLEU-4, but metrics is {self.metrics}, without coco")
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self

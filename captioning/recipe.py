@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from baselines import set_teacher_forcing, teacher_forcing
 from captioning import checkpointing, distributed
+from captioning.classic_model import saved_beside_weights
 from captioning.config import Config
 from captioning.data import (
     Prefetcher,
@@ -24,11 +26,19 @@ from captioning.data import (
 from captioning.data.randomness import derived_seed
 from captioning.errors import UserError
 from captioning.model import captioner_from
+from captioning.optimiser import build_optimizer
 from captioning.precision import Precision
 from captioning.resume import starting_point
 from captioning.run_log import RunLog, progress, record_run, say
-from captioning.schedule import learning_rate
+from captioning.schedule import scheduled_rate
 from captioning.split_evaluation import SplitEvaluation, read_scores, remove_scores
+from captioning.validation_history import (
+    best_epoch,
+    bleu_history,
+    evaluation_name,
+    plateaus,
+    since_best,
+)
 
 
 class FineTuning:
@@ -44,15 +54,11 @@ class FineTuning:
         checkpoint = starting_point(config)
         if checkpoint is None or checkpoint["epoch"] + 1 < config.max_epoch:
             record_run(config, self.folder)  # a run that is over keeps the record of how it ran
-        self.captioner = self._build_captioner(resumed=checkpoint is not None)
+        self.captioner = self._build_captioner(checkpoint)
         self.model = self._wrap(self.captioner)
-        self.optimizer = torch.optim.AdamW(
-            self.captioner.parameters(),
-            lr=config.init_lr,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer, self.rate_shares = build_optimizer(self.captioner, config)
         self.first_epoch = self._restore(checkpoint) if checkpoint else 0
+        self.bleu: list[float] = []  # of the validations so far
         self.log = RunLog(self.folder)
 
     def run(self) -> None:
@@ -60,6 +66,10 @@ class FineTuning:
             if self.first_epoch > 0:
                 self._evaluate(self.first_epoch - 1)  # if the run ended before it could
             for epoch in range(self.first_epoch, self.config.max_epoch):
+                self.bleu = distributed.broadcast_from_main(bleu_history(self.folder, epoch))
+                if 0 < (self.config.early_stopping or 0) <= since_best(self.bleu):
+                    say(f"stopped early: BLEU-4 was best {since_best(self.bleu)} validations ago")
+                    break
                 self._train_epoch(epoch)
                 self._save(epoch)
                 self._evaluate(epoch)
@@ -93,6 +103,7 @@ class FineTuning:
             distributed.rank(),
             distributed.world_size(),
             config.num_workers,
+            config.bucket_batches,
         )
         if len(loader) < config.accumulation_steps:
             raise UserError(
@@ -101,10 +112,10 @@ class FineTuning:
             )
         return loader
 
-    def _build_captioner(self, resumed: bool) -> nn.Module:
+    def _build_captioner(self, resumed: Optional[dict[str, Any]]) -> nn.Module:
         pretrained = None if resumed else self.config.pretrained
         with distributed.first_on_each_machine():
-            captioner, loaded = captioner_from(self.config, pretrained)
+            captioner, loaded = captioner_from(self.config, pretrained, resumed)
         if not resumed:
             say(loaded)
         return captioner.to(self.device)
@@ -132,6 +143,8 @@ class FineTuning:
 
     def _train_epoch(self, epoch: int) -> None:
         config = self.config
+        own_words = teacher_forcing(config.teacher_forcing, epoch, config.teacher_forcing_k)
+        set_teacher_forcing(self.captioner, own_words)
         self.model.train()
         self.loader.set_epoch(epoch)
         per_step = config.accumulation_steps
@@ -208,6 +221,8 @@ class FineTuning:
         norm = nn.utils.get_total_norm(gradients)
         if self.config.clip_grad_norm is not None:
             nn.utils.clip_grads_with_norm_(parameters, self.config.clip_grad_norm, norm)
+        if self.config.clip_grad_value is not None:
+            nn.utils.clip_grad_value_(parameters, self.config.clip_grad_value)
         return norm
 
     def _not_finite(self, what: str, step: int, image_ids: list) -> UserError:
@@ -219,12 +234,10 @@ class FineTuning:
         )
 
     def _set_learning_rate(self, epoch: int, step: int) -> float:
-        c = self.config
-        rate = learning_rate(
-            epoch, step, c.max_epoch, c.init_lr, c.min_lr, c.warmup_steps, c.warmup_lr
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        waits = plateaus(self.bleu, self.config.lr_patience)
+        rate = scheduled_rate(self.config, epoch, step, self.steps, waits)
+        for group, share in zip(self.optimizer.param_groups, self.rate_shares):
+            group["lr"] = rate * share
         return rate
 
     def _sum(self, values: list[float]) -> Tensor:
@@ -240,40 +253,27 @@ class FineTuning:
                 "config": self.config.model_dump(),
                 "epoch": epoch,
                 "scaler": self.precision.scaler.state_dict(),
+                **saved_beside_weights(self.captioner),
             }
-            remove_scores(self.folder, _evaluation_name(epoch))  # of weights that are no more
+            remove_scores(self.folder, evaluation_name(epoch))  # of weights that are no more
             checkpointing.save_atomically(content, checkpointing.epoch_path(self.folder, epoch))
             checkpointing.remove_oldest(self.folder, self.config.keep_checkpoints)
         distributed.barrier()
 
     def _evaluate(self, epoch: int) -> None:
         """Score the validation split, unless a stopped run has; keep the best checkpoint."""
-        name = _evaluation_name(epoch)
+        name = evaluation_name(epoch)
         due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
         if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
             scores = self.evaluation.run(self.captioner, name)
             if scores is not None:
                 self.log.write("val", epoch, scores)
-        if distributed.is_main() and self._best_epoch(epoch) == epoch:
+        if distributed.is_main() and best_epoch(self.folder, epoch) == epoch:
             checkpointing.keep_as_best(self.folder, epoch)
             if due:
                 best = checkpointing.epoch_path(self.folder, epoch).name
                 say(f"the best so far is {best}, kept as {self.folder / checkpointing.BEST}")
         distributed.barrier()
-
-    def _best_epoch(self, last: int) -> int:
-        """By CIDEr + BLEU-4 on the validation split; of equals, and without scores, the latest."""
-
-        def quality(epoch: int) -> tuple[float, int]:
-            scores = read_scores(self.folder, _evaluation_name(epoch)) or {}
-            missing = -math.inf  # a metric that could not be computed
-            return scores.get("CIDEr", missing) + scores.get("Bleu_4", missing), epoch
-
-        return max(range(last + 1), key=quality)
-
-
-def _evaluation_name(epoch: int) -> str:
-    return f"val_epoch{epoch:02d}"
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from captioning import checkpointing, distributed
+from captioning.classic_keys import ClassicKeys
 from captioning.config import Config
 from captioning.errors import UserError
 from captioning.run_log import say
@@ -14,6 +15,8 @@ FIXED_KEYS = (
     *("init_lr", "min_lr", "weight_decay", "warmup_steps", "warmup_lr", "clip_grad_norm"),
     *("dataset", "train_file", "captions_per_image", "max_words", "max_tokens", "image_size"),
     *("augmentation", "pretrained", "vit", "med_config", "prompt", "seed"),
+    *("optimizer", "clip_grad_value", "lr_schedule", "lr_decay", "lr_patience", "bucket_batches"),
+    *(key for key in ClassicKeys.model_fields if key != "encoder_weights"),
 )
 
 # Signs of an earlier run in a folder.

@@ -1,7 +1,8 @@
 """How a caption is drawn from a decoder: greedy, beam search, sampling. Needs torch only."""
 
+from decoding.captions import Generated, draw_captions
 from decoding.decode import decode
 from decoding.settings import DecodingSettings
 from decoding.step import Decoded, Step
 
-__all__ = ["Decoded", "DecodingSettings", "Step", "decode"]
+__all__ = ["Decoded", "DecodingSettings", "Generated", "Step", "decode", "draw_captions"]

@@ -60,6 +60,16 @@ class TrainingDataset(Dataset):
     def __len__(self) -> int:
         return self._pairs_up_to[-1] if self.captions_per_image == 1 else len(self.samples)
 
+    def lengths(self) -> list[int]:
+        """Return the words of each item's caption, of the longest that it can have."""
+        counts = [
+            [len(preprocess_caption(text, self.max_words).split()) for text in sample.captions]
+            for sample in self.samples
+        ]
+        if self.captions_per_image > 1:
+            return [max(of_image) for of_image in counts]
+        return [count for of_image in counts for count in of_image]
+
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
         unreadable: list[str] = []

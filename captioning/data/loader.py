@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from captioning.data.buckets import bucketed
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
 from captioning.data.randomness import derived_seed, permutation
 from captioning.errors import UserError
@@ -75,11 +76,13 @@ def training_loader(
     rank: int = 0,
     world_size: int = 1,
     num_workers: int = 0,
+    bucket_batches: bool = False,
 ) -> TrainingLoader:
     """Return the batches of `batch_size` items that process `rank` of `world_size` trains on.
 
     The items of an epoch are shuffled by (seed, epoch) and cut into global batches of batch_size *
-    world_size, of which each process takes its part; an incomplete last one is dropped.
+    world_size, of which each process takes its part; an incomplete last one is dropped. With
+    `bucket_batches` a global batch has captions of similar length.
     Raises UserError if there is not one global batch.
     """
     global_size = batch_size * world_size
@@ -88,7 +91,8 @@ def training_loader(
             f"batch_size: {batch_size} on {world_size} process(es) takes {global_size} training "
             f"items, but there are {len(dataset)}: lower batch_size or add data"
         )
-    batches = _ShuffledBatches(len(dataset), batch_size, seed, rank, world_size)
+    lengths = dataset.lengths() if bucket_batches else None
+    batches = _ShuffledBatches(len(dataset), batch_size, seed, rank, world_size, lengths)
     return TrainingLoader(dataset, batches, num_workers)
 
 
@@ -112,12 +116,21 @@ def evaluation_loader(
 class _ShuffledBatches:
     """Lists of keys (epoch, index): with the epoch in the key, workers need not be told of it."""
 
-    def __init__(self, size: int, batch_size: int, seed: int, rank: int, world_size: int):
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+        lengths: Optional[Sequence[int]] = None,
+    ):
         self.size = size
         self.batch_size = batch_size
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
+        self.lengths = lengths
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -125,6 +138,10 @@ class _ShuffledBatches:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         order = permutation(self.size, derived_seed("order", self.seed, self.epoch))
+        if self.lengths is not None:
+            size = self.batch_size * self.world_size
+            seed = derived_seed("buckets", self.seed, self.epoch)
+            order = bucketed(order, self.lengths, size, seed)
         for batch in range(len(self)):
             start = (batch * self.world_size + self.rank) * self.batch_size
             yield [(self.epoch, index) for index in order[start : start + self.batch_size]]

@@ -76,6 +76,12 @@ def objective_name(spec) -> str:
     return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
 
 
+def _trained_name(config: Config) -> str:
+    """The objective, and before it the captioner where that is not BLIP: "LSTM, SMILE"."""
+    name = objective_name(config.objective)
+    return name if config.model == "blip" else f"{config.model.upper()}, {name}"
+
+
 def plain_command(record: dict[str, Any]) -> Optional[str]:
     """The command of a run.json as a person would type it: `python -m captioning.train ...`."""
     command = record.get("command")
@@ -115,7 +121,7 @@ def _read_run(folder: Path, split: str) -> Run:
     scores = _json(result / "metrics.json")
     return Run(
         folder=folder,
-        label=objective_name(config.objective) if trained else label,
+        label=_trained_name(config) if trained else label,
         kind=kind if trained else "weights",
         config=config,
         scored_with=scored,

@@ -85,11 +85,8 @@ def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
 def token_costs(captioner, image: Tensor, caption: str) -> list[Token]:
     """The tokens of a caption, its end included, given an image (3, S, S), normalised."""
     captioner.eval()
-    tokenizer, prompt = captioner.tokenizer, len(captioner.prompt_ids)
-    tokens, mask = tokenizer.encode([captioner.prompt + caption], captioner.max_tokens)  # (1, n)
-    embedded = captioner.visual_encoder(image.unsqueeze(0))
-    logits = captioner.text_decoder.logits(tokens, mask, embedded, start=prompt - 1)[:, :-1]
-    labels = tokens[:, prompt:]  # (1, N), predicted by logits (1, N, V)
+    tokenizer = captioner.tokenizer
+    logits, labels = captioner.predictions(image.unsqueeze(0), [[caption]])  # (1, N, V), (1, N)
     mle = mle_loss(logits, labels, reduction="none")[0]
     smile = smile_loss(logits, labels, reduction="none")[0]
     top = logits[0].softmax(1).topk(min(TOP, logits.size(2)))  # (N, TOP)
@@ -110,7 +107,7 @@ def _word(tokenizer, token_id: int) -> str:
     """A piece of a word as a reader knows it; "-s" goes on with the word before."""
     if token_id == tokenizer.end:
         return "(end)"
-    piece = tokenizer.bert.convert_ids_to_tokens(token_id)
+    piece = tokenizer.token(token_id)
     return f"-{piece[2:]}" if piece.startswith("##") else piece
 
 

@@ -1,0 +1,20 @@
+"""The classic captioners: RNN, LSTM, LSTM with attention, and Show, Attend and Tell."""
+
+from baselines.build import MODELS, build_classic
+from baselines.captioner import ClassicCaptioner
+from baselines.decoder import set_teacher_forcing
+from baselines.image_encoder import ImageEncoder, encoder_names
+from baselines.teacher_forcing import SCHEDULES, teacher_forcing
+from baselines.vocabulary import Vocabulary
+
+__all__ = [
+    "MODELS",
+    "SCHEDULES",
+    "ClassicCaptioner",
+    "ImageEncoder",
+    "Vocabulary",
+    "build_classic",
+    "encoder_names",
+    "set_teacher_forcing",
+    "teacher_forcing",
+]

@@ -1,0 +1,117 @@
+"""A classic captioner: image encoder, recurrent decoder and words behind `forward`, `generate`."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from baselines.decoder import RecurrentDecoder
+from baselines.image_encoder import ImageEncoder
+from baselines.recurrent_step import RecurrentStep
+from decoding import DecodingSettings, Generated, draw_captions
+from smile import Objective, ObjectiveOutput
+
+
+class ClassicCaptioner(nn.Module):
+    """RNN, LSTM, attention LSTM or Show, Attend and Tell, as its decoder is.
+
+    tokenizer: a `baselines.Vocabulary`, or one of word pieces with the same methods. prompt: what
+    every caption starts with, not scored in training and cut off in generation. max_tokens:
+    training captions are cut to so many tokens, start and end included. attention_penalty: the
+    weight of `unseen`, which asks that every place is looked at in the course of a caption.
+    """
+
+    def __init__(
+        self,
+        encoder: ImageEncoder,
+        decoder: RecurrentDecoder,
+        tokenizer,
+        objective: Objective,
+        prompt: str = "",
+        max_tokens: int = 40,
+        attention_penalty: float = 0.0,
+    ):
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.objective = objective
+        self.prompt = prompt
+        self.prompt_ids = tokenizer.encode_prompt(prompt)  # (p,)
+        self.max_tokens = max_tokens
+        self.attention_penalty = attention_penalty
+
+    def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
+        """The objective on k captions of each image, which is encoded once.
+
+        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
+        ValueError where their numbers differ.
+        """
+        logits, labels, attention = self._predict(image, captions)
+        output = self.objective(logits, labels)
+        if not self.attention_penalty:
+            return output
+        penalty = unseen(attention, labels != self.objective.ignore_index)
+        return ObjectiveOutput(
+            output.loss + self.attention_penalty * penalty,
+            {**output.parts, "attention": penalty.detach()},
+            output.tokens,
+        )
+
+    def predictions(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+        """Logits (R, N, V) and the labels (R, N) that they predict, R = B * k; see `forward`."""
+        return self._predict(image, captions)[:2]
+
+    def _predict(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
+        rows = (len(image), _captions_an_image(captions, len(image)))
+        texts = [self.prompt + caption for group in captions for caption in group]
+        tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
+        given = len(self.prompt_ids)
+        labels = tokens.masked_fill(mask == 0, self.objective.ignore_index)[:, given:]
+        read = tokens[:, :-1].unflatten(0, rows)  # (B, k, n)
+        logits, attention = self.decoder(read, self.encoder(image), given)
+        attention = None if attention is None else attention.flatten(0, 1)
+        return logits.flatten(0, 1), labels, attention
+
+    @torch.inference_mode()
+    def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
+        """Captions of images (B, 3, S, S) with their token ids and scores."""
+        words = self.tokenizer
+        unsaid = [words.pad, words.start, words.unknown]
+        step = RecurrentStep(self.decoder, self.encoder(image), unsaid)
+        return draw_captions(step, self.prompt_ids, image, words, settings, self._caption)
+
+    def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
+        """The best caption of each image (B, 3, S, S)."""
+        return [captions[0] for captions in self.generate_details(image, settings).captions]
+
+    def _caption(self, ids: Tensor) -> str:
+        return self.tokenizer.decode(ids[len(self.prompt_ids) :])
+
+    @torch.inference_mode()
+    def gaze(self, image: Tensor, ids: Tensor) -> Optional[Tensor]:
+        """Where it looks, for an image (3, S, S), before each of the ids (n,) after the prompt.
+
+        Returns (n - p, P), rows that sum to 1; None for a captioner that sees the image once.
+        """
+        annotations = self.encoder(image.unsqueeze(0))
+        _, attention = self.decoder(ids[None, None, :-1], annotations, len(self.prompt_ids))
+        return None if attention is None else attention[0, 0]
+
+
+def unseen(attention: Tensor, labelled: Tensor) -> Tensor:
+    """The mean over places of (1 - sum over time of the attention) ** 2, over captions.
+
+    attention: (R, N, P); labelled: bool (R, N), the positions that count. The doubly stochastic
+    term of Show, Attend and Tell (arXiv 1502.03044, equation 14), a mean in place of the sum.
+    """
+    seen = (attention * labelled.unsqueeze(2)).sum(1)  # (R, P)
+    return (1 - seen).square().mean()
+
+
+def _captions_an_image(captions: list[list[str]], images: int) -> int:
+    sizes = {len(group) for group in captions}
+    if len(captions) != images or len(sizes) != 1 or 0 in sizes:
+        found = [len(group) for group in captions]
+        raise ValueError(f"{found} captions for {images} images; each needs as many, at least one")
+    return sizes.pop()

@@ -1,0 +1,90 @@
+"""What the classic text decoders share: words in, a state that goes from word to word, logits out.
+
+Shapes: B images of P places with annotations of width D; k captions an image; n tokens; E the width
+of word vectors, H of the hidden state; V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+Tensors = tuple[Tensor, ...]
+
+
+class RecurrentDecoder(nn.Module, ABC):
+    """A decoder that reads one word after the other.
+
+    Subclasses say how it begins (`begin`) and goes on (`advance`). teacher_forcing: the
+    probability, at each word and in training alone, that the word read is the caption's own and
+    not the decoder's best guess of it (scheduled sampling, arXiv 1506.03099).
+    """
+
+    def __init__(self, vocabulary_size: int, embed_dim: int, output_dim: int, dropout: float):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, embed_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(output_dim, vocabulary_size)
+        self.teacher_forcing = 1.0
+
+    @abstractmethod
+    def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
+        """What stays the same of images (B, P, D), each (B, ...), and the first state, (B, H)."""
+
+    @abstractmethod
+    def advance(
+        self, embedded: Tensor, memory: Tensors, state: Tensors
+    ) -> tuple[Tensor, Tensors, Optional[Tensor]]:
+        """Read one word of each row: embedded (B, k, E), state (B, k, H) each.
+
+        Returns what the head sees (B, k, O), the next state, and the attention (B, k, P) that the
+        next word is chosen with, None for a decoder that has none.
+        """
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.embedding(tokens))
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """(..., O) to (..., V)."""
+        return self.head(self.dropout(outputs))
+
+    def forward(
+        self, tokens: Tensor, annotations: Tensor, given: int = 1
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """Logits (B, k, n - given + 1, V) of what follows each token from the `given`th on.
+
+        tokens: int64 (B, k, n), of which the first `given` are always read. Also returns the
+        attention (B, k, n - given + 1, P), None for a decoder that has none.
+        """
+        outputs, attention = self.read(tokens, annotations, given)
+        kept = None if attention is None else attention[:, :, given - 1 :]
+        return self.logits(outputs[:, :, given - 1 :]), kept
+
+    def read(
+        self, tokens: Tensor, annotations: Tensor, given: int
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """What the head sees (B, k, n, O), and the attention, one word after the other."""
+        memory, state = self.begin(annotations)
+        state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
+        embedded = self.embed(tokens)  # (B, k, n, E)
+        guesses = self.training and self.teacher_forcing < 1
+        outputs, attention = [], []
+        for n in range(tokens.size(2)):
+            word = embedded[:, :, n]
+            if guesses and n >= given:
+                with torch.no_grad():
+                    guess = self.logits(outputs[-1]).argmax(-1)  # (B, k)
+                own = torch.rand_like(word[..., :1]) < self.teacher_forcing
+                word = torch.where(own, word, self.embed(guess))
+            output, state, weights = self.advance(word, memory, state)
+            outputs.append(output)
+            attention.append(weights)
+        return torch.stack(outputs, 2), None if weights is None else torch.stack(attention, 2)
+
+
+def set_teacher_forcing(model: nn.Module, probability: float) -> None:
+    """Let every classic decoder within `model` read its captions' own words this often."""
+    for module in model.modules():
+        if isinstance(module, RecurrentDecoder):
+            module.teacher_forcing = probability

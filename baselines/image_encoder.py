@@ -1,0 +1,132 @@
+"""Any of torchvision's convolutional classifiers, without its head, as an image encoder."""
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+FAMILIES = (
+    *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
+    *("mobilenet", "mnasnet", "regnet"),
+)
+# What torchvision's weights were trained with.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def encoder_names() -> list[str]:
+    """The networks of torchvision that can be an encoder."""
+    names = torchvision.models.list_models(module=torchvision.models)
+    return [name for name in names if name.startswith(FAMILIES)]
+
+
+class ImageEncoder(nn.Module):
+    """Images (B, 3, S, S) to annotations (B, P, D): a vector for each of P places, row by row.
+
+    name: of `encoder_names`. weights: "none", made up; "default", torchvision's best, downloaded;
+    or a file of a state dict of that network. dim: D by a 1x1 convolution, else what the network
+    has. grid: P = grid * grid by average pooling, or by bilinear interpolation where the network
+    gives fewer. finetune: without it the network stays as it is, batch statistics included.
+    mean, std: what the images were normalised with, changed here to what torchvision's weights
+    expect. Raises ValueError for an unknown name, and for weights that cannot be had or do not fit.
+    """
+
+    def __init__(
+        self,
+        name: str = "regnet_x_400mf",
+        weights: str = "none",
+        dim: Optional[int] = None,
+        grid: Optional[int] = None,
+        finetune: bool = True,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ):
+        super().__init__()
+        if name not in encoder_names():
+            raise ValueError(
+                f"encoder: {name!r} is unknown; choose one of torchvision's "
+                f"{', '.join(FAMILIES)}, such as regnet_x_400mf or resnet50"
+            )
+        self.network = _without_head(_load(name, weights))
+        self.finetune = finetune
+        self.network.requires_grad_(finetune)
+        width = self._channels()
+        self.dim = dim or width
+        self.projection = nn.Conv2d(width, dim, 1) if dim else nn.Identity()
+        self.grid = grid
+        scale = torch.tensor(std) / torch.tensor(IMAGENET_STD)
+        shift = (torch.tensor(mean) - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
+        self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
+        self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
+        self.train()
+
+    def train(self, mode: bool = True) -> "ImageEncoder":
+        super().train(mode)
+        self.network.train(mode and self.finetune)
+        return self
+
+    def forward(self, image: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
+            features = self.network(image * self.scale + self.shift)  # (B, C, h, w)
+        features = self.projection(features)
+        if self.grid is not None:
+            features = _resized(features, self.grid)
+        return features.flatten(2).transpose(1, 2)
+
+    def _channels(self) -> int:
+        self.network.eval()
+        with torch.no_grad():
+            return self.network(torch.zeros(1, 3, 64, 64)).size(1)
+
+
+def _resized(features: Tensor, grid: int) -> Tensor:
+    """(B, C, h, w) to (B, C, grid, grid)."""
+    if min(features.shape[2:]) < grid:
+        size = (grid, grid)
+        return F.interpolate(features, size, mode="bilinear", align_corners=False)
+    return F.adaptive_avg_pool2d(features, grid)
+
+
+def _load(name: str, weights: str) -> nn.Module:
+    if weights == "default":
+        try:
+            return torchvision.models.get_model(name, weights="DEFAULT")
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"encoder_weights: cannot fetch torchvision's weights of {name} ({reason}); "
+                "connect to the network, or give none or a file"
+            ) from error
+    network = torchvision.models.get_model(name, weights=None)
+    if weights != "none":
+        _load_file(network, Path(weights), name)
+    return network
+
+
+def _load_file(network: nn.Module, path: Path, name: str) -> None:
+    try:
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    except (OSError, RuntimeError, pickle.UnpicklingError, TypeError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"encoder_weights: {path} cannot be read as weights of {name}: {reason}"
+        ) from error
+
+
+def _without_head(network: nn.Module) -> nn.Module:
+    """The part of a classifier that ends in a map (B, C, h, w), under the names that it had."""
+    if hasattr(network, "features"):  # squeezenet, densenet, mobilenet
+        dense = isinstance(network, torchvision.models.DenseNet)
+        # DenseNet's last activation is in its forward.
+        return nn.Sequential(network.features, nn.ReLU()) if dense else network.features
+    if hasattr(network, "layers"):  # mnasnet
+        return network.layers
+    children = OrderedDict(network.named_children())
+    for head in ("avgpool", "fc"):  # the pooling of shufflenet is in its forward
+        children.pop(head, None)
+    return nn.Sequential(children)

@@ -1,0 +1,84 @@
+"""The words that a classic captioner knows, counted in its training captions."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
+_WORD = re.compile(r"\w+(?:['-]\w+)*")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text in lower case; apostrophes and hyphens within a word stay."""
+    return _WORD.findall(text.lower())
+
+
+class Vocabulary:
+    """Captions to word ids and back.
+
+    words: those that have an id besides the four special tokens, the first of them 4. What it
+    does not know is <UNK>. Raises ValueError for a word that occurs twice or is a special token.
+    """
+
+    pad, start, end, unknown = range(len(SPECIAL_TOKENS))
+
+    def __init__(self, words: Sequence[str]):
+        self.tokens = [*SPECIAL_TOKENS, *words]
+        self._ids = {token: number for number, token in enumerate(self.tokens)}
+        if len(self._ids) < len(self.tokens):
+            twice = next(token for token, count in Counter(self.tokens).items() if count > 1)
+            raise ValueError(f"vocabulary: {twice!r} occurs twice")
+
+    @classmethod
+    def count(
+        cls, captions: Iterable[str], size: int = 6400, min_count: int = 1, prompt: str = ""
+    ) -> "Vocabulary":
+        """The most frequent words that occur `min_count` times, at most `size` ids in all.
+
+        Of equally frequent words the first in the alphabet is taken. A prompt's words are always
+        known. Raises ValueError where `size` has no room for one word of the captions.
+        """
+        counts = Counter(word for caption in captions for word in split_words(caption))
+        always = dict.fromkeys(split_words(prompt))
+        room = size - len(SPECIAL_TOKENS) - len(always)
+        if room < 1:
+            raise ValueError(f"vocabulary_size is {size}; it must be {size - room + 1} or more")
+        ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        frequent = [word for word, n in ranked if n >= min_count and word not in always]
+        return cls([*always, *frequent[:room]])
+
+    @property
+    def words(self) -> list[str]:
+        """What another `Vocabulary` of the same ids is made from."""
+        return self.tokens[len(SPECIAL_TOKENS) :]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def token(self, token_id: int) -> str:
+        return self.tokens[token_id]
+
+    def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
+        """int64 ids and mask (1 real, 0 padding), each (R, n), n the longest and <= max_length.
+
+        <START> stands first and <END> last, also where a text was cut.
+        """
+        rows = [torch.tensor([*self._begin(text)[: max_length - 1], self.end]) for text in texts]
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.pad)
+        return ids, (ids != self.pad).long()
+
+    def encode_prompt(self, prompt: str) -> Tensor:
+        """int64 (n,): <START> and the prompt's words, without an end."""
+        return torch.tensor(self._begin(prompt))
+
+    def _begin(self, text: str) -> list[int]:
+        return [self.start, *(self._ids.get(word, self.unknown) for word in split_words(text))]
+
+    def decode(self, ids: Tensor) -> str:
+        """The words of ids (n,), special tokens left out, a space between each two."""
+        first = len(SPECIAL_TOKENS)
+        return " ".join(self.tokens[number] for number in ids.tolist() if number >= first)

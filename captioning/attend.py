@@ -1,0 +1,85 @@
+"""Draw where a captioner looks, word by word: a strip of the photo, one frame a word.
+
+    python -m captioning.attend --checkpoint output/sat_coco/checkpoint_best.pth photo.jpg
+    python -m captioning.attend --checkpoint blip.pth --config configs/caption_coco.yaml photo.jpg
+
+Writes photo_gaze.png in the current folder, or the file that --output names. For the attention
+LSTM, Show, Attend and Tell, and BLIP.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+import torch.nn.functional as F
+from PIL import Image
+
+from captioning import distributed
+from captioning.data import evaluation_transform, load_image
+from captioning.errors import UserError
+from captioning.gaze import Gaze, gaze
+from captioning.trained import load_trained
+
+FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
+
+
+def draw(found: Gaze, photo: Image.Image, path: Path) -> None:
+    """A PNG of the photo and, for each word, the photo lit where the captioner looked.
+
+    The attention is interpolated over the photo; in each frame its highest value is white.
+    """
+    from matplotlib.figure import Figure
+
+    width, height = photo.size
+    lit = F.interpolate(
+        found.weights.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
+    )[:, 0].clamp(min=0)  # (words, height, width)
+    columns = min(len(found.words) + 1, FRAMES_A_ROW)
+    rows = math.ceil((len(found.words) + 1) / columns)
+    frame_height = FRAME_INCHES * height / width + 0.3  # the word above it
+    figure = Figure(figsize=(columns * FRAME_INCHES, rows * frame_height), dpi=DPI)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis in axes:
+        axis.axis("off")
+    axes[0].imshow(photo)
+    for axis, word, weights in zip(axes[1:], found.words, lit):
+        axis.set_title(word, fontsize=11)
+        axis.imshow(photo.convert("L"), cmap="gray", alpha=0.6)
+        axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
+    figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    parser = argparse.ArgumentParser(prog="python -m captioning.attend", description=__doc__)
+    parser.add_argument("image", type=Path, metavar="IMAGE")
+    parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
+    parser.add_argument("--config", help="a YAML file, where the checkpoint is not of a run here")
+    parser.add_argument("--output", type=Path, help="default: IMAGE's name and _gaze.png")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    arguments = parser.parse_args(argv)
+    output = arguments.output or Path(f"{arguments.image.stem}_gaze.png")
+    try:
+        device = distributed.start(arguments.device)
+        photo = load_image(arguments.image)
+        config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
+        image = evaluation_transform(config.image_size)(photo).to(device)
+        found = gaze(captioner, image, config.decoding_settings())
+        draw(found, photo, output)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(" ".join(word for word in found.words if word != "(end)"))
+    print(f"the picture is {output}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""How likely a captioner finds the human captions of a split, and at which temperature most.
+
+    python -m captioning.calibrate --checkpoint output/sat_flickr8k/checkpoint_best.pth
+
+Prints the mean negative log-likelihood of a token, that of a model that knows nothing but how
+frequent each token is, SMILE's loss, and the temperature to sample with (temperature=1.1).
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Optional
+
+from captioning import distributed
+from captioning.data import read_split
+from captioning.errors import UserError
+from captioning.likelihood import PLAIN, likelihood, unigram_nll
+from captioning.trained import load_trained
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    parser = argparse.ArgumentParser(prog="python -m captioning.calibrate", description=__doc__)
+    parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
+    parser.add_argument("--config", help="a YAML file, where the checkpoint is not of a run here")
+    parser.add_argument("--split", choices=("val", "test"), default="val")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    arguments = parser.parse_args(argv)
+    try:
+        device = distributed.start(arguments.device)
+        config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
+        samples = read_split(config, arguments.split)
+        found = likelihood(captioner, samples, config, device)
+        unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    temperature, calibrated = found.best
+    print(f"{found.tokens} tokens of {len(samples)} images of {arguments.split}, nats a token")
+    print(f"  negative log-likelihood      {found.nll[PLAIN]:.3f}")
+    print(f"  of a unigram model           {unigram:.3f}")
+    print(f"  SMILE                        {found.smile:.3f}")
+    print(f"  with temperature={temperature:.3f}      {calibrated:.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""What the validations of a run have found so far: the best epoch, and whether to go on."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioning.split_evaluation import read_scores
+
+
+def evaluation_name(epoch: int) -> str:
+    return f"val_epoch{epoch:02d}"
+
+
+def best_epoch(folder: Path, last: int) -> int:
+    """By CIDEr + BLEU-4 on the validation split; of equals, and without scores, the latest."""
+
+    def quality(epoch: int) -> tuple[float, int]:
+        scores = read_scores(folder, evaluation_name(epoch)) or {}
+        missing = -math.inf  # a metric that could not be computed
+        return scores.get("CIDEr", missing) + scores.get("Bleu_4", missing), epoch
+
+    return max(range(last + 1), key=quality)
+
+
+def bleu_history(folder: Path, epochs: int) -> list[float]:
+    """BLEU-4 of those of the first so many epochs that were validated."""
+    found = [read_scores(folder, evaluation_name(epoch)) for epoch in range(epochs)]
+    return [scores["Bleu_4"] for scores in found if scores and "Bleu_4" in scores]
+
+
+def since_best(values: Sequence[float]) -> int:
+    """How many values have come after the highest, the first of equals."""
+    return len(values) - 1 - values.index(max(values)) if values else 0
+
+
+def plateaus(values: Sequence[float], patience: int) -> int:
+    """How often more than `patience` values in a row were no higher than the best before them.
+
+    After each such time the count begins again, as in torch's ReduceLROnPlateau.
+    """
+    best, waited, found = -math.inf, 0, 0
+    for value in values:
+        waited = 0 if value > best else waited + 1
+        best = max(best, value)
+        if waited > patience:
+            found, waited = found + 1, 0
+    return found

@@ -1,0 +1,213 @@
+"""The seam: the objective of a batch of captions, and captions of a batch of images."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from baselines import MODELS, ImageEncoder, Vocabulary, build_classic
+from baselines.captioner import unseen
+from decoding import DecodingSettings
+from smile import Objective, smile_loss
+
+WORDS = Vocabulary(["a", "dog", "cat", "runs", "sits", "on", "grass"])
+GREEDY = DecodingSettings(max_length=9, min_length=1, num_beams=1)
+
+
+class Pixels(torch.nn.Module):
+    """Images (B, 3, 2, 2) as annotations (B, 4, 3): a network would only take time."""
+
+    dim = 3
+
+    def forward(self, image):
+        return image.flatten(2).transpose(1, 2)
+
+
+def make(model, objective="mle", encoder=None, **settings):
+    sizes = {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8, "dropout": 0.0}
+    chosen = Objective(objective, label_smoothing=0.0)
+    made = build_classic(model, encoder or Pixels(), WORDS, chosen, **{**sizes, **settings})
+    for parameter in made.decoder.parameters():  # so that images and words matter
+        torch.nn.init.normal_(parameter, std=0.7)
+    return made.eval()
+
+
+def images(count=3):
+    return torch.randn(count, 3, 2, 2)
+
+
+CAPTIONS = [
+    ["a dog runs", "a cat"],
+    ["a zebra sits on grass", "dog"],
+    ["cat runs", "a dog on a cat"],
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("prompt", ["", "a picture on "])
+def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt):
+    captioner, image = make(model, prompt=prompt), images()
+    total, count = 0.0, 0
+    for b, k in itertools.product(range(3), range(2)):
+        ids, _ = WORDS.encode([prompt + CAPTIONS[b][k]], 40)  # no padding, no other image
+        given = len(captioner.prompt_ids)
+        logits, _ = captioner.decoder(ids[None, :, :-1], captioner.encoder(image[b : b + 1]))
+        total += F.cross_entropy(logits[0, 0, given - 1 :], ids[0, given:], reduction="sum")
+        count += ids.size(1) - given
+    output = captioner(image, CAPTIONS)
+    torch.testing.assert_close(output.loss, total / count)
+    assert output.tokens == count and output.parts.keys() == {"mle"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_smile_and_mixtures_are_objectives_of_all(model):
+    image = images()
+    captioner = make(model, {"mle": 0.25, "smile": 0.75})
+    logits, labels = captioner.predictions(image, CAPTIONS)
+    output = captioner(image, CAPTIONS)
+    mle = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    smile = smile_loss(logits, labels, first_token_mle=True)
+    torch.testing.assert_close(output.loss, 0.25 * mle + 0.75 * smile)
+    output.loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in captioner.parameters())
+
+
+def test_the_image_is_encoded_once_however_many_captions_it_has():
+    calls = []
+    encoder = Pixels()
+    encoder.register_forward_hook(lambda _, inputs, __: calls.append(len(inputs[0])))
+    make("sat", encoder=encoder)(images(), [["a dog"] * 5] * 3)
+    assert calls == [3]
+
+
+@pytest.mark.parametrize("groups", [[["a"], ["a", "dog"], ["a"]], [["a"]], [[], [], []]])
+def test_images_that_do_not_have_as_many_captions(groups):
+    with pytest.raises(ValueError, match="captions for 3 images"):
+        make("lstm")(images(), groups)
+
+
+def test_captions_are_cut_to_max_tokens():
+    captioner = make("lstm", max_tokens=4)
+    _, labels = captioner.predictions(images(1), [["a dog runs on grass"]])
+    assert labels.tolist() == [[*WORDS.encode(["a dog"], 9)[0][0, 1:].tolist()]]
+
+
+def test_what_was_not_looked_at():
+    attention = torch.tensor([[[0.75, 0.25], [0.5, 0.5], [0.9, 0.1]], [[1.0, 0], [0, 1], [1, 0]]])
+    labelled = torch.tensor([[True, True, False], [True, True, True]])
+    expected = ((1 - 1.25) ** 2 + (1 - 0.75) ** 2 + (1 - 2) ** 2 + 0) / 4
+    assert unseen(attention, labelled).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("model", ["attn", "sat"])
+def test_the_penalty_is_a_further_part_of_the_loss(model):
+    image = images()
+    captioner = make(model)
+    plain = captioner(image, CAPTIONS)
+    _, labels, attention = captioner._predict(image, CAPTIONS)
+    captioner.attention_penalty = 0.5
+    output = captioner(image, CAPTIONS)
+    penalty = unseen(attention, labels != -100)
+    assert output.parts.keys() == {"mle", "attention"} and output.tokens == plain.tokens
+    torch.testing.assert_close(output.parts["attention"], penalty)
+    torch.testing.assert_close(output.loss, plain.loss + 0.5 * penalty)
+
+
+def continue_greedily(captioner, image, prompt):
+    """One image, the whole caption read anew for each word."""
+    ids = [*captioner.prompt_ids.tolist()]
+    while len(ids) < GREEDY.max_length and ids[-1] != WORDS.end:
+        logits, _ = captioner.decoder(torch.tensor(ids).view(1, 1, -1), captioner.encoder(image))
+        row = logits[0, 0, -1]
+        row[[WORDS.pad, WORDS.start, WORDS.unknown]] = -torch.inf
+        ids.append(row.argmax().item())
+    return ids
+
+
+def with_captions_of_several_lengths(captioner, image):
+    """What is generated once the end is so likely that images drop out one after the other."""
+    for _ in range(40):
+        found = captioner.generate_details(image, GREEDY)
+        if len({len(text.split()) for (text,) in found.captions}) > 2:
+            return found
+        with torch.no_grad():
+            captioner.decoder.head.bias[WORDS.end] += 0.25
+    raise AssertionError("all captions are as long")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("prompt", ["", "a dog "])
+def test_greedy_captions_are_those_of_reading_everything_anew(model, prompt):
+    captioner, image = make(model, prompt=prompt), 3 * images(30)
+    found = with_captions_of_several_lengths(captioner, image)
+    texts = []
+    for b in range(30):
+        ids = continue_greedily(captioner, image[b : b + 1], prompt)
+        assert found.token_ids[b, 0, : len(ids)].tolist() == ids
+        texts.append(WORDS.decode(torch.tensor(ids[len(captioner.prompt_ids) :])))
+    assert captioner.generate(image, GREEDY) == texts
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_beams_score_what_the_captions_are_worth(model):
+    captioner, image = make(model), images(4)
+    settings = DecodingSettings(max_length=6, min_length=1, num_beams=7, num_return=7)
+    found = captioner.generate_details(image, settings)
+    for b, k in itertools.product(range(4), range(7)):
+        ids = [i for i in found.token_ids[b, k].tolist() if i != WORDS.pad]
+        logits, _ = captioner.decoder(
+            torch.tensor(ids[:-1]).view(1, 1, -1), captioner.encoder(image[b : b + 1])
+        )
+        logits[..., [WORDS.pad, WORDS.start, WORDS.unknown]] = -torch.inf
+        logprobs = logits[0, 0].log_softmax(-1)
+        total = logprobs[torch.arange(len(ids) - 1), ids[1:]].sum().item()
+        length = len(ids) - 1 if ids[-1] == WORDS.end else len(ids)
+        assert found.scores[b, k].item() == pytest.approx(total / length, abs=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_caption_has_an_unknown_word(model):
+    captioner = make(model)
+    with torch.no_grad():
+        captioner.decoder.head.bias[[WORDS.pad, WORDS.start, WORDS.unknown]] = 100.0
+    sampled = DecodingSettings(max_length=12, min_length=1, sample=True, num_return=20, top_k=0)
+    ids = captioner.generate_details(images(), sampled).token_ids[:, :, 1:]
+    ended = (ids == WORDS.end).cumsum(-1) > 0
+    assert not ((ids == WORDS.unknown) | (ids == WORDS.start)).any()
+    assert not ((ids == WORDS.pad) & ~ended).any()
+
+
+@pytest.mark.parametrize("model", ["attn", "sat"])
+def test_the_gaze_is_the_attention_before_each_word(model):
+    captioner, image = make(model, prompt="a "), images(1)
+    ids = WORDS.encode(["a dog runs"], 9)[0][0]  # start, a, dog, runs, end
+    gaze = captioner.gaze(image[0], ids)
+    _, attention = captioner.decoder(ids[None, None, :-1], captioner.encoder(image))
+    torch.testing.assert_close(gaze, attention[0, 0, 1:])
+    assert gaze.shape == (3, 4)
+    torch.testing.assert_close(gaze.sum(1), torch.ones(3))
+
+
+def test_a_captioner_that_sees_the_image_once_has_no_gaze():
+    assert make("lstm").gaze(images(1)[0], torch.tensor([1, 4, 2])) is None
+
+
+def test_with_a_real_encoder_and_the_default_objective():
+    captioner = build_classic("sat", ImageEncoder("shufflenet_v2_x0_5", dim=16, grid=2), WORDS)
+    output = captioner(torch.randn(3, 3, 64, 64), CAPTIONS)
+    output.loss.backward()
+    assert output.parts.keys() == {"smile"}
+    assert all(p.grad is not None for p in captioner.parameters())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_word_vectors_of_a_file_and_of_length_one(model, tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("dog 3 4 0 0 0 0 0 0\n")
+    settings = {"embed_dim": 8, "word_vectors": str(path), "normalise_embeddings": True}
+    captioner = build_classic(model, Pixels(), WORDS, **settings)
+    weight = captioner.decoder.embedding.weight
+    torch.testing.assert_close(weight.norm(dim=1), torch.ones(len(WORDS)))
+    dog = WORDS.encode_prompt("dog")[1]
+    torch.testing.assert_close(weight[dog, :2].detach(), torch.tensor([0.6, 0.8]))

@@ -1,0 +1,134 @@
+"""Every family of networks, the places they give, and what is trained."""
+
+import pytest
+import torch
+import torchvision
+
+from baselines import ImageEncoder, encoder_names
+
+ONE_OF_EACH = {
+    "resnet18": 512,
+    "resnext50_32x4d": 2048,
+    "wide_resnet50_2": 2048,
+    "squeezenet1_1": 512,
+    "densenet121": 1024,
+    "shufflenet_v2_x0_5": 1024,
+    "mobilenet_v2": 1280,
+    "mobilenet_v3_small": 576,
+    "mnasnet0_5": 1280,
+    "regnet_x_400mf": 400,
+    "regnet_y_400mf": 440,
+}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_it_ends_where_torchvisions_head_begins(name):
+    encoder = ImageEncoder(name).eval()
+    whole = torchvision.models.get_model(name, weights=None).eval()
+    # The features under the names that they have in the whole network, in the same order.
+    own, theirs = encoder.network.state_dict(), whole.state_dict()
+    for value, (key, expected) in zip(own.values(), theirs.items()):
+        assert value.shape == expected.shape, key
+        expected.copy_(value)  # into the whole network
+    image = torch.randn(2, 3, 64, 64)
+    annotations = encoder(image)
+    assert encoder.dim == annotations.size(2) == ONE_OF_EACH[name]
+    features = []
+    head = [m for m in whole.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))][-1]
+    head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+    whole(image)
+    if features[0].dim() == 4:  # squeezenet's head is a convolution of the map itself
+        expected = features[0].flatten(2).transpose(1, 2)
+        torch.testing.assert_close(annotations, expected)
+        return
+    pooled = annotations.mean(1)
+    if name.startswith("mobilenet_v3"):  # a layer of the head comes before its last
+        pooled = whole.classifier[:-1](pooled)
+    torch.testing.assert_close(features[0], pooled, rtol=1e-4, atol=1e-5)
+
+
+def test_every_listed_network_can_be_named():
+    names = encoder_names()
+    assert {"resnet152", "densenet201", "mnasnet1_3", "regnet_y_128gf", *ONE_OF_EACH} <= set(names)
+    with pytest.raises(ValueError, match="encoder: 'vit_b_16' is unknown"):
+        ImageEncoder("vit_b_16")
+
+
+def test_places_run_row_by_row():
+    encoder = ImageEncoder("resnet18").eval()
+    image = torch.randn(1, 3, 96, 64)
+    features = encoder.network(image)  # (1, 512, 3, 2)
+    annotations = encoder(image)
+    for row in range(3):
+        for column in range(2):
+            place = annotations[0, 2 * row + column]
+            torch.testing.assert_close(place, features[0, :, row, column])
+
+
+@pytest.mark.parametrize(("side", "grid"), [(128, 2), (64, 5)])
+def test_a_grid_by_pooling_or_by_interpolation(side, grid):
+    encoder = ImageEncoder("resnet18", dim=7, grid=grid).eval()
+    image = torch.randn(2, 3, side, side)
+    annotations = encoder(image)
+    assert annotations.shape == (2, grid * grid, 7) and encoder.dim == 7
+    features = encoder.projection(encoder.network(image))
+    if side == 128:  # 4 by 4 places to 2 by 2: means of four
+        expected = features.unflatten(3, (2, 2)).unflatten(2, (2, 2)).mean((3, 5))
+    else:
+        size = (grid, grid)
+        expected = torch.nn.functional.interpolate(features, size, mode="bilinear")
+    torch.testing.assert_close(annotations, expected.flatten(2).transpose(1, 2))
+
+
+def test_images_are_normalised_anew_for_torchvision():
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
+    encoder = ImageEncoder("resnet18", mean=mean, std=std).eval()
+    pixels = torch.rand(1, 3, 64, 64)
+    image = torchvision.transforms.functional.normalize(pixels, mean, std)
+    as_trained = torchvision.transforms.functional.normalize(
+        pixels, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    )
+    expected = encoder.network(as_trained).flatten(2).transpose(1, 2)
+    torch.testing.assert_close(encoder(image), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_finetuning_nothing_of_the_network_changes():
+    encoder = ImageEncoder("resnet18", dim=8, finetune=False).train()
+    before = {key: value.clone() for key, value in encoder.network.state_dict().items()}
+    encoder(torch.randn(2, 3, 64, 64)).sum().backward()
+    after = encoder.network.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert encoder.projection.weight.grad is not None
+    assert all(p.grad is None and not p.requires_grad for p in encoder.network.parameters())
+
+
+def test_with_finetuning_the_gradient_reaches_the_first_layer():
+    encoder = ImageEncoder("resnet18").train()
+    encoder(torch.randn(2, 3, 64, 64)).square().sum().backward()
+    assert encoder.network.conv1.weight.grad.abs().sum() > 0
+    assert encoder.network.bn1.num_batches_tracked == 1
+
+
+def test_weights_from_a_file(tmp_path):
+    whole = torchvision.models.resnet18(weights=None)
+    torch.save(whole.state_dict(), tmp_path / "resnet.pth")
+    encoder = ImageEncoder("resnet18", str(tmp_path / "resnet.pth"))
+    assert torch.equal(encoder.network.conv1.weight, whole.conv1.weight)
+    with pytest.raises(ValueError, match="cannot be read as weights of resnet34") as error:
+        ImageEncoder("resnet34", str(tmp_path / "resnet.pth"))
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="nowhere"):
+        ImageEncoder("resnet18", str(tmp_path / "nowhere.pth"))
+
+
+def test_weights_that_cannot_be_fetched(monkeypatch, tmp_path):
+    from urllib.error import URLError
+
+    def refuse(*args, **kwargs):
+        raise URLError("no route to host")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
+    with pytest.raises(ValueError, match=r"encoder_weights: cannot fetch .* of resnet18") as error:
+        ImageEncoder("resnet18", "default")
+    assert "none or a file" in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,105 @@
+"""Where captioners look: BLIP's cross-attention, whole words, and the picture of it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from baselines import ImageEncoder, Vocabulary, build_classic
+from captioning import attend
+from captioning.attend import draw
+from captioning.errors import UserError
+from captioning.gaze import Gaze, gaze
+from decoding import DecodingSettings
+
+SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
+
+
+def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
+    captioner = make_captioner(prompt="a picture ")
+    image = torch.randn(3, 48, 48)
+    found = gaze(captioner, image, SETTINGS)
+    ids = captioner.generate_details(image.unsqueeze(0), SETTINGS).token_ids[0].clone()
+    attention = []
+
+    def record(query, key, value, **settings):
+        if key.size(2) == 10:  # [CLS] and 3 by 3 patches; tokens are fewer
+            eye = torch.eye(10).expand(*key.shape[:3], 10)
+            attention.append(real(query, key, eye))  # the weights themselves
+        return real(query, key, value, **settings)
+
+    real = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    embeds = captioner.visual_encoder(image.unsqueeze(0))
+    captioner.text_decoder.logits(ids[:, :-1], torch.ones_like(ids[:, :-1]), embeds)
+    layers = [weights for weights in attention if weights.size(2) == ids.size(1) - 1]
+    expected = torch.stack(layers).mean((0, 2))[0]  # over layers and heads
+    expected = expected[len(captioner.prompt_ids) - 1 :, 1:]
+    expected = expected / expected.sum(1, keepdim=True)
+    assert found.weights.shape == (len(found.words), 3, 3)
+    assert len(layers) == 2 and len(found.words) == len(expected)
+    torch.testing.assert_close(found.weights.flatten(1), expected)
+
+
+def test_pieces_of_a_word_are_one_frame(make_captioner):
+    from captioning.gaze import _whole_words
+
+    tokenizer = make_captioner().tokenizer
+    ids = torch.tensor([*tokenizer.bert.convert_tokens_to_ids(["dog", "##s", "on"]), tokenizer.end])
+    rows = torch.tensor([[1.0, 0], [0, 1], [0.5, 0.5], [0.25, 0.75]])
+    words, weights = _whole_words(tokenizer, ids, rows)
+    assert words == ["dogs", "on", "(end)"]
+    assert weights.tolist() == [[0.5, 0.5], [0.5, 0.5], [0.25, 0.75]]
+
+
+@pytest.mark.parametrize("model", ["attn", "sat"])
+def test_a_classic_gaze_has_a_frame_for_each_word_of_the_caption(model):
+    words = Vocabulary(["a", "dog", "runs"])
+    captioner = build_classic(model, ImageEncoder("shufflenet_v2_x0_5", grid=3), words).eval()
+    image = torch.randn(3, 64, 64)
+    found = gaze(captioner, image, SETTINGS)
+    caption = captioner.generate(image.unsqueeze(0), SETTINGS)[0]
+    assert [word for word in found.words if word != "(end)"] == caption.split()
+    assert found.weights.shape[1:] == (3, 3)
+    torch.testing.assert_close(found.weights.sum((1, 2)), torch.ones(len(found.words)))
+
+
+def test_a_captioner_without_attention_has_nothing_to_draw():
+    captioner = build_classic("rnn", ImageEncoder("shufflenet_v2_x0_5"), Vocabulary(["a"])).eval()
+    with pytest.raises(UserError, match="sees the image once"):
+        gaze(captioner, torch.randn(3, 64, 64), SETTINGS)
+
+
+def test_frames_are_bright_where_it_looked(tmp_path):
+    weights = torch.zeros(2, 4, 4)
+    weights[0, 0, 0] = weights[1, 3, 3] = 1.0
+    path = tmp_path / "gaze.png"
+    draw(Gaze(["left", "right"], weights), Image.new("RGB", (80, 80), (90, 90, 90)), path)
+    picture = np.asarray(Image.open(path).convert("L"), dtype=float)
+    height, width = picture.shape
+    frames = [picture[int(height * 0.2) :, n * width // 3 : (n + 1) * width // 3] for n in range(3)]
+    for frame, bright_first in zip(frames[1:], (True, False)):
+        h, w = frame.shape
+        first = frame[h // 20 : h // 4, w // 20 : w // 4].mean()
+        last = frame[-h // 4 : -h // 20, -w // 4 : -w // 20].mean()
+        assert (first > last + 40) == bright_first and abs(first - last) > 40
+
+
+def test_a_long_caption_takes_several_rows(tmp_path):
+    count = 2 * attend.FRAMES_A_ROW
+    draw(
+        Gaze(["word"] * count, torch.rand(count, 2, 2)),
+        Image.new("RGB", (60, 30)),
+        tmp_path / "a.png",
+    )
+    width, height = Image.open(tmp_path / "a.png").size
+    assert width == attend.FRAMES_A_ROW * attend.FRAME_INCHES * attend.DPI
+    assert height == pytest.approx(math.ceil((count + 1) / attend.FRAMES_A_ROW) * 130, abs=1)
+
+
+def test_what_the_program_says_of_a_missing_photo(tmp_path, capsys):
+    code = attend.main([str(tmp_path / "no.jpg"), "--checkpoint", "x.pth", "--device", "cpu"])
+    assert code == 2 and "no such image" in capsys.readouterr().err

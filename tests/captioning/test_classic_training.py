@@ -1,0 +1,178 @@
+"""The classic captioners in a run: trained, saved with their words, resumed, captioning, scored."""
+
+import json
+
+import pytest
+import torch
+
+from captioning import calibrate, train
+from captioning.config import load_config
+from captioning.errors import UserError
+from captioning.model import captioner_from
+from captioning.recipe import FineTuning
+
+CPU = torch.device("cpu")
+CLASSIC = [
+    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "image_size=64"),
+    *("embed_dim=16", "hidden_dim=16", "attention_dim=8", "dropout=0.1", "max_epoch=2"),
+    *("batch_size=8", "log_every=1", "prompt=''", "metrics=[length, facts]"),
+]
+
+
+@pytest.fixture
+def overrides(scenes):
+    return [*CLASSIC, f"facts_file={scenes / 'scenes.json'}"]
+
+
+@pytest.fixture
+def run(scenes_config, tmp_path, overrides):
+    """Return a function that sets up a run of a model, in a folder of the test."""
+
+    def make(model, *more, folder="run"):
+        flags = {"output_dir": str(tmp_path / folder)}
+        chosen = [*overrides, f"model={model}", *more]
+        return FineTuning(load_config(scenes_config, chosen, flags), CPU)
+
+    return make
+
+
+def lines(folder, event):
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in log if line["event"] == event]
+
+
+@pytest.mark.parametrize("model", ["rnn", "lstm", "attn", "sat"])
+def test_a_run_of_each_learns_and_its_checkpoint_captions(run, model, scenes_config, overrides):
+    tuning = run(model, "objective={mle: 0.5, smile: 0.5}")
+    tuning.run()
+    steps = lines(tuning.folder, "step")
+    assert len(steps) == 6 and steps[-1]["loss"] < steps[0]["loss"]
+    saved = torch.load(tuning.folder / "checkpoint_best.pth", weights_only=True)
+    assert saved["vocabulary"] == tuning.captioner.tokenizer.words
+    evaluated = train.main(
+        [
+            *("--config", str(scenes_config), "--output_dir", str(tuning.folder), "--evaluate"),
+            *("--eval_split", "test", "--device", "cpu", *overrides, f"model={model}"),
+        ]
+    )
+    assert evaluated == 0
+    captions = json.loads((tuning.folder / "result" / "test.json").read_text())
+    known = {*saved["vocabulary"]}
+    assert len(captions) == 7
+    assert all(set(entry["caption"].split()) <= known for entry in captions)
+
+
+def test_a_resumed_run_ends_as_the_undisturbed_one(run, monkeypatch):
+    more = ["teacher_forcing=linear", "teacher_forcing_k=2", "attention_penalty=0.5"]
+    run("sat", *more, folder="whole").run()
+    interrupted = run("sat", *more, folder="resumed")
+    interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
+    interrupted.run()
+    again = run("sat", *more, folder="resumed")
+    assert again.first_epoch == 1
+    again.run()
+    whole, resumed = (
+        torch.load(again.folder.parent / name / "checkpoint_01.pth", weights_only=True)
+        for name in ("whole", "resumed")
+    )
+    for key, value in whole["model"].items():
+        assert torch.equal(value, resumed["model"][key]), key
+    assert {"loss", "mle", "attention"} <= lines(again.folder, "epoch")[-1].keys()
+
+
+def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_config, overrides):
+    tuning = run("lstm", "max_epoch=1", "objective=mle")
+    tuning.run()
+    best = str(tuning.folder / "checkpoint_best.pth")
+    # The training captions of this configuration would make a vocabulary of its own.
+    other = load_config(
+        scenes_config, [*overrides, "model=lstm", "vocabulary_size=9", "encoder_weights=default"]
+    )
+    captioner, line = captioner_from(other, best)
+    assert captioner.tokenizer.words == tuning.captioner.tokenizer.words
+    assert "every key matched" in line
+    for key, value in captioner.state_dict().items():
+        assert torch.equal(value, tuning.captioner.state_dict()[key])
+
+
+def test_another_model_is_told_in_one_line(run, scenes_config, overrides):
+    tuning = run("lstm", "max_epoch=1", "objective=mle")
+    tuning.run()
+    for model in ("attn", "blip"):
+        config = load_config(scenes_config, [*overrides, f"model={model}"])
+        with pytest.raises(UserError, match="is not of this model") as error:
+            captioner_from(config, str(tuning.folder / "checkpoint_best.pth"))
+        assert "\n" not in str(error.value)
+
+
+def test_a_vocabulary_of_word_pieces(run, scenes):
+    tuning = run("attn", "vocabulary=wordpiece", "max_epoch=1", "prompt='a picture of '")
+    tuning.run()
+    saved = torch.load(tuning.folder / "checkpoint_00.pth", weights_only=True)
+    assert "vocabulary" not in saved
+    pieces = len((scenes / "vocab.txt").read_text().split())
+    assert saved["model"]["decoder.head.weight"].size(0) == pieces + 2
+
+
+def test_the_encoder_has_its_rate_and_the_decoder_its_schedule(run):
+    tuning = run(
+        "lstm", "encoder_lr=1e-4", "lr_schedule=exponential", "lr_decay=0.5", "init_lr=1e-2"
+    )
+    tuning.run()
+    rates = [group["lr"] for group in tuning.optimizer.param_groups]
+    assert rates == pytest.approx([5e-3, 5e-5])
+    logged = [line["learning_rate"] for line in lines(tuning.folder, "step")]
+    assert logged == pytest.approx([1e-2] * 3 + [5e-3] * 3)
+
+
+def test_gradients_are_clipped_by_value(run, monkeypatch):
+    tuning = run("lstm", "clip_grad_value=1e-3")
+    largest = []
+    step = tuning.optimizer.step
+
+    def look(*arguments, **named):
+        parameters = [p for group in tuning.optimizer.param_groups for p in group["params"]]
+        largest.append(max(p.grad.abs().max().item() for p in parameters if p.grad is not None))
+        return step(*arguments, **named)
+
+    monkeypatch.setattr(tuning.optimizer, "step", look)
+    tuning._train_epoch(0)
+    assert max(largest) == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "epochs", "rates"),
+    [
+        (["early_stopping=2"], 4, [1, 1, 1, 1]),
+        (["lr_schedule=plateau", "lr_patience=0", "lr_decay=0.5"], 6, [1, 1, 1, 0.5, 0.25, 0.25]),
+    ],
+)
+def test_validation_bleu_lowers_the_rate_and_ends_the_run(run, monkeypatch, more, epochs, rates):
+    from captioning import recipe
+
+    bleu = [0.1, 0.3, 0.2, 0.3, 0.4, 0.2]
+
+    def scored(self, captioner, name):
+        path = self.folder / "result" / name / "metrics.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scores = {"Bleu_4": {"value": bleu[int(name[-2:])]}}
+        path.write_text(json.dumps({"metrics": scores}))
+        return {}
+
+    monkeypatch.setattr(recipe.SplitEvaluation, "run", scored)
+    lr = ["lr_schedule=exponential", "lr_decay=1"]
+    tuning = run("lstm", "max_epoch=6", "init_lr=1.0e-3", "metrics=[coco, length]", *lr, *more)
+    tuning.run()
+    logged = [line["learning_rate"] for line in lines(tuning.folder, "step")]
+    assert logged[::3] == pytest.approx([rate * 1e-3 for rate in rates])
+    assert len(logged) == 3 * epochs
+
+
+def test_the_likelihood_of_a_run(run, capsys):
+    tuning = run("attn", "max_epoch=1", "objective=mle")
+    tuning.run()
+    capsys.readouterr()
+    best = str(tuning.folder / "checkpoint_best.pth")
+    assert calibrate.main(["--checkpoint", best, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "of 5 images of val" in out and "unigram model" in out and "temperature=" in out
