@@ -21,14 +21,18 @@ from torch import Tensor, nn
 from smile.objective import Objective, ObjectiveOutput
 
 IGNORED = -100
-# What configurations call the token that stands where an image's features are put.
-IMAGE_TOKEN = ("image_token_id", "image_token_index")
+# What configurations call the tokens that stand where the features of an image, a video or a sound
+# are put.
+MEDIA_TOKENS = tuple(
+    f"{medium}_token_{kind}" for medium in ("image", "video", "audio") for kind in ("id", "index")
+)
 
 
 @dataclass
 class _Settings:
     objective: Objective
     from_hidden: bool
+    own_forward: Optional[Callable]  # that the instance had in place of its class's
     head_is_last: bool = False  # found so in the first step
 
 
@@ -45,10 +49,11 @@ def use_smile(
     """
     model = _without_peft(model)
     undo(model)
-    settings = _Settings(_checked(objective), from_hidden)
+    objective = _checked(objective)
     if from_hidden:
         _language_head(model)
-    model._smile = settings
+    # accelerate leaves such a forward behind, for autocast or for devices; it would hide ours.
+    model._smile = _Settings(objective, from_hidden, model.__dict__.pop("forward", None))
     # A class rather than an instance's attribute, which copies and replicas of the model would
     # share. Names are kept since checkpoints and Trainer read them.
     original = type(model)
@@ -65,7 +70,9 @@ def use_smile(
 def undo(model: nn.Module) -> nn.Module:
     """Give a model its own loss back; one that has it stays as it is. Returns the model."""
     model = _without_peft(model)
-    model.__dict__.pop("_smile", None)
+    settings = model.__dict__.pop("_smile", None)
+    if settings is not None and settings.own_forward is not None:
+        model.__dict__.setdefault("forward", settings.own_forward)
     # Under a class that FSDP put on top ours stays, and does nothing.
     model.__class__ = type(model).__dict__.get("_without_smile", type(model))
     return model
@@ -87,22 +94,30 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
 
 def _forward_with_objective(original: Callable) -> Callable:
-    keeps_past = "use_cache" in inspect.signature(original).parameters
+    names = list(inspect.signature(original).parameters)[1:]
+    keeps_past = "use_cache" in names
 
     @functools.wraps(original)
-    def forward(self, *args, labels: Optional[Tensor] = None, num_items_in_batch=None, **kwargs):
+    def forward(self, *args, **kwargs):
         settings = self.__dict__.get("_smile")
-        if settings is None or labels is None:
-            given = {"labels": labels, "num_items_in_batch": num_items_in_batch}
-            kwargs.update({name: value for name, value in given.items() if value is not None})
-            return original(self, *args, **kwargs)
+        theirs = functools.partial(original, self)
+        if settings is not None and settings.own_forward is not None:
+            theirs = settings.own_forward
+        named = dict(zip(names, args))
+        if settings is None or {**named, **kwargs}.get("labels") is None:
+            return theirs(*args, **kwargs)
+        if named.keys() & kwargs.keys():
+            twice = ", ".join(sorted(named.keys() & kwargs.keys()))
+            raise TypeError(f"forward() got multiple values for {twice}")
+        kwargs = {**named, **kwargs}
+        labels, num_items_in_batch = kwargs.pop("labels"), kwargs.pop("num_items_in_batch", None)
         return_dict = kwargs.pop("return_dict", None)
         kwargs["return_dict"] = True
         if keeps_past:
             kwargs["use_cache"] = False
         _give_decoder_inputs(self, labels, kwargs)
         # The model sees no labels, so that it computes no loss of its own.
-        run = functools.partial(original, self, *args, **kwargs)
+        run = functools.partial(theirs, **kwargs)
         if settings.from_hidden and self.training:
             output, result = _run_from_hidden(self, run, labels, settings)
         else:
@@ -157,7 +172,7 @@ def _in_step(model: nn.Module, predictions: Tensor, labels: Tensor) -> tuple[Ten
     Places before the text, which are an image's, have no labels and are left out.
     """
     labels = labels.to(predictions.device)
-    for name in IMAGE_TOKEN:
+    for name in MEDIA_TOKENS:
         token = getattr(model.config, name, None)
         if token is not None:
             labels = labels.masked_fill(labels == token, IGNORED)
@@ -211,10 +226,11 @@ def _language_head(model: nn.Module) -> nn.Linear:
 
 def _without_peft(model: nn.Module) -> nn.Module:
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not hasattr(model, "config") or "labels" not in inspect.signature(model.forward).parameters:
+    known = inspect.signature(type(model).forward).parameters
+    if not hasattr(model, "config") or "labels" not in known:
         raise ValueError(
             f"{type(model).__name__} takes no labels; give a generative model of transformers, "
-            "before DDP or FSDP is around it"
+            "before DDP, FSDP or torch.compile is around it"
         )
     return model
 

@@ -4,6 +4,7 @@ import copy
 import importlib.util
 import inspect
 import math
+import types
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,38 @@ def test_logits_that_are_changed_after_the_head_are_not_made_from_hidden_states(
     family.model.lm_head = torch.nn.Sequential(family.model.lm_head)
     with pytest.raises(ValueError, match="no linear language head"):
         use_smile(family.model, from_hidden=True)
+
+
+@each_family
+@pytest.mark.parametrize("positional", [False, True])
+def test_a_forward_of_the_instances_own_is_called_with_the_objective_around_it(name, positional):
+    """As accelerate leaves one behind, for autocast or to move inputs between devices."""
+    family = hf_models.make(name)
+    model, batch, calls = family.model, dict(family.batch), []
+    total, tokens = expected_smile(family)
+    class_forward = type(model).forward
+
+    def own_forward(self, *args, **kwargs):
+        calls.append(kwargs.get("labels"))
+        return class_forward(self, *args, **kwargs)
+
+    model.forward = types.MethodType(own_forward, model)
+    use_smile(model)
+    if positional:  # all arguments, up to the labels
+        names = list(inspect.signature(class_forward).parameters)[1:]
+        before = names[: names.index("labels") + 1]
+        loss = model(*[batch.pop(key, None) for key in before], **batch).loss
+    else:
+        loss = model(**batch).loss
+    torch.testing.assert_close(loss, total / tokens, atol=1e-6, rtol=0)
+    assert calls == [None]
+    undo(model)
+    model(**family.batch)
+    assert len(calls) == 2 and calls[1] is not None and model.forward.__func__ is own_forward
+
+
+def test_an_argument_given_twice_is_refused():
+    family = hf_models.make("GPT2LMHeadModel")
+    use_smile(family.model)
+    with pytest.raises(TypeError, match="multiple values for input_ids"):
+        family.model(family.batch["input_ids"], **family.batch)
