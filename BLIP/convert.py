@@ -9,18 +9,25 @@ with `from_pretrained`. The way there and back gives the same state dict bit for
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Optional, Union
 
 import torch
+from torch import Tensor
 
 from BLIP.blip import BlipCaptioner
 from BLIP.build import MED_CONFIG, build_captioner
 from BLIP.checkpoint import POSITION_EMBEDDING, CheckpointError, load_weights, read_checkpoint
 from BLIP.hf_names import from_hf_names, hf_config, settings_of, to_hf_names
+from BLIP.med import TextDecoder
+from BLIP.med_config import read_med_config
 from BLIP.tokenizer import CaptionTokenizer
+from BLIP.vit import ImageEncoder
+from smile import Objective
 
 PATCH = "visual_encoder.patch_embed.proj.weight"
 ADDED = ("[DEC]", "[ENC]")
@@ -35,7 +42,8 @@ def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, folder)
     state = {k: v.contiguous() for k, v in to_hf_names(captioner.state_dict()).items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    with _whole(folder / "model.safetensors") as staged:
+        save_file(state, staged, metadata={"format": "pt"})
     config = hf_config(captioner)
     size = config["vision_config"]["image_size"]
     added = {token: words.bert.convert_tokens_to_ids(token) for token in ADDED}
@@ -94,9 +102,50 @@ def read_hf(folder: Union[str, Path]) -> dict:
     state = read_checkpoint(str(present[0]))["model"]
     positions = settings["med_config"]["max_position_embeddings"]
     try:
-        return {"model": from_hf_names(state, positions), "config": settings}
-    except CheckpointError as error:
+        ours = from_hf_names(state, positions)
+        _check_sizes(ours, settings)
+    except ValueError as error:
         raise CheckpointError(f"{present[0]}: {error}") from error
+    return {"model": ours, "config": settings}
+
+
+def _check_sizes(state: Mapping[str, Tensor], settings: Mapping) -> None:
+    """Raise CheckpointError unless a captioner of these sizes finds all of its weights."""
+    with torch.device("meta"):
+        encoder = ImageEncoder(settings["vit"], settings["image_size"])
+        words = len(state["text_decoder.bert.embeddings.word_embeddings.weight"])
+        sizes = read_med_config(settings["med_config"])
+        decoder = TextDecoder(sizes, words, encoder.embed_dim, Objective())
+    for part, module in {"visual_encoder": encoder, "text_decoder": decoder}.items():
+        for name, expected in module.state_dict().items():
+            found = state.get(f"{part}.{name}")
+            if found is None:
+                raise CheckpointError(f"there is no {part}.{name}: this is no whole captioner")
+            if found.shape != expected.shape:
+                raise CheckpointError(
+                    f"{part}.{name} is {tuple(found.shape)}; config.json makes it "
+                    f"{tuple(expected.shape)}"
+                )
+
+
+def save_checkpoint(content: dict, path: Union[str, Path]) -> None:
+    """Write a .pth file, which appears when it is whole. Raises CheckpointError."""
+    with _whole(Path(path)) as staged:
+        torch.save(content, staged)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file to write that takes the place of `path` when the block has ended well."""
+    staged = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        yield staged
+        os.replace(staged, path)
+    except Exception as error:  # torch and safetensors have types of their own for a full disk
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"cannot write {path}: {reason}") from error
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def write_vocabulary(words: CaptionTokenizer, folder: Path) -> None:
@@ -172,7 +221,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             save_hf(captioner_of(**given), folder)
             print(f"wrote {folder}")
         else:
-            torch.save(read_hf(folder), given["checkpoint"])
+            save_checkpoint(read_hf(folder), given["checkpoint"])
             print(f"wrote {given['checkpoint']}")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

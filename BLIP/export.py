@@ -132,6 +132,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     folder = given.pop("folder")
     try:
         export_onnx(captioner_of(**given), folder)
+    except ImportError as error:
+        print(f"error: {error}; export needs: pip install onnx onnxscript", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -118,8 +118,10 @@ def settings_of(config: Mapping) -> dict:
 
     Raises CheckpointError for what is no BLIP or is built otherwise.
     """
-    if config.get("model_type") != "blip" or not {"text_config", "vision_config"} <= set(config):
-        raise CheckpointError(f"it is of a {config.get('model_type')!r} model, not of 'blip'")
+    kind = config.get("model_type") if isinstance(config, Mapping) else None
+    parts = [config.get(f"{part}_config") for part in ("text", "vision")] if kind == "blip" else []
+    if not parts or not all(isinstance(part, Mapping) for part in parts):
+        raise CheckpointError(f"it is of a {kind!r} model, or not whole; a 'blip' is needed")
     # What a file leaves out is transformers' default.
     defaults = {"hidden_act": "gelu", "hidden_size": 768, "num_hidden_layers": 12}
     text = {
@@ -145,10 +147,12 @@ def settings_of(config: Mapping) -> dict:
     names = [
         name for name, sizes in VIT_SIZES.items() if vit == {key: sizes[key] for key in vit}
     ]  # "base" or "large" bring their drop path with them
-    usual = (vision["patch_size"], vision["intermediate_size"]) == (16, 4 * vit["embed_dim"])
+    found = (vision["patch_size"], vision["intermediate_size"], vision["layer_norm_eps"])
+    usual = found == (16, 4 * vit["embed_dim"], 1e-6)
     if not (names and usual):
         vit["patch_size"] = vision["patch_size"]
         vit["mlp_ratio"] = vision["intermediate_size"] / vit["embed_dim"]
+        vit["layer_norm_eps"] = vision["layer_norm_eps"]
     return {
         "vit": names[0] if names and usual else vit,
         "image_size": vision["image_size"],

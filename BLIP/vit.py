@@ -15,6 +15,9 @@ VIT_SIZES = {
     "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16, "drop_path_rate": 0.1},
 }
 
+NEEDED_SIZES = ("embed_dim", "depth", "num_heads")
+OTHER_SIZES = ("patch_size", "mlp_ratio", "drop_path_rate", "layer_norm_eps", "initializer_range")
+
 
 class RecomputableBlock(Block):
     """A block that computes in the precision it is told, whoever calls it.
@@ -34,11 +37,11 @@ class ImageEncoder(VisionTransformer):
     """Image (B, 3, S, S), normalised -> embeddings (B, 1 + (S / patch_size)**2, embed_dim).
 
     vit: "base", "large", or a mapping with embed_dim, depth, num_heads and, if other than usual,
-    patch_size (16), mlp_ratio (4), drop_path_rate (0), initializer_range. The latter is the
-    standard deviation of the blocks' made-up weights, 0.02 without it; narrow ones learn faster
-    from about embed_dim**-0.5. Where it is given, positions are drawn as loud as the patches are.
-    With `grad_ckpt` the last `ckpt_layer` blocks keep no activations and are computed again in
-    backward.
+    patch_size (16), mlp_ratio (4), drop_path_rate (0), layer_norm_eps (1e-6), initializer_range.
+    The latter is the standard deviation of the blocks' made-up weights, 0.02 without it; narrow
+    ones learn faster from about embed_dim**-0.5. Where it is given, positions are drawn as loud as
+    the patches are. With `grad_ckpt` the last `ckpt_layer` blocks keep no activations and are
+    computed again in backward. Raises ValueError for a `vit` that is none of these.
     """
 
     def __init__(
@@ -48,14 +51,15 @@ class ImageEncoder(VisionTransformer):
         grad_ckpt: bool = False,
         ckpt_layer: int = 0,
     ):
-        sizes = dict(VIT_SIZES[vit] if isinstance(vit, str) else vit)
+        sizes = _sizes(vit)
         initializer_range = sizes.pop("initializer_range", None)
+        eps = sizes.pop("layer_norm_eps", 1e-6)
         super().__init__(
             img_size=image_size,
             **sizes,
             num_classes=0,
             global_pool="",
-            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+            norm_layer=partial(nn.LayerNorm, eps=eps),
             block_fn=RecomputableBlock,
         )
         if initializer_range is not None:
@@ -82,6 +86,18 @@ class ImageEncoder(VisionTransformer):
                 "enabled": torch.is_autocast_enabled(device),
             }
         return self.forward_features(image)
+
+
+def _sizes(vit: Union[str, Mapping]) -> dict:
+    if isinstance(vit, str):
+        if vit not in VIT_SIZES:
+            raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or sizes")
+        return dict(VIT_SIZES[vit])
+    wrong = [f"lacks {key}" for key in NEEDED_SIZES if key not in vit]
+    wrong += [f"has an unknown {key}" for key in vit if key not in NEEDED_SIZES + OTHER_SIZES]
+    if wrong:
+        raise ValueError(f"vit {' and '.join(wrong)}")
+    return dict(vit)
 
 
 def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:

@@ -29,6 +29,7 @@ class VitSizes(Checked):
     patch_size: int = Field(16, gt=0)
     mlp_ratio: float = Field(4.0, gt=0)
     drop_path_rate: float = Field(0.0, ge=0, lt=1)
+    layer_norm_eps: float = Field(1e-6, gt=0)
     initializer_range: Optional[float] = Field(None, gt=0)
 
 

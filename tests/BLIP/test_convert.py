@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from BLIP import CheckpointError, load_weights, read_checkpoint
 from BLIP.convert import captioner_of, main, read_hf, save_hf
@@ -176,3 +176,72 @@ def test_folder_without_weights(folder):
     (path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="holds no model"):
         read_hf(path)
+
+
+@needs_blip
+@torch.no_grad()
+def test_a_folder_that_transformers_made_gives_its_logits(make_captioner, vocabulary, tmp_path):
+    """Whose default of layer_norm_eps, 1e-5, is not BLIP's."""
+    captioner = make_captioner()
+    config = hf_config(captioner)
+    del config["vision_config"]["layer_norm_eps"]
+    model = transformers.BlipForConditionalGeneration(transformers.BlipConfig(**config)).eval()
+    model.save_pretrained(tmp_path / "hf")
+    assert main(["from-hf", str(tmp_path / "hf"), str(tmp_path / "again.pth")]) == 0
+    again = captioner_of(str(tmp_path / "again.pth"), tokenizer=str(vocabulary))
+    assert again.visual_encoder.norm.eps == 1e-5
+    image = torch.randn(2, 3, 48, 48) * 0.01  # so that the epsilon is felt
+    tokens, mask = again.tokenizer.encode(["a red ball", "the dogs"], 40)
+    ours = again.text_decoder.logits(tokens, mask, again.visual_encoder(image))
+    theirs = model(pixel_values=image, input_ids=tokens, attention_mask=mask).logits
+    torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], atol=1e-5, rtol=0)
+
+
+def test_a_folder_that_is_not_whole_leaves_what_is_there(folder, tmp_path, capsys):
+    _, path = folder
+    target = tmp_path / "kept.pth"
+    target.write_bytes(b"kept")
+    state = load_file(path / "model.safetensors")
+    missing = next(key for key in state if "layers.1" in key or "layer.1" in key)
+    config = json.loads((path / "config.json").read_text())
+    text = config["text_config"]
+    for wrong in ([config], {**config, "text_config": None}):
+        (path / "config.json").write_text(json.dumps(wrong))
+        assert main(["from-hf", str(path), str(target)]) == 2
+    wider = {**config, "text_config": {**text, "intermediate_size": 7}}
+    (path / "config.json").write_text(json.dumps(wider))
+    assert main(["from-hf", str(path), str(target)]) == 2
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({k: v for k, v in state.items() if k != missing}, path / "model.safetensors")
+    assert main(["from-hf", str(path), str(target)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4 and all(line.startswith("error: ") for line in lines)
+    assert "config.json makes it (7, " in lines[2] and "no whole captioner" in lines[3]
+    assert target.read_bytes() == b"kept"
+
+
+def test_a_write_that_fails_leaves_what_is_there(folder, tmp_path, monkeypatch, capsys):
+    _, path = folder
+    target = tmp_path / "kept.pth"
+    target.write_bytes(b"kept")
+
+    def full_disk(_, staged):
+        staged.write_bytes(b"half")
+        raise RuntimeError("PytorchStreamWriter failed writing file")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    assert main(["from-hf", str(path), str(target)]) == 2
+    assert "PytorchStreamWriter failed" in capsys.readouterr().err
+    assert target.read_bytes() == b"kept" and {p.name for p in tmp_path.iterdir()} >= {"kept.pth"}
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".kept")]
+    monkeypatch.undo()
+    assert main(["from-hf", str(path), str(tmp_path / "nowhere" / "x.pth")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("vit", ["huge", '{"foo": 1}'])
+def test_sizes_that_are_none(folder, vit, tmp_path, capsys):
+    captioner, _ = folder
+    torch.save({"model": captioner.state_dict()}, tmp_path / "a.pth")
+    assert main(["to-hf", str(tmp_path / "a.pth"), str(tmp_path / "b"), "--vit", vit]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
