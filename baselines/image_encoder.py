@@ -1,6 +1,5 @@
 """Any of torchvision's convolutional classifiers, without its head, as an image encoder."""
 
-import pickle
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,8 +110,8 @@ def _load(name: str, weights: str) -> nn.Module:
 def _load_file(network: nn.Module, path: Path, name: str) -> None:
     try:
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except (OSError, RuntimeError, pickle.UnpicklingError, TypeError, AttributeError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # unpicklers raise whatever a broken file makes them stumble over
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
             f"encoder_weights: {path} cannot be read as weights of {name}: {reason}"
         ) from error

@@ -40,7 +40,8 @@ class Vocabulary:
         """The most frequent words that occur `min_count` times, at most `size` ids in all.
 
         Of equally frequent words the first in the alphabet is taken. A prompt's words are always
-        known. Raises ValueError where `size` has no room for one word of the captions.
+        known. Raises ValueError where there is no room for one word of the captions, or none is
+        frequent enough.
         """
         counts = Counter(word for caption in captions for word in split_words(caption))
         always = dict.fromkeys(split_words(prompt))
@@ -49,6 +50,8 @@ class Vocabulary:
             raise ValueError(f"vocabulary_size is {size}; it must be {size - room + 1} or more")
         ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
         frequent = [word for word, n in ranked if n >= min_count and word not in always]
+        if not frequent:
+            raise ValueError(f"min_word_count is {min_count}; no word occurs so often")
         return cls([*always, *frequent[:room]])
 
     @property

@@ -14,15 +14,18 @@ def load_word_vectors(
     """Copy the vectors of the tokens that a file has into an embedding; how many it had.
 
     The file has a line a word, the word and its numbers with spaces between, as GloVe's (Pennington
-    et al. 2014). Raises ValueError, naming the line, for one that is not so or of another width,
-    and for a file that cannot be read or knows none of the words.
+    et al. 2014). Raises ValueError, naming the line, for one that is not so, for a file of another
+    width, and for one that cannot be read or knows none of the words.
     """
     numbers = {token: number for number, token in enumerate(tokens)}
     width, found = embedding.embedding_dim, 0
     try:
         with open(path, encoding="utf-8") as lines, torch.no_grad():
             for line_number, line in enumerate(lines, 1):
-                word, *values = line.rstrip().split(" ")
+                if line_number == 1:
+                    _vector(line.split()[1:], width, "line 1")
+                # From its end: in the largest of GloVe's files some words hold spaces.
+                word, *values = line.rstrip().rsplit(" ", width)
                 if word not in numbers:
                     continue
                 embedding.weight[numbers[word]] = _vector(values, width, f"line {line_number}")

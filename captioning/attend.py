@@ -66,6 +66,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
     output = arguments.output or Path(f"{arguments.image.stem}_gaze.png")
+    if output.suffix != ".png" or output.is_dir():
+        parser.error(f"--output is {output}; it has to be a file that ends in .png")
     try:
         device = distributed.start(arguments.device)
         photo = load_image(arguments.image)

@@ -41,6 +41,8 @@ class ClassicKeys(Checked):
                 f"attention_penalty is {self.attention_penalty}, but model {self.model} has no "
                 f"attention to weigh; it is for {' and '.join(ATTENDING)}"
             )
+        if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
+            raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
         k = self.teacher_forcing_k
         if self.teacher_forcing == "exponential" and k >= 1:
             raise ValueError(f"teacher_forcing_k is {k}; with exponential it must be below 1")

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from captioning.errors import UserError
 
@@ -129,6 +129,17 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
+
+
+def share_buffers(module: nn.Module) -> None:
+    """Give every rank the floating-point buffers of rank 0, such as running statistics.
+
+    Each rank keeps its own while it trains, and only rank 0's are saved.
+    """
+    if dist.is_initialized():
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                dist.broadcast(buffer, src=0)
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:

@@ -246,6 +246,7 @@ class FineTuning:
     # After an epoch
 
     def _save(self, epoch: int) -> None:
+        distributed.share_buffers(self.captioner)
         if distributed.is_main():
             content = {
                 "model": self.captioner.state_dict(),

@@ -119,6 +119,10 @@ def test_weights_from_a_file(tmp_path):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="nowhere"):
         ImageEncoder("resnet18", str(tmp_path / "nowhere.pth"))
+    for content in (b"", b"hello"):
+        (tmp_path / "broken.pth").write_bytes(content)
+        with pytest.raises(ValueError, match=r"broken.pth cannot be read as weights of resnet18"):
+            ImageEncoder("resnet18", str(tmp_path / "broken.pth"))
 
 
 def test_weights_that_cannot_be_fetched(monkeypatch, tmp_path):

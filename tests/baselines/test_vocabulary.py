@@ -69,3 +69,5 @@ def test_what_cannot_be_a_vocabulary():
         Vocabulary(["a", "b", "a"])
     with pytest.raises(ValueError, match="vocabulary_size is 6; it must be 7 or more"):
         Vocabulary.count(CAPTIONS, size=6, prompt="of two")
+    with pytest.raises(ValueError, match="min_word_count is 1000; no word occurs so often"):
+        Vocabulary.count(CAPTIONS, min_count=1000)

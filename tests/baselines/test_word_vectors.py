@@ -23,7 +23,9 @@ def test_known_words_take_their_vectors_and_others_stay(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 1 2\ncat 1 2\n", "line 2: 2 numbers, but embed_dim is 3"),
+        ("the 1 2\ncat 1 2\n", "line 1: 2 numbers, but embed_dim is 3"),
+        ("the 1 2 3 4\n", "line 1: 4 numbers, but embed_dim is 3"),
+        ("the 1 2 3\ncat 1 2\n", "line 2: 2 numbers, but embed_dim is 3"),
         ("cat 1 2 x\n", "line 1: could not convert"),
         ("the 1 2 3\n", "none of the 4 words"),
     ],
@@ -34,6 +36,14 @@ def test_a_file_that_does_not_fit(tmp_path, text, message):
     with pytest.raises(ValueError, match=message) as error:
         load_word_vectors(nn.Embedding(4, 3), TOKENS, path)
     assert str(error.value).startswith("word_vectors: ") and "\n" not in str(error.value)
+
+
+def test_words_with_spaces_are_no_others(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 2 3\ncat at home.com 4 5 6\ncat 7 8 9\n")
+    embedding = nn.Embedding(4, 3)
+    assert load_word_vectors(embedding, TOKENS, path) == 1
+    assert [7, 8, 9] in embedding.weight.tolist()
 
 
 def test_a_file_that_is_not_there(tmp_path):

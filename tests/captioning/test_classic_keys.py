@@ -39,6 +39,7 @@ def test_an_image_of_any_size_suits_a_classic_captioner(minimal):
     [
         (["model=gru"], "model: found 'gru'"),
         (["model=lstm", "attention_penalty=1"], "attention_penalty is 1.*lstm has no attention"),
+        (["model=lstm", "num_layers=2"], "num_layers is 2; lstm has one layer"),
         (["model=sat", "teacher_forcing=exponential"], "teacher_forcing_k is 10.*below 1"),
         (
             ["model=sat", "teacher_forcing=inverse_sigmoid", "teacher_forcing_k=0.5"],

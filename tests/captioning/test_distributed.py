@@ -78,6 +78,23 @@ def test_training_and_evaluation_in_two_processes(
     assert [entry["image_id"] for entry in captions[0]] == list(range(29, 36))
 
 
+def test_running_statistics_are_those_of_rank_0(launch, tmp_path):
+    script = tmp_path / "share.py"
+    script.write_text(
+        "import sys, torch\n"
+        "from captioning import distributed\n"
+        "distributed.start('cpu')\n"
+        "layer = torch.nn.BatchNorm1d(3)\n"
+        "layer.running_mean.fill_(5 + distributed.rank())\n"
+        "distributed.share_buffers(layer)\n"
+        "torch.save(layer.running_mean, f'{sys.argv[1]}/{distributed.rank()}.pth')\n"
+        "distributed.stop()\n"
+    )
+    done = launch(2, script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(torch.load(tmp_path / f"{rank}.pth").tolist() == [5, 5, 5] for rank in range(2))
+
+
 def test_an_error_on_one_process_ends_both(launch, scenes, scenes_config, tmp_path):
     """Each image is in an epoch once, so that one of them alone meets the damaged one."""
     broken = tmp_path / "scenes"
