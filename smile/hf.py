@@ -227,6 +227,8 @@ def _language_head(model: nn.Module) -> nn.Linear:
 def _without_peft(model: nn.Module) -> nn.Module:
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     known = inspect.signature(type(model).forward).parameters
+    if "MaskedLM" in type(model).__name__:
+        raise ValueError(f"{type(model).__name__} fills in words; give a model that generates text")
     if not hasattr(model, "config") or "labels" not in known:
         raise ValueError(
             f"{type(model).__name__} takes no labels; give a generative model of transformers, "

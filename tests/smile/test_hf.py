@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 from smile import Objective
 from smile.hf import compute_loss_func, undo, use_smile
@@ -156,6 +157,10 @@ def test_image_tokens_left_in_the_labels_are_no_words():
 
 
 def test_what_cannot_be_done_is_said():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    masked = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=8))
+    with pytest.raises(ValueError, match="BertForMaskedLM fills in words"):
+        use_smile(masked)
     family = hf_models.make("GPT2LMHeadModel")
     with pytest.raises(ValueError, match="takes no labels"):
         use_smile(family.model.transformer)
