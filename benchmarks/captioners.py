@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from BLIP import BlipCaptioner, build_captioner
+from BLIP.checkpoint import DERIVED
+from BLIP.hf_names import hf_config, to_hf_names
 from smile import Objective
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -23,19 +25,6 @@ TINY = {
         "intermediate_size": 48,
         "max_position_embeddings": 64,
     },
-}
-
-# What transformers calls the parameters of the image encoder; the decoder's names are the same.
-THEIR_NAMES = {
-    "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
-    "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
-    "visual_encoder.patch_embed.proj.": "vision_model.embeddings.patch_embedding.",
-    "visual_encoder.norm.": "vision_model.post_layernorm.",
-    "visual_encoder.blocks.": "vision_model.encoder.layers.",
-    ".attn.qkv.": ".self_attn.qkv.",
-    ".attn.proj.": ".self_attn.projection.",
-    ".norm1.": ".layer_norm1.",
-    ".norm2.": ".layer_norm2.",
 }
 
 
@@ -59,41 +48,11 @@ def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
     """
     from transformers import BlipConfig, BlipForConditionalGeneration
 
-    vit, decoder = ours.visual_encoder, ours.text_decoder
-    embeddings, layer = decoder.bert["embeddings"], decoder.layers[0]
-    config = BlipConfig(
-        text_config={
-            "vocab_size": len(ours.tokenizer),
-            "hidden_size": embeddings.word_embeddings.embedding_dim,
-            "encoder_hidden_size": vit.embed_dim,
-            "intermediate_size": layer.intermediate["dense"].out_features,
-            "num_hidden_layers": len(decoder.layers),
-            "num_attention_heads": layer.attention.heads,
-            "max_position_embeddings": decoder.max_length,
-            "hidden_dropout_prob": embeddings.dropout.p,
-            "attention_probs_dropout_prob": layer.attention.dropout,
-            "label_smoothing": decoder.objective.label_smoothing,
-            "bos_token_id": ours.tokenizer.start,
-            "sep_token_id": ours.tokenizer.end,
-            "eos_token_id": ours.tokenizer.end,
-            "pad_token_id": ours.tokenizer.pad,
-        },
-        vision_config={
-            "hidden_size": vit.embed_dim,
-            "intermediate_size": vit.blocks[0].mlp.fc1.out_features,
-            "num_hidden_layers": len(vit.blocks),
-            "num_attention_heads": vit.blocks[0].attn.num_heads,
-            "image_size": vit.patch_embed.img_size[0],
-            "patch_size": vit.patch_embed.patch_size[0],
-            "layer_norm_eps": vit.norm.eps,
-        },
-    )
+    config = BlipConfig(**hf_config(ours, ours.text_decoder.objective.label_smoothing))
     theirs = BlipForConditionalGeneration(config)
-    state = {}
-    for key, value in ours.state_dict(keep_vars=share).items():
-        for name, their_name in THEIR_NAMES.items():
-            key = key.replace(name, their_name) if "text_decoder" not in key else key
-        state[key] = value
-    state = {key: state[key] for key in theirs.state_dict()}
-    theirs.load_state_dict(state, assign=share)
+    state = to_hf_names(ours.state_dict(keep_vars=share))
+    missing, unknown = theirs.load_state_dict(state, strict=False, assign=share)
+    if unknown or not set(missing) <= set(DERIVED):
+        raise ValueError(f"transformers' BLIP has other names: {unknown or missing}")
+    theirs.tie_weights()  # the names that are derived
     return theirs
