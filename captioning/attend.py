@@ -24,6 +24,7 @@ from captioning.gaze import Gaze, gaze
 from captioning.trained import load_trained
 
 FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
+DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels of a photo beyond these only take time
 
 
 def draw(found: Gaze, photo: Image.Image, path: Path) -> None:
@@ -33,7 +34,9 @@ def draw(found: Gaze, photo: Image.Image, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    width, height = photo.size
+    grey = photo.convert("L")
+    grey.thumbnail((DRAWN_WIDTH, photo.height))
+    width, height = grey.size
     lit = F.interpolate(
         found.weights.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
     )[:, 0].clamp(min=0)  # (words, height, width)
@@ -47,7 +50,7 @@ def draw(found: Gaze, photo: Image.Image, path: Path) -> None:
     axes[0].imshow(photo)
     for axis, word, weights in zip(axes[1:], found.words, lit):
         axis.set_title(word, fontsize=11)
-        axis.imshow(photo.convert("L"), cmap="gray", alpha=0.6)
+        axis.imshow(grey, cmap="gray", alpha=0.6)
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
     try:
