@@ -8,7 +8,7 @@ a piece of the positions at a time. Each piece leaves its gradient and is forgot
 Liger-Kernel's fused cross-entropy (arXiv 2410.10989), so that nothing is computed twice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Optional
 
 import torch
@@ -179,16 +179,14 @@ def _smile(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> Tenso
     rows = torch.arange(captions * length, device=labels.device).view(captions, length)
     total = scale.new_zeros(())
     for piece in slices(captions, ELEMENTS // (length * max(length, head.hidden.size(1)))):
-        logits = head.logits_of(rows[piece], types[piece])  # (b, N, N)
-        with torch.enable_grad():
-            logits.requires_grad_(head.differentiate)
+
+        def loss_of(logits, piece=piece):  # (b, N, N)
             losses = smile_loss(logits, own[piece], HERE, reduction="none")
-            loss = (losses * counted[piece]).sum()
-        total = total + loss.detach()
-        if head.differentiate:
-            (d_logits,) = torch.autograd.grad(loss, logits)
-            d_logits *= mixture.weights["smile"] * scale
-            head.backward_of(rows[piece], types[piece], d_logits)
+            return (losses * counted[piece]).sum()
+
+        total = total + _gathered(
+            head, rows[piece], types[piece], loss_of, mixture.weights["smile"] * scale
+        )
     return total
 
 
@@ -203,20 +201,31 @@ def _random(head: Head, labels: Tensor, words: Tensor, mixture: Mixture, scale: 
     same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
     total = scale.new_zeros(())
     for piece in slices(len(rows), ELEMENTS // (columns.size(1) * head.hidden.size(1))):
-        logits = head.logits_of(rows[piece], columns[piece])  # (m, 1, 1 + R)
-        with torch.enable_grad():
-            logits.requires_grad_(head.differentiate)
-            # Words are numbered by their column, where they first stand; the label's is 0.
-            numbered = same[piece].unsqueeze(1)
-            loss = random_subset_loss(
-                logits, numbered[..., 0], numbered[..., 1:], HERE, reduction="sum"
-            )
-        total = total + loss.detach()
-        if head.differentiate:
-            (d_logits,) = torch.autograd.grad(loss, logits)
-            d_logits *= mixture.weights["random"] * scale
-            head.backward_of(rows[piece], columns[piece], d_logits)
+        # Words are numbered by their column, where they first stand; the label's is 0.
+        numbered = same[piece].unsqueeze(1)
+
+        def loss_of(logits, numbered=numbered):  # (m, 1, 1 + R)
+            label, drawn = numbered[..., 0], numbered[..., 1:]
+            return random_subset_loss(logits, label, drawn, HERE, reduction="sum")
+
+        total = total + _gathered(
+            head, rows[piece], columns[piece], loss_of, mixture.weights["random"] * scale
+        )
     return total
+
+
+def _gathered(
+    head: Head, rows: Tensor, words: Tensor, loss_of: Callable[[Tensor], Tensor], weight: Tensor
+) -> Tensor:
+    """The loss on the logits of `rows` (G, R) for `words` (G, J), its gradient times `weight`
+    collected by the head. loss_of: logits (G, R, J) to a scalar."""
+    logits = head.logits_of(rows, words)
+    with torch.enable_grad():
+        loss = loss_of(logits.requires_grad_(head.differentiate))
+    if head.differentiate:
+        (d_logits,) = torch.autograd.grad(loss, logits)
+        head.backward_of(rows, words, d_logits.mul_(weight))
+    return loss.detach()
 
 
 def _counted(labels: Tensor, mixture: Mixture) -> Tensor:
