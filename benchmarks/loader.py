@@ -105,13 +105,13 @@ def main(argv: Sequence[str]) -> None:
                 "drawn 640 x 480": draw_photos(Path(folder), (640, 480), 128),
                 "drawn 3000 x 2000": draw_photos(Path(folder), (3000, 2000), 32),
             }
-        rows = [
+        rows = (
             compare(name, paths, sizes, num_workers, arguments.rounds)
             for name, paths in sets.items()
             if paths
             for num_workers in (WORKERS[:1] if arguments.quick else WORKERS)
-        ]
-    report("loader", rows, arguments)
+        )
+        report("loader", rows, arguments)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -142,60 +142,58 @@ def row(
     return {"name": name, "peer": peer, **unit, "contenders": contenders, **facts}
 
 
-def report(topic: str, rows: Sequence[Mapping[str, Any]], arguments: argparse.Namespace) -> Path:
-    """Print the rows as a table and write them, with the machine's record, to <topic>.json."""
+def report(topic: str, rows: Iterable[Mapping[str, Any]], arguments: argparse.Namespace) -> Path:
+    """Print each row once it is measured, and write all so far, with the machine, to <topic>.json.
+
+    `rows` may be an iterator that measures as it goes: a program that is stopped has kept what it
+    had. A row's "note" is printed below it.
+    """
     content = {
         "topic": topic,
         "quick": arguments.quick,
         "rounds": arguments.rounds,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),
-        "rows": list(rows),
+        "rows": [],
     }
+    print(f"{topic}: " + ", ".join(f"{key} {value}" for key, value in content["machine"].items()))
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"{topic}.json"
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print("\n".join(_table(rows)))
-    print(", ".join(f"{key} {value}" for key, value in content["machine"].items()))
+    for entry in rows:
+        content["rows"].append(entry)
+        path.write_text(json.dumps(content, indent=1) + "\n")
+        print("\n".join(_table(entry)), flush=True)
     print(path)
     return path
 
 
-HEADER = (
-    "",
-    "contender",
-    "median, ms",
-    "a second",
-    "times peer",
-    "spread",
-    "peak, MB",
-    "of peer's",
-)
+HEADER = ("median, ms", "a second", "times peer", "spread", "peak, MB", "of peer's")
+NAME_WIDTH = 20
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [HEADER]
-    for entry in rows:
-        for index, (contender, values) in enumerate(entry["contenders"].items()):
-            lines.append((entry["name"] if index == 0 else "", contender, *_cells(entry, values)))
+def _table(entry: Mapping[str, Any]) -> list[str]:
+    """The row's name, a line for each contender below it, and the note."""
+    lines = [HEADER, *(_cells(entry, values) for values in entry["contenders"].values())]
     used = [column for column in range(len(HEADER)) if any(line[column] for line in lines[1:])]
-    lines = [tuple(line[column] for column in used) for line in lines]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(used))]
-    aligned = (
-        [cell.ljust(w) if column < 2 else cell.rjust(w) for column, (cell, w) in enumerate(pairs)]
-        for pairs in (list(zip(line, widths)) for line in lines)
-    )
-    return ["  ".join(cells).rstrip() for cells in aligned]
+    widths = [max(len(line[column]) for line in lines) for column in used]
+    aligned = [
+        "".join("  " + line[column].rjust(width) for column, width in zip(used, widths))
+        for line in lines
+    ]
+    names = ["", *entry["contenders"]]
+    text = [f"  {name:{NAME_WIDTH}}{line}" for name, line in zip(names, aligned)]
+    note = [f"  {entry['note']}"] if "note" in entry else []
+    return ["", entry["name"], *text, *note]
 
 
-def _cells(entry: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+def _cells(entry: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
     low, high = values["spread"]
     memory = "peak_bytes" in values
-    return [
+    return (
         f"{values['median'] * 1000:.1f}",
         f"{values['rate']:.2f} {entry['item']}" if "rate" in values else "",
         f"{values['ratio']:.2f}",
         f"{low:.2f}-{high:.2f}",
         f"{values['peak_bytes'] / 2**20:.1f}" if memory else "",
         f"{values['memory_ratio']:.3f}" if memory else "",
-    ]
+    )

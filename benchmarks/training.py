@@ -8,7 +8,7 @@ builds one of them alone, with the optimiser's state, and takes a step.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -101,9 +101,8 @@ def whole_training(contender: str, tiny: bool, autocast: bool, spec: Any, an_ima
     return call
 
 
-def main(argv: Sequence[str]) -> None:
-    arguments = parse(argv, __doc__, rounds=3)
-    tiny, rows = arguments.quick, []
+def measure(tiny: bool, rounds: int) -> Iterator[dict[str, Any]]:
+    """Every row."""
 
     def memory(contender: str, autocast: bool, spec: Any = "mle", an_image: int = 1) -> int:
         return peak_memory(whole_training, contender, tiny, autocast, spec, an_image)
@@ -126,14 +125,17 @@ def main(argv: Sequence[str]) -> None:
             OURS_SMILE: training.step(OURS, SMILE, autocast),
             THEIRS: training.step(THEIRS, "mle", autocast),
         }
-        seconds = alternate(works, arguments.rounds)
-        unit = (BATCH, "images")
-        rows.append(row(PRECISIONS[autocast], seconds, THEIRS, peaks[autocast], unit))
+        seconds = alternate(works, rounds)
+        yield row(PRECISIONS[autocast], seconds, THEIRS, peaks[autocast], (BATCH, "images"))
     works = {f"{k} a step": training.step(OURS, "mle", True, k) for k in AN_IMAGE}
-    seconds = alternate(works, arguments.rounds)
+    seconds = alternate(works, rounds)
     each = {f"{k} a step": [t / k for t in seconds[f"{k} a step"]] for k in AN_IMAGE}
-    rows.append(row("captions of an image, bf16", each, "1 a step", several, (BATCH, "captions")))
-    report("training", rows, arguments)
+    yield row("captions of an image, bf16", each, "1 a step", several, (BATCH, "captions"))
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parse(argv, __doc__, rounds=3)
+    report("training", measure(arguments.quick, arguments.rounds), arguments)
 
 
 if __name__ == "__main__":

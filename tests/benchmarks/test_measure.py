@@ -73,13 +73,27 @@ def test_a_child_that_fails_is_an_error(works, capfd):
 def test_the_report_is_written_and_printed(tmp_path, capsys):
     arguments = parse(["--quick", "--output", str(tmp_path / "new")], "test", rounds=7)
     assert arguments.rounds == 1
-    entry = row("step", {"ours": [0.5], "theirs": [1.0]}, "theirs", items=(3, "images"))
+    entry = row("step", {"ours": [0.5], "theirs": [1.0]}, "theirs", items=(3, "images"), note="so")
     content = json.loads(report("topic", [entry], arguments).read_text())
     assert content["rows"] == [entry]
     assert content["quick"] and content["machine"]["threads"] == torch.get_num_threads()
     printed = capsys.readouterr().out.splitlines()
-    assert printed[1].split() == ["step", "ours", "500.0", "6.00", "images", "2.00", "2.00-2.00"]
-    assert printed[2].split() == ["theirs", "1000.0", "3.00", "images", "1.00", "1.00-1.00"]
+    assert printed[2] == "step"
+    assert printed[4].split() == ["ours", "500.0", "6.00", "images", "2.00", "2.00-2.00"]
+    assert printed[5].split() == ["theirs", "1000.0", "3.00", "images", "1.00", "1.00-1.00"]
+    assert printed[6].strip() == "so"
+
+
+def test_rows_are_kept_as_they_are_measured(tmp_path):
+    def measure():
+        yield row("first", {"ours": [0.5]}, "ours")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        report("topic", measure(), parse(["--output", str(tmp_path)], "test", rounds=1))
+    assert [row["name"] for row in json.loads((tmp_path / "topic.json").read_text())["rows"]] == [
+        "first"
+    ]
 
 
 def test_rounds_are_the_users_where_given():
