@@ -7,8 +7,11 @@ from typing import Union
 
 import torch
 import torch.nn.functional as F
+from timm.layers import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
+
+from BLIP.attend import attend
 
 VIT_SIZES = {
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
@@ -17,6 +20,14 @@ VIT_SIZES = {
 
 NEEDED_SIZES = ("embed_dim", "depth", "num_heads")
 OTHER_SIZES = ("patch_size", "mlp_ratio", "drop_path_rate", "layer_norm_eps", "initializer_range")
+
+
+class ImageAttention(Attention):
+    """timm's, (B, N, D) -> (B, N, D), with the kernel of `attend`."""
+
+    def forward(self, x: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
+        heads = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(attend(*heads).transpose(1, 2).flatten(2))  # each head (B, heads, N, d)
 
 
 class RecomputableBlock(Block):
@@ -61,6 +72,7 @@ class ImageEncoder(VisionTransformer):
             global_pool="",
             norm_layer=partial(nn.LayerNorm, eps=eps),
             block_fn=RecomputableBlock,
+            attn_layer=ImageAttention,
         )
         if initializer_range is not None:
             self._draw_weights(initializer_range)

@@ -1,0 +1,74 @@
+"""Each way of attention against its definition in double precision, gradients included."""
+
+import pytest
+import torch
+
+from BLIP.attend import FEW_QUERIES, attend
+
+B, HEADS, PLACES, D = 3, 2, 70, 16
+
+
+def problem(queries):
+    generator = torch.Generator().manual_seed(queries)
+
+    def normal(length):
+        # As an encoder has them: heads lie inside.
+        drawn = torch.randn(B, length, HEADS, D, generator=generator, dtype=torch.float64)
+        return drawn.transpose(1, 2)
+
+    return normal(queries), normal(PLACES), normal(PLACES), normal(queries)
+
+
+def by_definition(query, key, value, mask=None):
+    scores = torch.einsum("bhqd,bhpd->bhqp", query, key) / D**0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.einsum("bhqp,bhpd->bhqd", scores.softmax(-1), value)
+
+
+def with_gradients(function, inputs, weight, dtype):
+    inputs = [x.to(dtype).detach().requires_grad_() for x in inputs]
+    context = function(*inputs)
+    (context.double() * weight.to(dtype)).sum().backward()
+    return [context.detach(), *(x.grad for x in inputs)]
+
+
+@pytest.mark.parametrize("queries", [1, FEW_QUERIES, FEW_QUERIES + 1, PLACES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_context_and_gradients(queries, dtype):
+    *inputs, weight = problem(queries)
+    expected = with_gradients(by_definition, inputs, weight, torch.float64)
+    found = with_gradients(attend, inputs, weight, dtype)
+    allowed = {torch.float32: 1e-6, torch.bfloat16: 0.01, torch.float16: 2e-3}[dtype]
+    for ours, theirs in zip(found, expected):
+        assert ours.dtype == dtype
+        assert (ours.double() - theirs).norm() < allowed * theirs.norm()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("queries", [1, PLACES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_gradients(queries, masked, dtype):
+    *inputs, _ = problem(queries)
+    mask = None
+    if masked:
+        mask = torch.rand(B, 1, queries, PLACES, generator=torch.Generator().manual_seed(1)) < 0.5
+        mask[..., 0] = True
+    expected = by_definition(*inputs, mask)
+    with torch.no_grad():
+        found = attend(*(x.to(dtype) for x in inputs), mask)
+    allowed = 1e-6 if dtype == torch.float32 else 0.01
+    assert (found.double() - expected).norm() < allowed * expected.norm()
+
+
+def test_no_probabilities_are_kept_for_backward():
+    *inputs, _ = problem(PLACES)
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attend(*(x.bfloat16().requires_grad_() for x in inputs))
+    assert kept and all(shape == (B, HEADS, PLACES, D) for shape in kept)
