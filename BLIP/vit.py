@@ -7,11 +7,12 @@ from typing import Union
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention
+from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from BLIP.attend import attend
+from BLIP.gelu_linear import gelu_linear
 
 VIT_SIZES = {
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
@@ -28,6 +29,13 @@ class ImageAttention(Attention):
     def forward(self, x: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
         heads = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         return self.proj(attend(*heads).transpose(1, 2).flatten(2))  # each head (B, heads, N, d)
+
+
+class ImageMlp(Mlp):
+    """timm's, (B, N, D) -> (B, N, D), with less kept for backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gelu_linear(self.fc1(x), self.fc2)
 
 
 class RecomputableBlock(Block):
@@ -73,6 +81,7 @@ class ImageEncoder(VisionTransformer):
             norm_layer=partial(nn.LayerNorm, eps=eps),
             block_fn=RecomputableBlock,
             attn_layer=ImageAttention,
+            mlp_layer=ImageMlp,
         )
         if initializer_range is not None:
             self._draw_weights(initializer_range)

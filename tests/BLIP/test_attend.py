@@ -61,6 +61,34 @@ def test_without_gradients(queries, masked, dtype):
     assert (found.double() - expected).norm() < allowed * expected.norm()
 
 
+@pytest.mark.parametrize("queries", [5, PLACES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_is_that_of_the_probabilities(queries, dtype):
+    """What it drew is read off the context of one-hot values; a second call draws the same."""
+    query, key, _, weight = problem(queries)
+    probability = 0.4
+    places = torch.eye(PLACES, dtype=torch.float64).expand(B, HEADS, -1, -1)
+
+    def dropped(query, key, value):
+        torch.manual_seed(0)
+        return attend(query, key, value, dropout=probability)
+
+    kept = dropped(query, key, places) != 0  # (B, heads, queries, places)
+    assert 0.55 < kept.double().mean() < 0.65
+
+    def by_definition_dropped(query, key, value):
+        scores = torch.einsum("bhqd,bhpd->bhqp", query, key) / D**0.5
+        probabilities = scores.softmax(-1) * kept / (1 - probability)
+        return torch.einsum("bhqp,bhpd->bhqd", probabilities, value)
+
+    value = problem(queries)[2]
+    expected = with_gradients(by_definition_dropped, (query, key, value), weight, torch.float64)
+    found = with_gradients(dropped, (query, key, value), weight, dtype)
+    allowed = 1e-6 if dtype == torch.float32 else 0.02
+    for ours, theirs in zip(found, expected):
+        assert (ours.double() - theirs).norm() < allowed * theirs.norm()
+
+
 def test_no_probabilities_are_kept_for_backward():
     *inputs, _ = problem(PLACES)
     kept = []
