@@ -4,13 +4,14 @@ Parameter names are those of the released BLIP checkpoints. Shapes: R rows (capt
 grouped by image, R = B * k; n tokens a row; P places of the image; H width; V vocabulary.
 """
 
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from BLIP.attend import attend
+from BLIP.lean_linear import lean_linear
 from BLIP.med_config import MedConfig
 from smile import Objective, ObjectiveOutput
 
@@ -37,7 +38,7 @@ class Embeddings(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """LayerNorm(dropout(dense(x)) + residual)."""
+    """LayerNorm(dropout(dense(before(x))) + residual)."""
 
     def __init__(self, config: MedConfig, width: int):
         super().__init__()
@@ -45,8 +46,8 @@ class AddAndNorm(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
+    def forward(self, x: Tensor, residual: Tensor, before: Optional[Callable] = None) -> Tensor:
+        return self.LayerNorm(self.dropout(lean_linear(x, self.dense, before)) + residual)
 
 
 class Attention(nn.Module):
@@ -67,7 +68,8 @@ class Attention(nn.Module):
 
     def keys_values(self, source: Tensor) -> KeysValues:
         """source (rows or images, places, width)."""
-        return self._split(self.self["key"](source)), self._split(self.self["value"](source))
+        key, value = (lean_linear(source, self.self[name]) for name in ("key", "value"))
+        return self._split(key), self._split(value)
 
     def forward(
         self,
@@ -78,7 +80,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         # The k rows of an image are one long query over its keys, which are thus not copied.
         groups = keys_values[0].size(0)
-        query = self._split(self.self["query"](hidden).reshape(groups, -1, hidden.size(2)))
+        query = lean_linear(hidden, self.self["query"])
+        query = self._split(query.reshape(groups, -1, hidden.size(2)))
         dropout = self.dropout if self.training else 0.0
         context = attend(query, *keys_values, mask, is_causal, dropout)
         return self.output(context.transpose(1, 2).reshape(hidden.shape), hidden)
@@ -106,7 +109,7 @@ class Layer(nn.Module):
     ) -> Tensor:
         hidden = self.attention(hidden, own, mask, is_causal)
         hidden = self.crossattention(hidden, image)
-        return self.output(F.gelu(self.intermediate["dense"](hidden)), hidden)
+        return self.output(lean_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
 
 
 class Predictions(nn.Module):

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from BLIP.attend import attend
-from BLIP.gelu_linear import gelu_linear
+from BLIP.lean_linear import lean_linear
 
 VIT_SIZES = {
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
@@ -24,18 +24,20 @@ OTHER_SIZES = ("patch_size", "mlp_ratio", "drop_path_rate", "layer_norm_eps", "i
 
 
 class ImageAttention(Attention):
-    """timm's, (B, N, D) -> (B, N, D), with the kernel of `attend`."""
+    """timm's, (B, N, D) -> (B, N, D), with the kernel of `attend` and the norm before it."""
 
-    def forward(self, x: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
-        heads = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(attend(*heads).transpose(1, 2).flatten(2))  # each head (B, heads, N, d)
+    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        joined = lean_linear(x, self.qkv, norm)
+        heads = joined.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        # Each of the three is (B, heads, N, D / heads).
+        return lean_linear(attend(*heads).transpose(1, 2).flatten(2), self.proj)
 
 
 class ImageMlp(Mlp):
-    """timm's, (B, N, D) -> (B, N, D), with less kept for backward."""
+    """timm's, (B, N, D) -> (B, N, D), with the norm before it."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return gelu_linear(self.fc1(x), self.fc2)
+    def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        return lean_linear(lean_linear(x, self.fc1, norm), self.fc2, F.gelu)
 
 
 class RecomputableBlock(Block):
@@ -47,9 +49,10 @@ class RecomputableBlock(Block):
 
     autocast = None  # what torch.autocast takes
 
-    def forward(self, x: Tensor, *args, **kwargs) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(**self.autocast) if self.autocast else nullcontext():
-            return super().forward(x, *args, **kwargs)
+            x = x + self.drop_path1(self.attn(x, self.norm1))
+            return x + self.drop_path2(self.mlp(x, self.norm2))
 
 
 class ImageEncoder(VisionTransformer):

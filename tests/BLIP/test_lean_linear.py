@@ -1,0 +1,95 @@
+"""The layer against autograd's own, in value, gradients and what is kept."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from BLIP.lean_linear import lean_linear
+
+
+@pytest.fixture
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(24, 10)
+
+
+def norm():
+    layer = nn.LayerNorm(24)
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    return layer
+
+
+BEFORE = {"nothing": lambda: None, "GELU": lambda: F.gelu, "LayerNorm": norm}
+
+
+def with_gradients(function, linear, before, x, dtype):
+    parameters = [*linear.parameters()]
+    parameters += before.parameters() if isinstance(before, nn.Module) else []
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        result = function(x, linear, before)
+    return [result, *torch.autograd.grad(result.float().square().sum(), (x, *parameters))]
+
+
+def usual(x, linear, before):
+    return linear(x if before is None else before(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", BEFORE)
+@pytest.mark.parametrize("shape", [(7,), (3, 5)])
+def test_it_is_equal_to_the_usual_layers(linear, dtype, name, shape):
+    x = torch.randn(*shape, 24)
+    if name == "GELU" and dtype == torch.bfloat16:
+        x = x.bfloat16()  # as the layer before hands it over
+    before = BEFORE[name]()
+    expected = with_gradients(usual, linear, before, x, dtype)
+    for ours, theirs in zip(with_gradients(lean_linear, linear, before, x, dtype), expected):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_gradients_in_double_precision(linear, name):
+    linear.double()
+    before = BEFORE[name]()
+    inputs = [torch.randn(4, 24, dtype=torch.float64, requires_grad=True), *linear.parameters()]
+    if isinstance(before, nn.Module):
+        inputs += before.double().parameters()
+    assert torch.autograd.gradcheck(lambda x, *_: lean_linear(x, linear, before), inputs)
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_only_the_input_is_kept_beside_the_parameters(linear, name):
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor
+
+    before = BEFORE[name]()
+    x = torch.randn(3, 24, requires_grad=True)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16):
+        lean_linear(x, linear, before)
+    own = [*before.parameters()] if isinstance(before, nn.Module) else []
+    assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in (x, linear.weight, *own)]
+
+
+def test_other_layers_and_no_gradients_take_the_usual_way(linear):
+    """So that an adapter in the layer's place is not passed over."""
+
+    class Adapted(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    x = torch.randn(3, 24, requires_grad=True)
+    adapted = Adapted(24, 10)
+    adapted.load_state_dict(linear.state_dict())
+    assert torch.equal(lean_linear(x, adapted, F.gelu), linear(F.gelu(x)) + 1)
+    with torch.no_grad():
+        assert torch.equal(lean_linear(x, linear, F.gelu), linear(F.gelu(x)))
+    linear.weight.requires_grad_(False)
+    assert "LeanLinear" not in str(lean_linear(x, linear).grad_fn)
