@@ -28,14 +28,13 @@ class ImageEncoder(nn.Module):
     """Images (B, 3, S, S) to annotations (B, P, D): a vector for each of P places, row by row.
 
     name: of `encoder_names`. weights: "none", made up; "default", torchvision's best, downloaded;
-    or a file: a state dict of that network, or a checkpoint of a classic captioner that has it.
-    dim: D by a 1x1 convolution, else what the network has. grid: P = grid * grid by average
-    pooling, or by bilinear interpolation where the network gives fewer. norm: each annotation is
-    normalised at the end, by a LayerNorm. finetune: without it the network stays as it is, batch
-    statistics included. mean, std: what the images were normalised with, changed here to what
-    torchvision's weights expect. image_size: S, to see that the network can take it. Raises
-    ValueError for an unknown name, for weights that cannot be had or do not fit, and for images
-    that are too small.
+    or a file of a state dict of that network. dim: D by a 1x1 convolution, else what the network
+    has. grid: P = grid * grid by average pooling, or by bilinear interpolation where the network
+    gives fewer. norm: each annotation is normalised at the end, by a LayerNorm. finetune: without
+    it the network stays as it is, batch statistics included. mean, std: what the images were
+    normalised with, changed here to what torchvision's weights expect. image_size: S, to see that
+    the network can take it. Raises ValueError for an unknown name, for weights that cannot be had
+    or do not fit, and for images that are too small.
     """
 
     def __init__(
@@ -129,13 +128,7 @@ def _load(name: str, weights: str) -> nn.Module:
 
 def _load_file(network: nn.Module, path: Path, name: str) -> None:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        if "model" in content:  # a captioner's checkpoint
-            within = "encoder.network."
-            own = {k[len(within) :]: v for k, v in content["model"].items() if k.startswith(within)}
-            _without_head(network).load_state_dict(own)
-        else:
-            network.load_state_dict(content)
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # unpicklers raise whatever a broken file makes them stumble over
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(

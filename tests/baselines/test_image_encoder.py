@@ -162,17 +162,6 @@ def test_weights_from_a_file(tmp_path):
             ImageEncoder("resnet18", str(tmp_path / "broken.pth"))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "densenet121", "mnasnet0_5"])
-def test_weights_from_another_captioners_checkpoint(tmp_path, name):
-    captioner = torch.nn.ModuleDict({"encoder": ImageEncoder(name, dim=5)})
-    torch.save({"model": captioner.state_dict()}, tmp_path / "checkpoint.pth")
-    encoder = ImageEncoder(name, str(tmp_path / "checkpoint.pth"), dim=7)
-    expected = captioner["encoder"].network.state_dict()
-    torch.testing.assert_close(encoder.network.state_dict(), expected, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="cannot be read as weights of resnet34"):
-        ImageEncoder("resnet34", str(tmp_path / "checkpoint.pth"))
-
-
 def test_weights_that_cannot_be_fetched(monkeypatch, tmp_path):
     from urllib.error import URLError
 
