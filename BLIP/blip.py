@@ -9,6 +9,7 @@ from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import ObjectiveOutput
+from smile.captions import captions_an_image
 
 
 class BlipCaptioner(nn.Module):
@@ -55,9 +56,7 @@ class BlipCaptioner(nn.Module):
 
     def _encode(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, attention mask and labels, int64 (R, n) each, where the images are."""
-        counts = [len(group) for group in captions]
-        if counts != [counts[0]] * len(image):
-            raise ValueError(f"{len(image)} images with {counts} captions; give each as many")
+        captions_an_image(captions, len(image))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
         labels = tokens.masked_fill(attention_mask == 0, self.text_decoder.objective.ignore_index)

@@ -2,7 +2,7 @@
 
 from baselines.build import MODELS, build_classic
 from baselines.captioner import ClassicCaptioner
-from baselines.decoder import set_teacher_forcing
+from baselines.decoder import RecurrentDecoder, set_teacher_forcing
 from baselines.image_encoder import ImageEncoder, encoder_names
 from baselines.teacher_forcing import SCHEDULES, teacher_forcing
 from baselines.vocabulary import Vocabulary
@@ -12,6 +12,7 @@ __all__ = [
     "SCHEDULES",
     "ClassicCaptioner",
     "ImageEncoder",
+    "RecurrentDecoder",
     "Vocabulary",
     "build_classic",
     "encoder_names",

@@ -10,6 +10,7 @@ from baselines.image_encoder import ImageEncoder
 from baselines.recurrent_step import RecurrentStep
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import Objective, ObjectiveOutput
+from smile.captions import captions_an_image
 
 
 class ClassicCaptioner(nn.Module):
@@ -18,7 +19,8 @@ class ClassicCaptioner(nn.Module):
     tokenizer: a `baselines.Vocabulary`, or one of word pieces with the same methods. prompt: what
     every caption starts with, not scored in training and cut off in generation. max_tokens:
     training captions are cut to so many tokens, start and end included. attention_penalty: the
-    weight of `unseen`, which asks that every place is looked at in the course of a caption.
+    weight of `unseen`, which asks that every place is looked at in the course of a caption. Raises
+    ValueError for a prompt with a word that the tokenizer does not know.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class ClassicCaptioner(nn.Module):
         self.objective = objective
         self.prompt = prompt
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (p,)
+        if tokenizer.unknown in self.prompt_ids:
+            raise ValueError(f"prompt: the vocabulary lacks a word of {prompt!r}")
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
 
@@ -63,7 +67,7 @@ class ClassicCaptioner(nn.Module):
         return self._predict(image, captions)[:2]
 
     def _predict(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
-        rows = (len(image), _captions_an_image(captions, len(image)))
+        rows = (len(image), captions_an_image(captions, len(image)))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
         given = len(self.prompt_ids)
@@ -100,18 +104,13 @@ class ClassicCaptioner(nn.Module):
 
 
 def unseen(attention: Tensor, labelled: Tensor) -> Tensor:
-    """The mean over places of (1 - sum over time of the attention) ** 2, over captions.
+    """The mean over places of (1 - sum over time of the attention) ** 2, a mean over tokens.
 
     attention: (R, N, P); labelled: bool (R, N), the positions that count. The doubly stochastic
-    term of Show, Attend and Tell (arXiv 1502.03044, equation 14), a mean in place of the sum.
+    term of Show, Attend and Tell (arXiv 1502.03044, equation 14), a mean in place of the sum. A
+    caption counts by its tokens, as in the loss beside it: so the mean over several batches, or
+    processes, weighted by their tokens, is that of all their captions together.
     """
     seen = (attention * labelled.unsqueeze(2)).sum(1)  # (R, P)
-    return (1 - seen).square().mean()
-
-
-def _captions_an_image(captions: list[list[str]], images: int) -> int:
-    sizes = {len(group) for group in captions}
-    if len(captions) != images or len(sizes) != 1 or 0 in sizes:
-        found = [len(group) for group in captions]
-        raise ValueError(f"{found} captions for {images} images; each needs as many, at least one")
-    return sizes.pop()
+    tokens = labelled.sum(1)  # (R,)
+    return ((1 - seen).square().mean(1) * tokens).sum() / tokens.sum().clamp(min=1)

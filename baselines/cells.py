@@ -52,7 +52,7 @@ class PooledDecoder(RecurrentDecoder):
             return super().read(tokens, annotations, given)
         _, state = self.begin(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
-        return self._run(self.embed(tokens), state)[0], None
+        return self.dropout(self._run(self.embed(tokens), state)[0]), None
 
     def _run(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         """torch's own loop over n words: embedded (B, k, n, E), state (B, k, H) each."""

@@ -38,16 +38,12 @@ class RecurrentDecoder(nn.Module, ABC):
     ) -> tuple[Tensor, Tensors, Optional[Tensor]]:
         """Read one word of each row: embedded (B, k, E), state (B, k, H) each.
 
-        Returns what the head sees (B, k, O), the next state, and the attention (B, k, P) that the
-        next word is chosen with, None for a decoder that has none.
+        Returns what the head sees (B, k, O), but for dropout, the next state, and the attention
+        (B, k, P) that the next word is chosen with, None for a decoder that has none.
         """
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """(..., O) to (..., V)."""
-        return self.head(self.dropout(outputs))
 
     def forward(
         self, tokens: Tensor, annotations: Tensor, given: int = 1
@@ -59,12 +55,15 @@ class RecurrentDecoder(nn.Module, ABC):
         """
         outputs, attention = self.read(tokens, annotations, given)
         kept = None if attention is None else attention[:, :, given - 1 :]
-        return self.logits(outputs[:, :, given - 1 :]), kept
+        return self.head(outputs[:, :, given - 1 :]), kept
 
     def read(
         self, tokens: Tensor, annotations: Tensor, given: int
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """What the head sees (B, k, n, O), and the attention, one word after the other."""
+        """What the head sees (B, k, n, O), and the attention, one word after the other.
+
+        A guess is made of what the loss is: of the same outputs under the same dropout.
+        """
         memory, state = self.begin(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
         embedded = self.embed(tokens)  # (B, k, n, E)
@@ -74,11 +73,11 @@ class RecurrentDecoder(nn.Module, ABC):
             word = embedded[:, :, n]
             if guesses and n >= given:
                 with torch.no_grad():
-                    guess = self.logits(outputs[-1]).argmax(-1)  # (B, k)
+                    guess = self.head(outputs[-1]).argmax(-1)  # (B, k)
                 own = torch.rand_like(word[..., :1]) < self.teacher_forcing
                 word = torch.where(own, word, self.embed(guess))
             output, state, weights = self.advance(word, memory, state)
-            outputs.append(output)
+            outputs.append(self.dropout(output))
             attention.append(weights)
         return torch.stack(outputs, 2), None if weights is None else torch.stack(attention, 2)
 

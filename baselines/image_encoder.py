@@ -30,9 +30,11 @@ class ImageEncoder(nn.Module):
     name: of `encoder_names`. weights: "none", made up; "default", torchvision's best, downloaded;
     or a file of a state dict of that network. dim: D by a 1x1 convolution, else what the network
     has. grid: P = grid * grid by average pooling, or by bilinear interpolation where the network
-    gives fewer. finetune: without it the network stays as it is, batch statistics included.
-    mean, std: what the images were normalised with, changed here to what torchvision's weights
-    expect. Raises ValueError for an unknown name, and for weights that cannot be had or do not fit.
+    gives fewer. norm: each annotation is normalised at the end, by a LayerNorm. finetune: without
+    it the network stays as it is, batch statistics included. mean, std: what the images were
+    normalised with, changed here to what torchvision's weights expect. image_size: S, to see that
+    the network can take it. Raises ValueError for an unknown name, for weights that cannot be had
+    or do not fit, and for images that are too small.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class ImageEncoder(nn.Module):
         weights: str = "none",
         dim: Optional[int] = None,
         grid: Optional[int] = None,
+        norm: bool = False,
         finetune: bool = True,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
+        image_size: int = 64,
     ):
         super().__init__()
         if name not in encoder_names():
@@ -54,10 +58,12 @@ class ImageEncoder(nn.Module):
         self.network = _without_head(_load(name, weights))
         self.finetune = finetune
         self.network.requires_grad_(finetune)
-        width = self._channels()
+        width, *map_size = self._map_of(image_size, name)
+        self.one_place = map_size == [1, 1]
         self.dim = dim or width
         self.projection = nn.Conv2d(width, dim, 1) if dim else nn.Identity()
         self.grid = grid
+        self.norm = nn.LayerNorm(self.dim) if norm else nn.Identity()
         scale = torch.tensor(std) / torch.tensor(IMAGENET_STD)
         shift = (torch.tensor(mean) - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
         self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
@@ -75,12 +81,25 @@ class ImageEncoder(nn.Module):
         features = self.projection(features)
         if self.grid is not None:
             features = _resized(features, self.grid)
-        return features.flatten(2).transpose(1, 2)
+        return self.norm(features.flatten(2).transpose(1, 2))
 
-    def _channels(self) -> int:
+    @property
+    def smallest_batch(self) -> int:
+        """How many images training takes at least: batch statistics are of two values or more."""
+        normalised = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
+        return 2 if self.finetune and normalised and self.one_place else 1
+
+    def _map_of(self, image_size: int, name: str) -> Sequence[int]:
+        """Channels, height and width of what the network makes of an image."""
         self.network.eval()
-        with torch.no_grad():
-            return self.network(torch.zeros(1, 3, 64, 64)).size(1)
+        try:
+            with torch.no_grad():
+                return self.network(torch.zeros(1, 3, image_size, image_size)).shape[1:]
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"image_size is {image_size}, too small for {name}: {reason}"
+            ) from error
 
 
 def _resized(features: Tensor, grid: int) -> Tensor:

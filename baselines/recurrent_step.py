@@ -29,4 +29,4 @@ class RecurrentStep:
             self.state = tuple(part.flatten(0, 1)[rows] for part in self.state)
         for embedded in self.decoder.embed(tokens).unbind(2):
             output, self.state, _ = self.decoder.advance(embedded, self.memory, self.state)
-        return self.decoder.logits(output).index_fill(-1, self.unsaid, float("-inf"))
+        return self.decoder.head(output).index_fill(-1, self.unsaid, float("-inf"))

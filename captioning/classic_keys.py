@@ -18,6 +18,7 @@ class ClassicKeys(Checked):
     encoder_lr: float = Field(0.0, ge=0)
     encoder_dim: Optional[int] = Field(None, gt=0)
     encoder_size: Optional[int] = Field(None, gt=0)
+    encoder_norm: bool = False
     vocabulary: Literal["words", "wordpiece"] = "words"
     vocabulary_size: int = Field(6400, gt=4)
     min_word_count: int = Field(1, gt=0)

@@ -8,6 +8,7 @@ from BLIP import CaptionTokenizer
 from captioning.config import Config
 from captioning.data import MEAN, STD, preprocess_caption, read_split
 from captioning.errors import UserError
+from captioning.lengths import check_lengths
 
 BUILT_AS_NAMED = (
     *("model", "prompt", "max_tokens", "embed_dim", "hidden_dim", "attention_dim", "num_layers"),
@@ -22,30 +23,34 @@ def build_from(config: Config, restored: bool, words: Optional[Sequence[str]]) -
     fetched. words: the checkpoint's vocabulary; without it the training captions are counted.
     Raises UserError, and ValueError for settings that do not fit.
     """
-    encoder = ImageEncoder(
-        config.encoder,
-        "none" if restored else config.encoder_weights,
-        config.encoder_dim,
-        config.encoder_size,
-        finetune=config.encoder_lr > 0,
-        mean=MEAN,
-        std=STD,
-    )
+    if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
+        raise UserError(
+            "encoder_weights is none and encoder_lr 0: the image encoder would stay as it is made "
+            "up; give it weights (default or a file), or a learning rate above 0"
+        )
     captioner = build_classic(
-        encoder=encoder,
+        encoder=_encoder(config, "none" if restored else config.encoder_weights),
         tokenizer=_tokenizer(config, words),
         objective=config.build_objective(),
         word_vectors=None if restored else config.word_vectors,
         **{name: getattr(config, name) for name in BUILT_AS_NAMED},
     )
-    prompt = len(captioner.prompt_ids)
-    for key, least in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
-        if getattr(config, key) < least:
-            raise UserError(
-                f"{key} is {getattr(config, key)}; with this prompt, of {prompt} tokens, it must "
-                f"be {least} or more"
-            )
+    check_lengths(config, len(captioner.prompt_ids))
     return captioner
+
+
+def _encoder(config: Config, weights: str) -> ImageEncoder:
+    return ImageEncoder(
+        config.encoder,
+        weights,
+        config.encoder_dim,
+        config.encoder_size,
+        config.encoder_norm,
+        finetune=config.encoder_lr > 0,
+        mean=MEAN,
+        std=STD,
+        image_size=config.image_size,
+    )
 
 
 def _tokenizer(config: Config, words: Optional[Sequence[str]]):
@@ -59,6 +64,16 @@ def _tokenizer(config: Config, words: Optional[Sequence[str]]):
         for caption in sample.captions
     )
     return Vocabulary.count(captions, config.vocabulary_size, config.min_word_count, config.prompt)
+
+
+def check_batch(config: Config, captioner) -> None:
+    """Raise UserError where a batch of images is too small to train the image encoder with."""
+    least = captioner.encoder.smallest_batch if config.model != "blip" else 1
+    if config.batch_size < least:
+        raise UserError(
+            f"batch_size is {config.batch_size}; {config.encoder} normalises over a batch, and has "
+            f"one place at image_size {config.image_size}: it must be {least} or more"
+        )
 
 
 def saved_beside_weights(captioner) -> dict[str, list[str]]:

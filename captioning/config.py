@@ -141,13 +141,20 @@ class Config(ClassicKeys):
             raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
         if not isinstance(self.vit, str) and self.vit.embed_dim % self.vit.num_heads:
             raise ValueError("vit: embed_dim must be a multiple of num_heads")
-        needs_bleu = self.lr_schedule == "plateau" or self.early_stopping
-        if needs_bleu and "coco" not in self.metrics:
-            key = "early_stopping" if self.early_stopping else "lr_schedule"
-            raise ValueError(f"{key} goes by BLEU-4, but metrics is {self.metrics}, without coco")
+        if self.follows_bleu and "coco" not in self.metrics:
+            raise ValueError(
+                f"{self.follows_bleu} goes by BLEU-4, but metrics is {self.metrics}, without coco"
+            )
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
+
+    @property
+    def follows_bleu(self) -> Optional[str]:
+        """The key that makes a run go by BLEU-4 on the validation split, if one does."""
+        if self.early_stopping:
+            return "early_stopping"
+        return "lr_schedule" if self.lr_schedule == "plateau" else None
 
     @property
     def facts_path(self) -> Optional[Path]:

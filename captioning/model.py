@@ -11,6 +11,7 @@ from BLIP import BlipCaptioner, build_captioner, load_weights, read_checkpoint
 from captioning.classic_model import build_from
 from captioning.config import Config, VitSizes
 from captioning.errors import UserError
+from captioning.lengths import check_lengths
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -58,21 +59,8 @@ def _blip_from(config: Config) -> BlipCaptioner:
         vit_ckpt_layer=config.vit_ckpt_layer,
         max_tokens=config.max_tokens,
     )
-    _check_lengths(config, captioner)
+    check_lengths(config, len(captioner.prompt_ids), captioner.text_decoder.max_length)
     return captioner
-
-
-def _check_lengths(config: Config, captioner: BlipCaptioner) -> None:
-    """The prompt must leave room for a caption, and the decoder have a position for every token."""
-    prompt = len(captioner.prompt_ids)
-    positions = captioner.text_decoder.max_length
-    for key, least in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
-        length = getattr(config, key)
-        if not least <= length <= positions:
-            raise UserError(
-                f"{key} is {length}; with this prompt, of {prompt} tokens, and this med_config "
-                f"it must be {least} to {positions}"
-            )
 
 
 def _med_config(config: Config):

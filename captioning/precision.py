@@ -2,6 +2,9 @@
 
 import torch
 
+from captioning.config import Config
+from captioning.errors import UserError
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -16,3 +19,9 @@ class Precision:
     def autocast(self) -> torch.autocast:
         enabled = self.dtype != torch.float32
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
+
+
+def check_precision(config: Config, device: torch.device) -> None:
+    """Raise UserError for what torch cannot compute."""
+    if (config.model, config.precision, device.type) == ("lstm", "fp16", "cpu"):
+        raise UserError("precision is fp16, which an LSTM has on a GPU alone; try bf16 or fp32")

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines import set_teacher_forcing, teacher_forcing
+from baselines import RecurrentDecoder, set_teacher_forcing, teacher_forcing
 from captioning import checkpointing, distributed
-from captioning.classic_model import saved_beside_weights
+from captioning.classic_model import check_batch, saved_beside_weights
 from captioning.config import Config
 from captioning.data import (
     Prefetcher,
@@ -35,9 +35,10 @@ from captioning.split_evaluation import SplitEvaluation, read_scores, remove_sco
 from captioning.validation_history import (
     best_epoch,
     bleu_history,
+    check_bleu,
     evaluation_name,
     plateaus,
-    since_best,
+    why_over,
 )
 
 
@@ -48,11 +49,13 @@ class FineTuning:
         self.config, self.device = config, device
         self.folder = Path(config.output_dir)
         self.evaluation = SplitEvaluation(config, "val", self.folder, device)
+        check_bleu(config, self.evaluation.unavailable)
         self.loader = self._build_loader()
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         self.precision = Precision(config.precision, device)
         checkpoint = starting_point(config)
-        if checkpoint is None or checkpoint["epoch"] + 1 < config.max_epoch:
+        self.over = why_over(config, self.folder, checkpoint["epoch"] + 1) if checkpoint else None
+        if not self.over:
             record_run(config, self.folder)  # a run that is over keeps the record of how it ran
         self.captioner = self._build_captioner(checkpoint)
         self.model = self._wrap(self.captioner)
@@ -66,10 +69,12 @@ class FineTuning:
             if self.first_epoch > 0:
                 self._evaluate(self.first_epoch - 1)  # if the run ended before it could
             for epoch in range(self.first_epoch, self.config.max_epoch):
-                self.bleu = distributed.broadcast_from_main(bleu_history(self.folder, epoch))
-                if 0 < (self.config.early_stopping or 0) <= since_best(self.bleu):
-                    say(f"stopped early: BLEU-4 was best {since_best(self.bleu)} validations ago")
+                over = distributed.broadcast_from_main(why_over(self.config, self.folder, epoch))
+                if over:
+                    if over != self.over:  # not yet said
+                        say(over)
                     break
+                self.bleu = distributed.broadcast_from_main(bleu_history(self.folder, epoch))
                 self._train_epoch(epoch)
                 self._save(epoch)
                 self._evaluate(epoch)
@@ -116,6 +121,7 @@ class FineTuning:
         pretrained = None if resumed else self.config.pretrained
         with distributed.first_on_each_machine():
             captioner, loaded = captioner_from(self.config, pretrained, resumed)
+        check_batch(self.config, captioner)
         if not resumed:
             say(loaded)
         return captioner.to(self.device)
@@ -123,7 +129,9 @@ class FineTuning:
     def _wrap(self, captioner: nn.Module) -> nn.Module:
         if self.config.compile:
             for part in captioner.children():
-                part.compile()
+                # A loop over words would be compiled anew for every length.
+                if not isinstance(part, RecurrentDecoder):
+                    part.compile()
         if distributed.world_size() == 1:
             return captioner
         devices = [self.device] if self.device.type == "cuda" else None
@@ -269,6 +277,8 @@ class FineTuning:
             scores = self.evaluation.run(self.captioner, name)
             if scores is not None:
                 self.log.write("val", epoch, scores)
+                if self.config.follows_bleu and "Bleu_4" not in scores:
+                    say(f"no BLEU-4 here: {self.config.follows_bleu} does not count this epoch")
         if distributed.is_main() and best_epoch(self.folder, epoch) == epoch:
             checkpointing.keep_as_best(self.folder, epoch)
             if due:

@@ -8,6 +8,7 @@ from captioning.classic_keys import ClassicKeys
 from captioning.config import Config
 from captioning.errors import UserError
 from captioning.run_log import say
+from captioning.validation_history import why_over
 
 # What decides what a run becomes: with another value it would be another run.
 FIXED_KEYS = (
@@ -50,8 +51,8 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
             f"max_epoch is {config.max_epoch}, but the run in {folder} has run {done} epochs; give "
             "another output_dir, or resume=never, which moves that run aside"
         )
-    over = done == config.max_epoch
-    say(f"{folder} has run all of its {done} epochs" if over else f"resuming from {path}")
+    over = why_over(config, folder, done) if distributed.is_main() else None
+    say(over or f"resuming from {path}")
     return content
 
 

@@ -50,27 +50,31 @@ def _versions() -> Iterator[tuple[str, Optional[str]]]:
 
 
 class RunLog:
-    """log.jsonl and tensorboard/ in a run's folder; on every rank but 0 it does nothing."""
+    """log.jsonl and tensorboard/ in a run's folder, from the first line on; on rank 0 alone."""
 
     def __init__(self, folder: Path):
+        self.folder = folder
         self.file = self.board = None
-        if is_main():
-            from torch.utils.tensorboard import SummaryWriter
 
-            path = folder / "log.jsonl"
-            cut_off = _ends_within_a_line(path)
-            self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
-            if cut_off:  # by a kill in the middle of it, which would swallow the next
-                self.file.write("\n")
-            self.board = SummaryWriter(str(folder / "tensorboard"))
+    def _open(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = self.folder / "log.jsonl"
+        cut_off = _ends_within_a_line(path)
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        if cut_off:  # by a kill in the middle of it, which would swallow the next
+            self.file.write("\n")
+        self.board = SummaryWriter(str(self.folder / "tensorboard"))
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
         """One line {"event", "step", ..., values}, and a curve event/name for each value.
 
         A value that is not finite, such as a gradient's norm that overflowed, is left out.
         """
-        if self.file is None:
+        if not is_main():
             return
+        if self.file is None:
+            self._open()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         line = {"event": event, "step": step, **more, **values}
         self.file.write(json.dumps(line) + "\n")

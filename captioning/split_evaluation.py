@@ -39,10 +39,13 @@ class SplitEvaluation:
             self.references = references(config, split)
             settings = metric_settings(config, self.samples, str(device))
             self.evaluators = build_evaluators(config.metrics, settings)
+        self.unavailable: dict[str, str] = {}  # why, by metric; rank 0 scores, and knows
         if distributed.is_main():
             for evaluator in self.evaluators:
-                for metric, reason in evaluator.unavailable().items():
-                    say(f"{metric} will be skipped: {reason}")
+                self.unavailable.update(evaluator.unavailable())
+        self.unavailable = distributed.broadcast_from_main(self.unavailable)
+        for metric, reason in self.unavailable.items():
+            say(f"{metric} will be skipped: {reason}")
 
     def run(self, captioner: nn.Module, name: str) -> Optional[dict[str, float]]:
         """Each metric by name on rank 0, None elsewhere."""

@@ -16,6 +16,7 @@ from captioning import checkpointing, distributed
 from captioning.config import Config, load_config
 from captioning.errors import UserError
 from captioning.model import captioner_from
+from captioning.precision import check_precision
 from captioning.recipe import FineTuning
 from captioning.run_log import record_run, say
 from captioning.split_evaluation import SplitEvaluation, remove_scores
@@ -72,6 +73,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         config = load_config(arguments.config, arguments.overrides, flags)
         device = distributed.start(config.device)
+        check_precision(config, device)
         if arguments.evaluate:
             evaluate(config, device, arguments.eval_split, arguments.overrides)
         else:

@@ -1,9 +1,12 @@
 """What the validations of a run have found so far: the best epoch, and whether to go on."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Optional
 
+from captioning.config import Config
+from captioning.errors import UserError
 from captioning.split_evaluation import read_scores
 
 
@@ -31,6 +34,31 @@ def bleu_history(folder: Path, epochs: int) -> list[float]:
 def since_best(values: Sequence[float]) -> int:
     """How many values have come after the highest, the first of equals."""
     return len(values) - 1 - values.index(max(values)) if values else 0
+
+
+def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
+    """Why a run that has run so many epochs has no further one; None where it has."""
+    if epochs >= config.max_epoch:
+        return f"{folder} has run all of its {epochs} epochs"
+    waited = since_best(bleu_history(folder, epochs))
+    if config.early_stopping is not None and waited >= config.early_stopping:
+        return (
+            f"{folder} ended early, after {epochs} epochs: BLEU-4 was best {waited} validations "
+            f"before, and early_stopping is {config.early_stopping}"
+        )
+    return None
+
+
+def check_bleu(config: Config, unavailable: Mapping[str, str]) -> None:
+    """Raise UserError where BLEU-4 decides how a run goes on, and cannot be had.
+
+    unavailable: why, by metric, of those that this machine cannot compute.
+    """
+    if config.follows_bleu and "Bleu_4" in unavailable:
+        raise UserError(
+            f"{config.follows_bleu} goes by BLEU-4, but {unavailable['Bleu_4']}; install it, or "
+            f"leave {config.follows_bleu} as it is by default"
+        )
 
 
 def plateaus(values: Sequence[float], patience: int) -> int:

@@ -45,7 +45,7 @@ CAPTIONS = [
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("prompt", ["", "a picture on "])
+@pytest.mark.parametrize("prompt", ["", "a dog on "])
 def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt):
     captioner, image = make(model, prompt=prompt), images()
     total, count = 0.0, 0
@@ -96,8 +96,26 @@ def test_captions_are_cut_to_max_tokens():
 def test_what_was_not_looked_at():
     attention = torch.tensor([[[0.75, 0.25], [0.5, 0.5], [0.9, 0.1]], [[1.0, 0], [0, 1], [1, 0]]])
     labelled = torch.tensor([[True, True, False], [True, True, True]])
-    expected = ((1 - 1.25) ** 2 + (1 - 0.75) ** 2 + (1 - 2) ** 2 + 0) / 4
-    assert unseen(attention, labelled).item() == pytest.approx(expected)
+    first = ((1 - 1.25) ** 2 + (1 - 0.75) ** 2) / 2
+    second = ((1 - 2) ** 2 + 0) / 2
+    assert unseen(attention, labelled).item() == pytest.approx((2 * first + 3 * second) / 5)
+
+
+@pytest.mark.parametrize("model", ["attn", "sat"])
+def test_the_penalty_of_parts_weighted_by_their_tokens_is_that_of_the_whole(model):
+    """As in accumulation and in several processes, whose batches have unlike captions."""
+    captioner, image = make(model, attention_penalty=0.5), images()
+    whole = captioner(image, CAPTIONS)
+    parts = [captioner(image[b : b + 1], CAPTIONS[b : b + 1]) for b in range(3)]
+    for name, value in {"attention": whole.parts["attention"], "loss": whole.loss}.items():
+        found = [p.loss if name == "loss" else p.parts[name] for p in parts]
+        mean = sum(v * p.tokens for v, p in zip(found, parts)) / whole.tokens
+        torch.testing.assert_close(mean, value)
+
+
+def test_a_prompt_of_unknown_words_is_refused():
+    with pytest.raises(ValueError, match="prompt: the vocabulary lacks a word of 'a picture of '"):
+        make("lstm", prompt="a picture of ")
 
 
 @pytest.mark.parametrize("model", ["attn", "sat"])

@@ -80,6 +80,43 @@ def test_a_grid_by_pooling_or_by_interpolation(side, grid):
     torch.testing.assert_close(annotations, expected.flatten(2).transpose(1, 2))
 
 
+def test_annotations_are_normalised_place_by_place():
+    encoder = ImageEncoder("resnet18", dim=7, grid=3, norm=True).eval()
+    weight, bias = (torch.nn.init.normal_(p).double() for p in encoder.norm.parameters())
+    image = torch.randn(2, 3, 64, 64)
+    found = encoder(image)
+    encoder.norm = torch.nn.Identity()
+    plain = encoder(image).double()  # (2, 9, 7)
+    centred = plain - plain.mean(2, keepdim=True)
+    expected = weight * centred / (centred.square().mean(2, keepdim=True) + 1e-5).sqrt() + bias
+    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "size"), [("squeezenet1_1", 16), ("densenet121", 16)])
+def test_images_too_small_for_the_network_are_one_line(name, size):
+    with pytest.raises(ValueError, match=f"image_size is {size}, too small for {name}: ") as error:
+        ImageEncoder(name, image_size=size)
+    assert "\n" not in str(error.value)
+    ImageEncoder(name, image_size=32)
+
+
+def test_a_batch_of_one_place_has_no_statistics():
+    """What `smallest_batch` says is what torch can do."""
+    for name, size, finetune in [
+        *(("resnet18", 32, True), ("resnet18", 64, True), ("resnet18", 32, False)),
+        *(("squeezenet1_1", 32, True), ("shufflenet_v2_x0_5", 32, True)),
+    ]:
+        encoder = ImageEncoder(name, finetune=finetune, image_size=size).train()
+        one = torch.randn(1, 3, size, size)
+        if encoder.smallest_batch == 1:
+            encoder(one)
+        else:
+            with pytest.raises(ValueError, match="more than 1 value per channel"):
+                encoder(one)
+            encoder(torch.cat([one, one]))
+    assert ImageEncoder("resnet18", image_size=32).smallest_batch == 2
+
+
 def test_images_are_normalised_anew_for_torchvision():
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
     encoder = ImageEncoder("resnet18", mean=mean, std=std).eval()

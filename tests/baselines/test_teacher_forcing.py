@@ -21,8 +21,9 @@ def test_the_schedules_are_bengios():
     assert teacher_forcing("inverse_sigmoid", 100000, 1) == pytest.approx(0)
 
 
-def decoders():
-    sizes = {"vocabulary_size": 9, "image_dim": 4, "embed_dim": 5, "hidden_dim": 6, "dropout": 0.0}
+def decoders(dropout=0.0):
+    sizes = {"vocabulary_size": 9, "image_dim": 4, "embed_dim": 5, "hidden_dim": 6}
+    sizes["dropout"] = dropout
     made = {kind: PooledDecoder(kind, **sizes) for kind in ("rnn", "lstm")}
     return {**made, "attn": AttentionLSTM(**sizes), "sat": ShowAttendTell(**sizes)}
 
@@ -39,6 +40,18 @@ def test_left_alone_it_reads_its_own_best_guesses(kind):
     set_teacher_forcing(decoder, 1.0)
     torch.testing.assert_close(decoder(read, places, 2)[0], logits)
     assert not torch.allclose(decoder(tokens, places, 2)[0], logits)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "attn", "sat"])
+def test_its_guess_is_the_best_of_the_logits_that_the_loss_sees(kind):
+    """Under dropout, too: the words read are looked at where they are embedded."""
+    decoder, places = decoders(dropout=0.5)[kind].train(), torch.randn(2, 3, 4)
+    read, original = [], decoder.embed
+    decoder.embed = lambda tokens: (read.append(tokens), original(tokens))[1]
+    set_teacher_forcing(decoder, 0.0)
+    logits, _ = decoder(torch.randint(9, (2, 50, 7)), places)
+    guesses = torch.stack(read[1:], 2)  # (2, 50, 6), after the given word
+    assert torch.equal(guesses, logits.argmax(-1)[:, :, :-1])
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "attn", "sat"])

@@ -1,4 +1,4 @@
-"""Run by test_distributed.py under torchrun: save the gradient of a run's first optimiser step.
+"""Run by test_distributed.py under torchrun: save a run's first gradient, and its first epoch.
 
 python -m captioning.launch ... first_gradient.py CONFIG OUTPUT_DIR [key=value ...]
 """
@@ -23,9 +23,11 @@ def main(path, folder, *overrides):
     def save(*_, **__):
         gradients = {name: parameter.grad for parameter, name in names.items()}
         torch.save(gradients, Path(folder) / f"gradient_{distributed.rank()}.pth")
+        hook.remove()
 
-    tuning.optimizer.register_step_pre_hook(save)
+    hook = tuning.optimizer.register_step_pre_hook(save)
     tuning._train_epoch(0)
+    torch.save(tuning.captioner.state_dict(), Path(folder) / f"weights_{distributed.rank()}.pth")
     tuning.close()
     distributed.stop()
 

@@ -1,11 +1,12 @@
 """The classic captioners in a run: trained, saved with their words, resumed, captioning, scored."""
 
+import importlib.util
 import json
 
 import pytest
 import torch
 
-from captioning import calibrate, train
+from captioning import calibrate, recipe, train
 from captioning.config import load_config
 from captioning.errors import UserError
 from captioning.model import captioner_from
@@ -140,6 +141,20 @@ def test_gradients_are_clipped_by_value(run, monkeypatch):
     assert max(largest) == pytest.approx(1e-3)
 
 
+def bleu_by_epoch(monkeypatch, values):
+    """Let validations find these values of BLEU-4, None for one that could not be computed."""
+
+    def scored(self, captioner, name):
+        path = self.folder / "result" / name / "metrics.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        value = values[int(name[-2:])]
+        scores = {"CIDEr": 0.5} if value is None else {"CIDEr": 0.5, "Bleu_4": value}
+        path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
+        return scores
+
+    monkeypatch.setattr(recipe.SplitEvaluation, "run", scored)
+
+
 @pytest.mark.parametrize(
     ("more", "epochs", "rates"),
     [
@@ -148,24 +163,96 @@ def test_gradients_are_clipped_by_value(run, monkeypatch):
     ],
 )
 def test_validation_bleu_lowers_the_rate_and_ends_the_run(run, monkeypatch, more, epochs, rates):
-    from captioning import recipe
-
-    bleu = [0.1, 0.3, 0.2, 0.3, 0.4, 0.2]
-
-    def scored(self, captioner, name):
-        path = self.folder / "result" / name / "metrics.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scores = {"Bleu_4": {"value": bleu[int(name[-2:])]}}
-        path.write_text(json.dumps({"metrics": scores}))
-        return {}
-
-    monkeypatch.setattr(recipe.SplitEvaluation, "run", scored)
+    bleu_by_epoch(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.4, 0.2])
     lr = ["lr_schedule=exponential", "lr_decay=1"]
     tuning = run("lstm", "max_epoch=6", "init_lr=1.0e-3", "metrics=[coco, length]", *lr, *more)
     tuning.run()
     logged = [line["learning_rate"] for line in lines(tuning.folder, "step")]
     assert logged[::3] == pytest.approx([rate * 1e-3 for rate in rates])
     assert len(logged) == 3 * epochs
+
+
+GOES_BY_BLEU = ["max_epoch=6", "metrics=[coco, length]", "early_stopping=1"]
+
+
+def test_a_run_that_ended_early_is_left_as_it_is(run, monkeypatch, capsys):
+    bleu_by_epoch(monkeypatch, [0.3, 0.2, 0.4])
+    first = run("lstm", *GOES_BY_BLEU)
+    first.run()
+    ended = "ended early, after 2 epochs: BLEU-4 was best 1 validations before"
+    assert capsys.readouterr().err.count(ended) == 1
+    (first.folder / "run.json").write_text("the record of the first run")
+    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    run("lstm", *GOES_BY_BLEU, "log_every=2").run()
+    shown = capsys.readouterr().err
+    assert shown.count(ended) == 1 and "resuming" not in shown
+    after = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    assert before == after
+    more = run("lstm", *GOES_BY_BLEU[:2], "early_stopping=2", "max_epoch=3")
+    more.run()  # with more patience it goes on
+    assert "resuming from" in capsys.readouterr().err
+    assert (more.folder / "checkpoint_02.pth").exists()
+    assert "the first run" not in (more.folder / "run.json").read_text()
+
+
+def test_a_validation_without_bleu_is_told(run, monkeypatch, capsys):
+    bleu_by_epoch(monkeypatch, [0.3, None, 0.2])
+    run("lstm", *GOES_BY_BLEU).run()
+    shown = capsys.readouterr().err
+    assert shown.count("no BLEU-4 here: early_stopping does not count this epoch") == 1
+    assert "ended early, after 3 epochs" in shown
+
+
+@pytest.mark.parametrize("key", ["early_stopping=2", "lr_schedule=plateau"])
+def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
+    find = importlib.util.find_spec
+    hidden = {"pycocoevalcap"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name in hidden else find(name)
+    )
+    message = f"{key.split('=')[0]} goes by BLEU-4, but pycocoevalcap is not installed"
+    with pytest.raises(UserError, match=message):
+        run("lstm", "metrics=[coco, length]", key)
+    run("lstm", "metrics=[coco, length]")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["encoder_lr=0"], "encoder_weights is none and encoder_lr 0: the image encoder would st"),
+        (["image_size=8", "encoder=squeezenet1_1"], "image_size is 8, too small for squeezenet1"),
+        (["image_size=32", "batch_size=1"], "batch_size is 1; shufflenet_v2_x0_5 normalises over"),
+        (["max_length=1", "min_length=1"], "max_length is 1; with this prompt, of 1 tok.* or more"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(run, more, message):
+    with pytest.raises(UserError, match=message) as error:
+        run("lstm", *more)
+    assert "\n" not in str(error.value)
+
+
+def test_a_frozen_encoder_may_have_come_from_a_checkpoint(run):
+    tuning = run("lstm", "max_epoch=1", "objective=mle", folder="first")
+    tuning.run()
+    best = tuning.folder / "checkpoint_best.pth"
+    frozen = run("lstm", "encoder_lr=0", f"pretrained={best}", "max_epoch=1", "batch_size=1")
+    frozen.close()
+
+
+def test_an_lstm_of_float16_on_a_cpu_is_one_line(scenes_config, overrides, tmp_path, capsys):
+    settings = [*overrides, "precision=fp16"]
+    command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), "--device", "cpu"]
+    assert train.main([*command, *settings, "model=lstm"]) == 2
+    assert "precision is fp16, which an LSTM has on a GPU alone" in capsys.readouterr().err
+    assert train.main([*command, *settings, "model=sat", "max_epoch=1"]) == 0
+
+
+@pytest.mark.slow
+def test_under_compile_the_loop_over_words_stays_as_it_is(run):
+    tuning = run("sat", "compile=true", "max_epoch=1", "dropout=0")
+    assert tuning.captioner.encoder._compiled_call_impl is not None
+    assert tuning.captioner.decoder._compiled_call_impl is None
+    tuning.run()
 
 
 def test_the_likelihood_of_a_run(run, capsys):

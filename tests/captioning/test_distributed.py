@@ -54,6 +54,43 @@ def test_two_processes_give_the_gradient_of_the_joined_batch(launch, scenes_conf
         torch.testing.assert_close(both[0], joined, rtol=1e-4, atol=1e-6)
 
 
+CLASSIC = [
+    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "image_size=64"),
+    *("embed_dim=16", "hidden_dim=16", "attention_dim=8", "prompt=''", "metrics=[length]"),
+    *("clip_grad_norm=1", "log_every=1", "objective={mle: 0.5, smile: 0.5}"),
+]
+
+
+@pytest.mark.parametrize("model", [["model=sat", "attention_penalty=1"], ["model=lstm"]])
+def test_two_processes_train_a_classic_captioner_as_one(launch, scenes_config, tmp_path, model):
+    """Three steps of 8 images: in one process, in two, and in two that accumulate."""
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    first, ends, losses = {}, {}, {}
+    for name, processes, *overrides in [
+        ("one", 1, "batch_size=8"),
+        ("two", 2, "batch_size=4"),
+        ("accumulated", 2, "batch_size=2", "accumulation_steps=2"),
+    ]:
+        folder, more = tmp_path / name, [*CLASSIC, *model, *overrides]
+        first[name] = gradient(launch, scenes_config, folder, processes, *more)[0]
+        ends[name] = [torch.load(folder / f"weights_{rank}.pth") for rank in range(processes)]
+        log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        parts = {"loss", "mle", "smile", "attention", "grad_norm"} & log[0].keys()
+        steps = [line for line in log if line["event"] == "step"]
+        losses[name] = torch.tensor([[line[part] for part in sorted(parts)] for line in steps])
+    assert losses["one"].shape == (3, 3 + len(model))
+    for name in ("two", "accumulated"):
+        torch.testing.assert_close(first[name], first["one"], **close)
+        torch.testing.assert_close(losses[name], losses["one"], **close)
+        torch.testing.assert_close(ends[name][0], ends[name][1], rtol=0, atol=0)
+        for key, value in first["one"].items():
+            # Where a gradient is all but 0, rounding decides where AdamW goes.
+            there = value.abs() > 1e-3
+            torch.testing.assert_close(
+                ends[name][0][key][there], ends["one"][0][key][there], **close
+            )
+
+
 def test_training_and_evaluation_in_two_processes(
     launch, scenes_config, clip_folder, gpt2_folder, tmp_path, monkeypatch
 ):

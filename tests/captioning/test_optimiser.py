@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torchvision.models import shufflenet_v2_x0_5
 
 from captioning.config import load_config
 from captioning.model import captioner_from
@@ -34,8 +35,10 @@ def test_a_fine_tuned_encoder_has_a_rate_of_its_own(scenes_config):
     assert id(captioner.encoder.projection.weight) in rest
 
 
-def test_an_encoder_that_stays_as_it_is_is_not_there(scenes_config):
-    captioner, optimiser, shares = built(scenes_config, *CLASSIC, "optimizer=adam")
+def test_an_encoder_that_stays_as_it_is_is_not_there(scenes_config, tmp_path):
+    torch.save(shufflenet_v2_x0_5().state_dict(), tmp_path / "weights.pth")
+    given = ["optimizer=adam", f"encoder_weights={tmp_path / 'weights.pth'}"]
+    captioner, optimiser, shares = built(scenes_config, *CLASSIC, *given)
     assert type(optimiser) is torch.optim.Adam and shares == [1.0]
     trained = {id(p) for p in optimiser.param_groups[0]["params"]}
     assert trained == {
