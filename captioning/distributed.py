@@ -5,21 +5,27 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from captioning import stopping
 from captioning.errors import UserError
 
 # Rank 0 scores alone while the others wait: more than SPICE, given up after an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
 
 HEAD_START_S = 10
+
+T = TypeVar("T")
+
+_training: Optional[dist.ProcessGroup] = None  # that of all processes, with less patience
+_waiting = False
 
 
 def start(device: str) -> torch.device:
@@ -66,9 +72,22 @@ def stop() -> None:
     One that is freed later frees the group too, holding the interpreter's lock that the group's
     own threads may wait for: a deadlock at exit, seen in two runs of five with torch 2.8 and gloo.
     """
+    global _training
+    _training = None
     if dist.is_initialized():
         gc.collect()
         dist.destroy_process_group()
+
+
+def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
+    """The group for a step's work, which waits only so long for a process; None for the only one.
+
+    Sums and agreements use it from now on. The others wait on for what rank 0 does alone.
+    """
+    global _training
+    if dist.is_initialized():
+        _training = dist.new_group(timeout=timedelta(seconds=seconds))
+    return _training
 
 
 def rank() -> int:
@@ -98,8 +117,12 @@ def wait_for_the_cause() -> None:
     A process that loses another in mid-collective fails with a traceback that says nothing; the
     launcher ends it in this time, after the other has shown the cause.
     """
-    if _announced() > 1:
-        time.sleep(HEAD_START_S)
+    until = time.monotonic() + HEAD_START_S
+    while _announced() > 1 and time.monotonic() < until:
+        if stopping.asked():  # by the launcher, which has seen the other end
+            sys.stderr.flush()
+            os._exit(1)
+        time.sleep(0.1)
 
 
 def end_after_a_bug() -> None:
@@ -108,10 +131,29 @@ def end_after_a_bug() -> None:
     At once, since the traceback keeps the distributed model alive; see `stop`.
     """
     if _announced() > 1:
-        wait_for_the_cause()
+        silent = _silent_ranks()
+        if silent:
+            print(
+                f"error: [rank {rank()}] waited in vain for rank {', '.join(map(str, silent))}",
+                file=sys.stderr,
+            )
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
+
+
+def _silent_ranks() -> list[int]:
+    """After `wait_for_the_cause`, those that have not failed as well: they are gone or hang."""
+    if not dist.is_initialized():
+        wait_for_the_cause()
+        return []
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"failed/{rank()}", "")
+        wait_for_the_cause()
+        return [other for other in range(world_size()) if not store.check([f"failed/{other}"])]
+    except RuntimeError:  # the launcher, which keeps the store, is gone
+        return []
 
 
 def _announced() -> int:
@@ -127,8 +169,65 @@ def barrier() -> None:
 def sum_over_ranks(values: Tensor) -> Tensor:
     """The sum of every rank's tensor, in place."""
     if dist.is_initialized():
-        dist.all_reduce(values)
+        with _waits():
+            dist.all_reduce(values, group=_training)
     return values
+
+
+def any_rank(value: object) -> bool:
+    """Whether the value is true on some rank; all have to ask."""
+    if not dist.is_initialized():
+        return bool(value)
+    on_gpu = dist.get_backend() == "nccl"
+    found = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
+    with _waits():
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=_training)
+        return bool(found.item())
+
+
+@contextmanager
+def _waits() -> Iterator[None]:
+    global _waiting
+    _waiting = True
+    yield
+    _waiting = False
+
+
+def is_waiting() -> bool:
+    """Whether this process may be waiting for the others rather than they for it."""
+    return _waiting
+
+
+def main_alone(do: Callable[[], None]) -> None:
+    """Let rank 0 do something while the others wait. A UserError there is raised on all."""
+    problem = None
+    if is_main():
+        try:
+            do()
+        except UserError as error:
+            problem = str(error)
+    problem = broadcast_from_main(problem)
+    if problem is not None:
+        raise UserError(problem)
+
+
+def stop_if_asked() -> None:
+    """Raise Stopped on all ranks if one of them was asked to stop; all have to ask."""
+    if any_rank(stopping.asked()):
+        raise stopping.Stopped
+
+
+def until_asked(batches: Iterable[T], rounds: int) -> Iterator[T]:
+    """Yield a rank's batches, after each of which all ranks see whether one was asked to stop.
+
+    rounds: no fewer than the batches of any rank, and the same on all. Raises Stopped on all.
+    """
+    iterator = iter(batches)
+    for _ in range(rounds):
+        stop_if_asked()
+        batch = next(iterator, None)
+        if batch is not None:
+            yield batch
 
 
 def share_buffers(module: nn.Module) -> None:

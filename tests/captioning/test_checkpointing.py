@@ -16,7 +16,7 @@ def content(epoch):
 
 
 def save(folder, epoch):
-    checkpointing.save_atomically(content(epoch), checkpointing.epoch_path(folder, epoch))
+    checkpointing.save(content(epoch), checkpointing.epoch_path(folder, epoch))
 
 
 def test_the_newest_readable_one_is_found_and_others_named(tmp_path):
@@ -48,7 +48,10 @@ def test_the_oldest_are_removed(tmp_path):
     for epoch in range(5):
         save(tmp_path, epoch)
     checkpointing.remove_oldest(tmp_path, keep=2)
-    assert [epoch for epoch, _ in checkpointing.numbered(tmp_path)] == [3, 4]
+    assert [path.stem for path in checkpointing.saved(tmp_path)] == [
+        "checkpoint_03",
+        "checkpoint_04",
+    ]
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
@@ -62,7 +65,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"cannot write .*checkpoint_00.pth: .*No space left"):
         save(tmp_path, 0)
     monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_00.pth"]
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_00.pth", "checkpoint_00.json"}
     assert checkpointing.read_newest(tmp_path)[1]["epoch"] == 0
 
 
@@ -77,7 +80,7 @@ def test_the_best_survives_the_removal_of_its_epoch(tmp_path, monkeypatch, links
     save(tmp_path, 0)
     checkpointing.keep_as_best(tmp_path, 0)
     save(tmp_path, 1)
-    checkpointing.remove_oldest(tmp_path, keep=1)
+    checkpointing.epoch_path(tmp_path, 0).unlink()
     best = torch.load(tmp_path / checkpointing.BEST)
     assert best["epoch"] == 0
     checkpointing.keep_as_best(tmp_path, 1)
