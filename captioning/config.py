@@ -91,7 +91,7 @@ class Config(ClassicKeys):
     bucket_batches: bool = False
     resume: Literal["auto", "never"] = "auto"
     checkpoint_every: Optional[int] = Field(1000, gt=0)
-    keep_checkpoints: int = Field(2, ge=2)
+    keep_checkpoints: int = Field(2, ge=1)
     rank_timeout: float = Field(1800.0, gt=0)
     eval_every: int = Field(1, ge=1)
     log_every: int = Field(10, gt=0)

@@ -2,9 +2,6 @@
 
 import gc
 import os
-import sys
-import time
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,14 +10,13 @@ from typing import Any, Callable, Optional, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from captioning import stopping
 from captioning.errors import UserError
 
 # Rank 0 scores alone while the others wait: more than SPICE, given up after an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
-
-HEAD_START_S = 10
 
 T = TypeVar("T")
 
@@ -44,20 +40,37 @@ def start(device: str) -> torch.device:
         raise UserError(f"device: {device!r} is no device; try auto, cpu, cuda or cuda:1")
     if chosen.type == "cuda":
         chosen = _gpu(chosen, local_rank)
-    if _announced() > 1:
+    if announced() > 1:
         on_gpu = chosen.type == "cuda"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             timeout=TIMEOUT,
             device_id=chosen if on_gpu else None,
+            **_meeting_place(),
         )
     return chosen
 
 
+def _meeting_place() -> dict[str, Any]:
+    """Where the processes find each other, after torchrun has started them again.
+
+    Its store outlives them, and gloo would take the addresses of those that are gone for theirs.
+    """
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    if attempt == 0:
+        return {}
+    store, own_rank, size = next(rendezvous("env://"))
+    return {
+        "store": dist.PrefixStore(f"attempt/{attempt}", store),
+        "rank": own_rank,
+        "world_size": size,
+    }
+
+
 def _gpu(device: torch.device, local_rank: int) -> torch.device:
     """The GPU that is meant, made the current one. Raises UserError if there is none."""
-    if device.index is not None and _announced() > 1:
-        raise UserError(f"device: {device} is one GPU for {_announced()} processes; use cuda")
+    if device.index is not None and announced() > 1:
+        raise UserError(f"device: {device} is one GPU for {announced()} processes; use cuda")
     index = local_rank if device.index is None else device.index
     if index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
@@ -103,60 +116,7 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def report(line: str) -> None:
-    """Print this process's error; one that rank 0 has too is printed by rank 0 alone."""
-    if not is_main():
-        wait_for_the_cause()
-        line = f"[rank {rank()}] {line}"
-    print(line, file=sys.stderr, flush=True)
-
-
-def wait_for_the_cause() -> None:
-    """Before an error is shown: the process whose error may have caused it goes first.
-
-    A process that loses another in mid-collective fails with a traceback that says nothing; the
-    launcher ends it in this time, after the other has shown the cause.
-    """
-    until = time.monotonic() + HEAD_START_S
-    while _announced() > 1 and time.monotonic() < until:
-        if stopping.asked():  # by the launcher, which has seen the other end
-            sys.stderr.flush()
-            os._exit(1)
-        time.sleep(0.1)
-
-
-def end_after_a_bug() -> None:
-    """In a handler, in one of several processes: show the traceback and end.
-
-    At once, since the traceback keeps the distributed model alive; see `stop`.
-    """
-    if _announced() > 1:
-        silent = _silent_ranks()
-        if silent:
-            print(
-                f"error: [rank {rank()}] waited in vain for rank {', '.join(map(str, silent))}",
-                file=sys.stderr,
-            )
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-def _silent_ranks() -> list[int]:
-    """After `wait_for_the_cause`, those that have not failed as well: they are gone or hang."""
-    if not dist.is_initialized():
-        wait_for_the_cause()
-        return []
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"failed/{rank()}", "")
-        wait_for_the_cause()
-        return [other for other in range(world_size()) if not store.check([f"failed/{other}"])]
-    except RuntimeError:  # the launcher, which keeps the store, is gone
-        return []
-
-
-def _announced() -> int:
+def announced() -> int:
     """The number of processes that torchrun has announced."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
@@ -174,14 +134,18 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
-def any_rank(value: object) -> bool:
-    """Whether the value is true on some rank; all have to ask."""
+def any_rank(value: object, patiently: bool = False) -> bool:
+    """Whether the value is true on some rank; all have to ask.
+
+    patiently: also while rank 0 does something alone, see `limit_waits`.
+    """
     if not dist.is_initialized():
         return bool(value)
     on_gpu = dist.get_backend() == "nccl"
     found = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
     with _waits():
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=_training)
+        group = None if patiently else _training
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
         return bool(found.item())
 
 
@@ -211,9 +175,9 @@ def main_alone(do: Callable[[], None]) -> None:
         raise UserError(problem)
 
 
-def stop_if_asked() -> None:
+def stop_if_asked(patiently: bool = False) -> None:
     """Raise Stopped on all ranks if one of them was asked to stop; all have to ask."""
-    if any_rank(stopping.asked()):
+    if any_rank(stopping.asked(), patiently):
         raise stopping.Stopped
 
 

@@ -66,9 +66,9 @@ class SplitEvaluation:
     def _own_evaluators(self) -> Iterator[Evaluator]:
         """Those that this rank calls; before and after each, all see whether one was to stop."""
         for evaluator in self.evaluators:
-            distributed.stop_if_asked()
+            distributed.stop_if_asked(patiently=True)
             yield from for_this_rank([evaluator], distributed.is_main())
-        distributed.stop_if_asked()
+        distributed.stop_if_asked(patiently=True)
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:

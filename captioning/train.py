@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from captioning import checkpointing, distributed, stopping
+from captioning import checkpointing, distributed, failing, stopping
 from captioning.config import Config, load_config
 from captioning.errors import UserError
 from captioning.model import captioner_from
@@ -88,10 +88,10 @@ def _run(arguments: argparse.Namespace, flags: dict[str, Any]) -> int:
         reason = stopping.asked() or "another process"
         say(f"stopped by {reason}; the same command goes on from here")
     except UserError as error:
-        distributed.report(f"error: {error}")
+        failing.report(f"error: {error}")
         return 2
     except Exception:
-        distributed.end_after_a_bug()
+        failing.end_after_a_bug()
         raise
     finally:
         distributed.stop()

@@ -217,8 +217,8 @@ def test_a_run_of_the_plain_optimiser_goes_on_fused(run, scored):
         torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
 
 
-def test_so_many_checkpoints_are_kept(run, scored):
-    tuning = run("max_epoch=3", "keep_checkpoints=2")
+def test_so_many_checkpoints_are_kept_but_never_one(run, scored):
+    tuning = run("max_epoch=3", "keep_checkpoints=1")
     tuning.run()
     assert {path.name for path in tuning.folder.glob("*.pth")} == {
         "checkpoint_01.pth",

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from captioning.metrics.length import Length
 from captioning.recipe import FineTuning
 from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
 
@@ -83,6 +84,19 @@ def test_a_process_that_says_nothing_is_named(config, tmp_path):
     assert "error: [rank 0] waited in vain for rank 1" in run.said()
 
 
+def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
+    def hook(rank):
+        def slowly(self, captions):
+            time.sleep(5)
+            return evaluate(self, captions)
+
+        evaluate, Length.evaluate = Length.evaluate, slowly
+
+    settings = ["batch_size=4", "rank_timeout=2", "max_epoch=1"]
+    run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
+    assert run.wait(60) == [0, 0], run.said()
+
+
 def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
     """Of 23 images 2 x 4 are a step; of 5 one rank has two batches, of one image one has none."""
     config = write_config(tmp_path, train_images=23)
@@ -100,6 +114,7 @@ def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
 DIES_ONCE = """
 import os, signal, sys
 from captioning import train
+from captioning.metrics.length import Length
 from captioning.recipe import FineTuning
 
 original = FineTuning._optimiser_step

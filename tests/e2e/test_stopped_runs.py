@@ -98,6 +98,16 @@ def test_sampling_teacher_forcing_and_accumulation(config, whole, tmp_path):
     assert difference(whole(*settings), tmp_path / "run") is None, step
 
 
+def test_loss_scaling(config, whole, tmp_path):
+    """It begins too high for float16: the first steps overflow, and are skipped."""
+    settings = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
+    assert Run(config, tmp_path / "run", *settings, hook=stop_at(4)).wait() == [0]
+    assert Run(config, tmp_path / "run", *settings).wait() == [0]
+    assert difference(whole(*settings), tmp_path / "run") is None
+    scaler = torch.load(tmp_path / "run" / "checkpoint_00.pth")["scaler"]
+    assert scaler["_growth_tracker"] > 4 or scaler["scale"] < 2**16
+
+
 def test_two_processes_stopped_by_a_signal_to_either(config, whole, tmp_path):
     steps = sorted(DICE.sample(range(1, 24), 2))
     for rank, step in enumerate(steps):

@@ -1,5 +1,6 @@
 """Runs that are killed or stopped over and over, and what they must be like each time."""
 
+import os
 import random
 import shutil
 import signal
@@ -13,7 +14,7 @@ from captioning.durable import SUFFIX
 from captioning.manifest import verify
 from tests.soak.runs import Run, difference, last_step, log, saved_step, write_config
 
-STEPS, EPOCHS, EVERY = 8, 6, 3
+STEPS, EPOCHS, EVERY = 8, 6, 3  # as `write_config` has it, but for the epochs
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
@@ -44,23 +45,33 @@ class Disturbed:
         name = f"run{self.number}"
         folder = self.folder / name
         run = self._start(name)
-        until = time.monotonic() + self.dice.uniform(0.05, 0.6) * self.seconds
         before = last_step(folder)
-        while time.monotonic() < until and not run.ended():
-            time.sleep(0.001)
         number = self.dice.choice(self.signals)
-        started = last_step(folder) > before  # else it may not listen yet
-        if number in ASKING and not started:
-            number = signal.SIGKILL
+        self._wait(run, before)
+        if number in ASKING and last_step(folder) <= before:
+            number = signal.SIGKILL  # it may not listen yet
         victims = None if number == signal.SIGKILL else [self.dice.randrange(self.processes)]
         run.send(number, victims)
         codes = run.wait()
         if codes == [0] * self.processes and self._is_over(folder):
             self._compare(name)
-        elif number == signal.SIGKILL:
+        elif number == signal.SIGKILL or self._is_over(folder):
             self._after_a_kill(folder, codes)
         else:
             self._after_a_request(folder, codes, run)
+
+    def _wait(self, run: Run, before: int) -> None:
+        """Until a random instant: any, or one of training, or one at which a file is begun."""
+        kind = self.dice.choice(("any", "training", "writing"))
+        until = time.monotonic() + self.dice.uniform(0.0, 0.8) * self.seconds
+        if kind != "any":
+            while last_step(run.folder) <= before and not run.ended():
+                time.sleep(0.002)
+            until = time.monotonic() + self.dice.uniform(0.0, 0.3) * self.seconds
+        while time.monotonic() < until and not run.ended():
+            time.sleep(0.001)
+        while kind == "writing" and not run.ended() and not _is_writing(run.folder):
+            pass
 
     def finish(self) -> None:
         """Let the run that is under way end undisturbed, and compare it."""
@@ -115,3 +126,7 @@ class Disturbed:
         self.counts["steps compared"] += STEPS * EPOCHS
         shutil.rmtree(self.folder / name)
         self.number += 1
+
+
+def _is_writing(folder: Path) -> bool:
+    return any(name.endswith(SUFFIX) for name in os.listdir(folder)) if folder.exists() else False

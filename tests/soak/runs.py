@@ -12,7 +12,7 @@ from typing import Callable, Optional
 
 import torch
 
-from captioning import checkpointing, distributed, train
+from captioning import checkpointing, failing, train
 from captioning.scenes.make import make_scenes
 
 SETTINGS = """
@@ -104,7 +104,7 @@ class Run:
 
 def be_quick(rank: int) -> None:
     """A hook: a process that was failed by another waits less for the other to say why."""
-    distributed.HEAD_START_S = 1
+    failing.HEAD_START_S = 1
 
 
 def _be_rank(rank, processes, port, output, arguments, hook):
