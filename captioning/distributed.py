@@ -219,7 +219,8 @@ def broadcast_from_main(value: Any) -> Any:
     if not dist.is_initialized():
         return value
     values = [value]
-    dist.broadcast_object_list(values, src=0)
+    with _waits():
+        dist.broadcast_object_list(values, src=0)
     return values[0]
 
 

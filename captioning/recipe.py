@@ -151,8 +151,8 @@ class FineTuning:
         place = self.place if self.place.epoch == epoch else Place(epoch)
         per_step, first = config.accumulation_steps, epoch * self.steps + place.steps
         self.loader.set_epoch(epoch, place.steps * per_step)
-        here = islice(self.loader, (self.steps - place.steps) * per_step)
-        batches = iter(Prefetcher(here, self.device))
+        rest = islice(self.loader, (self.steps - place.steps) * per_step)
+        batches = iter(Prefetcher(rest, self.device))
         images = config.batch_size * distributed.world_size() * per_step
         description = f"epoch {epoch + 1}/{config.max_epoch}"
         summed = Counter(place.sums)
