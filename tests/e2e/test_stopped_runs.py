@@ -68,7 +68,7 @@ def disturb_random_generators():
 
 # Tried at steps that differ from day to day, and are told where they fail.
 DICE = random.Random()
-SOME_STEPS = [1, STEPS, 3 * STEPS, *DICE.sample(range(2, 24), 3)]
+SOME_STEPS = [1, STEPS, 3 * STEPS, *DICE.sample([*range(2, STEPS), *range(9, 24)], 3)]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 

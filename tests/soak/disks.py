@@ -99,7 +99,6 @@ def read_only(folder: Path) -> Counter:
 
 
 def _go_on(config: Path, folder: Path, *arguments: str) -> list[int]:
-    (folder / "run.output").unlink(missing_ok=True)
     return Run(config, folder / "disk" / "run", *arguments, output=folder / "run.output").wait()
 
 

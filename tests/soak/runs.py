@@ -65,6 +65,7 @@ class Run:
         """hook: called in each process before training, with its rank; output: what is said."""
         self.folder = folder
         self.output = output or folder.with_name(folder.name + ".output")
+        self.output.unlink(missing_ok=True)
         given = ["--config", str(config), "--output_dir", str(folder), *arguments]
         port = _free_port()
         self.ranks: list[int] = []
@@ -99,7 +100,7 @@ class Run:
         return [self.codes[child] for child in self.ranks]
 
     def said(self) -> str:
-        return self.output.read_text(errors="replace")
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
 
 
 def be_quick(rank: int) -> None:
