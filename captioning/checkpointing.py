@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 import torch
 
-from captioning.durable import remove_staged, staged, sync_folder
+from captioning.durable import staged, staged_files, sync_folder
 from captioning.errors import UserError
 from captioning.manifest import Hashed, manifest_path, verify, write_manifest
 
@@ -70,20 +70,33 @@ def _age(path: Path) -> tuple[int, float]:
 
 
 def remove_oldest(folder: Path, keep: int) -> None:
-    """Keep the newest `keep` of whole epochs, and LEAST of all."""
+    """Keep the newest `keep` of whole epochs, and LEAST of all. Raises UserError."""
     kept = {*of_epochs(folder)[-keep:], *saved(folder)[-LEAST:]}
     for path in saved(folder):
         if path not in kept:
-            path.unlink()
-            manifest_path(path).unlink(missing_ok=True)
+            _remove(path)
+            _remove(manifest_path(path))
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed run leaves beside its checkpoints: files begun, manifests of none."""
-    remove_staged(folder)
-    for path in folder.glob("checkpoint_*.json"):
-        if _NAME.fullmatch(path.stem) and not path.with_suffix(".pth").exists():
-            path.unlink(missing_ok=True)
+    """Remove what a killed run leaves beside its checkpoints: files begun, manifests of none.
+
+    Raises UserError.
+    """
+    orphans = [
+        path
+        for path in folder.glob("checkpoint_*.json")
+        if _NAME.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
+    ]
+    for path in [*staged_files(folder), *orphans]:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot remove {path}: {error.strerror}") from error
 
 
 def keep_as_best(folder: Path, epoch: int) -> None:

@@ -38,7 +38,6 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_staged(folder: Path) -> None:
-    """Remove what a killed program had begun to write in a folder and those within it."""
-    for path in folder.rglob(f".*{SUFFIX}"):
-        path.unlink(missing_ok=True)
+def staged_files(folder: Path) -> Iterator[Path]:
+    """What a killed program had begun to write in a folder and those within it."""
+    return folder.rglob(f".*{SUFFIX}")
