@@ -90,7 +90,9 @@ class Config(ClassicKeys):
     early_stopping: Optional[int] = Field(None, gt=0)
     bucket_batches: bool = False
     resume: Literal["auto", "never"] = "auto"
+    checkpoint_every: Optional[int] = Field(1000, gt=0)
     keep_checkpoints: int = Field(2, ge=1)
+    rank_timeout: float = Field(1800.0, gt=0)
     eval_every: int = Field(1, ge=1)
     log_every: int = Field(10, gt=0)
 

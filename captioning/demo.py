@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
-from captioning import checkpointing, train
+from captioning import checkpointing, stopping, train
 from captioning.config import load_config
 from captioning.errors import UserError
 from captioning.metrics.meteor import shared_process
@@ -134,6 +134,8 @@ class Demo:
         given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
         if train.main([*given, *more, *overrides]) != 0:
             raise Failed
+        if stopping.asked():
+            raise KeyboardInterrupt
 
     def _is_evaluated(self, name: str, overrides: list[str]) -> bool:
         """Whether the weights that are there have been scored under these very settings."""

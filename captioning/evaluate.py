@@ -125,16 +125,16 @@ def _main(argv):
             print(f"error: {error}", file=sys.stderr)
             return 2
         return 0
-    from captioning import distributed  # imports torch, which the other metrics do without
+    from captioning import distributed, failing  # imports torch, which the other metrics do without
 
     try:
         device = distributed.start(arguments.device)
         _run(arguments, argv, str(device), distributed.is_main())
     except UserError as error:
-        distributed.report(f"error: {error}")
+        failing.report(f"error: {error}")
         return 2
     except Exception:
-        distributed.end_after_a_bug()
+        failing.end_after_a_bug()
         raise
     finally:
         distributed.stop()

@@ -9,7 +9,7 @@ from torch import nn
 from BLIP import BlipCaptioner, inference_copy
 from captioning.config import Config
 from captioning.data import EvaluationDataset, Sample, evaluation_loader, evaluation_transform
-from captioning.distributed import gather_on_main, rank, world_size
+from captioning.distributed import gather_on_main, rank, until_asked, world_size
 from captioning.precision import Precision
 from captioning.run_log import progress, say
 
@@ -24,7 +24,7 @@ def caption_images(
     """COCO results, [{"image_id", "caption"}] in the samples' order, on rank 0; None elsewhere.
 
     Every image once, however many processes there are; those that cannot be read are left out
-    under `skip_bad_images`, and counted aloud.
+    under `skip_bad_images`, and counted aloud. Raises Stopped on all ranks where one was asked to.
     """
     dataset = EvaluationDataset(
         samples,
@@ -38,8 +38,9 @@ def caption_images(
     settings = config.decoding_settings()
     captioner = _ready(captioner, config, precision.dtype)
     results: list[tuple[int, dict[str, Any]]] = []
+    rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with progress(len(samples), description) as bar:
-        for batch in loader:
+        for batch in until_asked(loader, rounds):
             image = batch["image"].to(device, non_blocking=True)
             with precision.autocast():
                 captions = captioner.generate(image, settings)

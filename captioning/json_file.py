@@ -1,10 +1,10 @@
 """Text and JSON files: read or refused in one line, written whole or not at all."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from captioning.durable import staged
 from captioning.errors import UserError
 
 
@@ -50,14 +50,10 @@ def write_text(text: str, path: Path) -> None:
 
     Raises UserError, with what was there left as it was.
     """
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            staged.write_text(text, encoding="utf-8", errors="backslashreplace")
-            os.replace(staged, path)
-        finally:
-            staged.unlink(missing_ok=True)
+        with staged(path) as file:
+            file.write(text.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
 

@@ -2,16 +2,24 @@
 
 python -m captioning.launch --standalone --nproc_per_node 4 -m captioning.train --config ...
 
-The arguments are torchrun's.
+The arguments are torchrun's. Where it is asked to stop (SIGTERM, SIGUSR1, Ctrl-C) it asks its
+processes and waits for them; torchrun would end them after half a minute, and fail.
 """
 
+import contextlib
 import logging
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Optional
 
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from captioning.stopping import SIGNALS
 
 USER_ERROR = 2  # the exit code of captioning.train after such a line
 
@@ -19,6 +27,10 @@ USER_ERROR = 2  # the exit code of captioning.train after such a line
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the processes; 0 when all have ended well. Raises ChildFailedError after a bug."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # torchrun installs the handler of this name for SIGTERM and SIGINT when it starts processes.
+    api._terminate_process_handler = _pass_on
+    for number in SIGNALS:
+        signal.signal(number, _pass_on)
     try:
         torchrun.run(torchrun.parse_args(argv))
     except ChildFailedError as error:
@@ -26,6 +38,25 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             return USER_ERROR
         raise
     return 0
+
+
+def _pass_on(number: int, frame) -> None:
+    children = list(_children())
+    if not children:
+        sys.exit(0)  # none has begun, or one is being started again
+    for process in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def _children() -> Iterator[int]:
+    """The processes that this one has started, from Linux's /proc."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            status = (folder / "stat").read_text(errors="replace")
+            parent = status.rpartition(")")[2].split()[1]  # a name in brackets may hold anything
+            if int(parent) == os.getpid():
+                yield int(folder.name)
 
 
 if __name__ == "__main__":

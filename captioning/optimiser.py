@@ -1,7 +1,9 @@
 """The optimiser of a run, with a learning rate of its own for a classic captioner's encoder."""
 
+from typing import Optional
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from captioning.config import Config
 
@@ -23,3 +25,17 @@ def build_optimizer(
     optimiser = OPTIMISERS[config.optimizer]
     settings = {"lr": config.init_lr, "weight_decay": config.weight_decay, "fused": True}
     return optimiser(groups, **settings), shares
+
+
+def clip_gradients(captioner: nn.Module, config: Config, correction: Optional[Tensor]) -> Tensor:
+    """Multiply the gradient by `correction`, if given, clip it, and return its norm before that."""
+    parameters = [p for p in captioner.parameters() if p.grad is not None]
+    gradients = [p.grad for p in parameters]
+    if correction is not None:
+        torch._foreach_mul_(gradients, correction.float())
+    norm = nn.utils.get_total_norm(gradients)
+    if config.clip_grad_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, config.clip_grad_norm, norm)
+    if config.clip_grad_value is not None:
+        nn.utils.clip_grad_value_(parameters, config.clip_grad_value)
+    return norm

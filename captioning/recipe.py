@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import RecurrentDecoder, set_teacher_forcing, teacher_forcing
-from captioning import checkpointing, distributed
-from captioning.classic_model import check_batch, saved_beside_weights
+from captioning import checkpointing, distributed, stopping
+from captioning.classic_model import check_batch
 from captioning.config import Config
 from captioning.data import (
     Prefetcher,
@@ -26,12 +26,13 @@ from captioning.data import (
 from captioning.data.randomness import derived_seed
 from captioning.errors import UserError
 from captioning.model import captioner_from
-from captioning.optimiser import build_optimizer
+from captioning.optimiser import build_optimizer, clip_gradients
 from captioning.precision import Precision
 from captioning.resume import starting_point
 from captioning.run_log import RunLog, progress, record_run, say
+from captioning.run_state import Place, RunState, place_of
 from captioning.schedule import scheduled_rate
-from captioning.split_evaluation import SplitEvaluation, read_scores, remove_scores
+from captioning.split_evaluation import SplitEvaluation, read_scores
 from captioning.validation_history import (
     best_epoch,
     bleu_history,
@@ -40,6 +41,9 @@ from captioning.validation_history import (
     plateaus,
     why_over,
 )
+from captioning.watchdog import Watchdog
+
+COUNTED = ("skipped_images", "asked_to_stop")  # what is summed over batches and not over tokens
 
 
 class FineTuning:
@@ -54,21 +58,25 @@ class FineTuning:
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         self.precision = Precision(config.precision, device)
         checkpoint = starting_point(config)
-        self.over = why_over(config, self.folder, checkpoint["epoch"] + 1) if checkpoint else None
+        epochs = place_of(checkpoint).epoch if checkpoint else 0
+        self.over = why_over(config, self.folder, epochs) if checkpoint else None
         if not self.over:
             record_run(config, self.folder)  # a run that is over keeps the record of how it ran
         self.captioner = self._build_captioner(checkpoint)
         self.model = self._wrap(self.captioner)
         self.optimizer, self.rate_shares = build_optimizer(self.captioner, config)
-        self.first_epoch = self._restore(checkpoint) if checkpoint else 0
+        self.state = RunState(config, self.captioner, self.optimizer, self.precision)
+        self.place = self.state.restore(checkpoint) if checkpoint else Place()
         self.bleu: list[float] = []  # of the validations so far
-        self.log = RunLog(self.folder)
+        done = self.place.epoch * self.steps + self.place.steps
+        self.log = RunLog(self.folder, self.place.epoch, done)
+        self.watchdog = Watchdog(config.rank_timeout)
 
     def run(self) -> None:
         try:
-            if self.first_epoch > 0:
-                self._evaluate(self.first_epoch - 1)  # if the run ended before it could
-            for epoch in range(self.first_epoch, self.config.max_epoch):
+            if self.place.epoch > 0 and self.place.steps == 0:
+                self._evaluate(self.place.epoch - 1)  # if the run ended before it could
+            for epoch in range(self.place.epoch, self.config.max_epoch):
                 over = distributed.broadcast_from_main(why_over(self.config, self.folder, epoch))
                 if over:
                     if over != self.over:  # not yet said
@@ -76,13 +84,14 @@ class FineTuning:
                     break
                 self.bleu = distributed.broadcast_from_main(bleu_history(self.folder, epoch))
                 self._train_epoch(epoch)
-                self._save(epoch)
+                self.state.save_epoch(self.folder, epoch)
                 self._evaluate(epoch)
         finally:
             self.close()
 
     def close(self) -> None:
         """Close the log and let go of the distributed model; see `distributed.stop`."""
+        self.watchdog.end()
         self.log.close()
         self.model = self.captioner
 
@@ -132,20 +141,11 @@ class FineTuning:
                 # A loop over words would be compiled anew for every length.
                 if not isinstance(part, RecurrentDecoder):
                     part.compile()
-        if distributed.world_size() == 1:
+        group = distributed.limit_waits(self.config.rank_timeout)
+        if group is None:
             return captioner
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(captioner, device_ids=devices)
-
-    def _restore(self, checkpoint: dict[str, Any]) -> int:
-        """Put the state of a checkpoint in place; the epoch to go on with."""
-        self.captioner.load_state_dict(checkpoint["model"])
-        for group in checkpoint["optimizer"]["param_groups"]:
-            group["fused"] = True  # also where an older run was not
-        self.optimizer.load_state_dict(checkpoint["optimizer"])
-        if checkpoint.get("scaler") and self.precision.scaler.is_enabled():
-            self.precision.scaler.load_state_dict(checkpoint["scaler"])
-        return checkpoint["epoch"] + 1
+        return DistributedDataParallel(captioner, device_ids=devices, process_group=group)
 
     # Training
 
@@ -154,16 +154,21 @@ class FineTuning:
         own_words = teacher_forcing(config.teacher_forcing, epoch, config.teacher_forcing_k)
         set_teacher_forcing(self.captioner, own_words)
         self.model.train()
-        self.loader.set_epoch(epoch)
-        per_step = config.accumulation_steps
-        batches = iter(Prefetcher(islice(self.loader, self.steps * per_step), self.device))
+        place = self.place if self.place.epoch == epoch else Place(epoch)
+        per_step, first = config.accumulation_steps, epoch * self.steps + place.steps
+        self.loader.set_epoch(epoch, place.steps * per_step)
+        rest = islice(self.loader, (self.steps - place.steps) * per_step)
+        batches = iter(Prefetcher(rest, self.device))
         images = config.batch_size * distributed.world_size() * per_step
         description = f"epoch {epoch + 1}/{config.max_epoch}"
-        summed: Counter[str] = Counter()
+        summed = Counter(place.sums)
         with progress(self.steps * images, description) as bar:
-            for step in range(epoch * self.steps, (epoch + 1) * self.steps):
+            bar.update(place.steps * images)
+            for step in range(first, (epoch + 1) * self.steps):
+                self.watchdog.beat()
                 rate = self._set_learning_rate(epoch, step)
                 sums, norm = self._optimiser_step(batches, step)
+                stop = sums.pop("asked_to_stop")
                 summed.update(sums)
                 means = _means(sums)
                 bar.set_postfix(_rounded(means), refresh=False)
@@ -171,19 +176,29 @@ class FineTuning:
                 if (step + 1) % config.log_every == 0:
                     values = {**means, "learning_rate": rate, "grad_norm": norm}
                     self.log.write("step", step + 1, values, epoch=epoch)
-        means = _means(summed)
-        skipped = int(self._sum([self.loader.skipped]).item())
+                if stop or self._is_checkpoint(step + 1):
+                    here = Place(epoch, step + 1 - epoch * self.steps, dict(summed))
+                    self.state.save_step(self.folder, here, step + 1)
+                if stop:
+                    raise stopping.Stopped
+        self.watchdog.pause()
+        means, skipped = _means(summed), int(summed["skipped_images"])
         self.log.write("epoch", epoch, means, skipped_images=skipped)
         parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
         say(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
+
+    def _is_checkpoint(self, done: int) -> bool:
+        """Whether one is due after so many steps; the end of an epoch has its own."""
+        every = self.config.checkpoint_every
+        return every is not None and done % every == 0 and done % self.steps != 0
 
     def _optimiser_step(self, batches, step: int) -> tuple[dict[str, float], float]:
         """One step on `accumulation_steps` batches a process.
 
         Every labelled token counts alike, whichever batch or process it is in: each batch's mean
         is weighted by its tokens, relative to those of the first batch on all processes, and the
-        gradient put right at the end where there were further ones. Returns the number of tokens
-        and sums over them by name, and the gradient's norm.
+        gradient put right at the end where there were further ones. Returns sums over all by name
+        (tokens, parts of the loss, COUNTED), and the gradient's norm.
         """
         count, scaler = self.config.accumulation_steps, self.precision.scaler
         totals, image_ids = [], []
@@ -200,11 +215,15 @@ class FineTuning:
                     output = self.model(batch["image"], batch["captions"])
                 parts = [output.loss.detach(), *output.parts.values()]
                 local = torch.stack([torch.ones_like(parts[0]), *parts]).double() * output.tokens
+                counted = torch.tensor([batch["skipped"], bool(stopping.asked())]).double()
+                local = torch.cat([local, counted.to(self.device, non_blocking=True)])
                 totals.append(distributed.sum_over_ranks(local))
                 reference = totals[0][0].clamp(min=1)
                 weight = output.tokens * distributed.world_size() / reference
                 scaler.scale(output.loss * weight.float()).backward()
-        norm = self._gradient_norm(reference / sum(totals)[0].clamp(min=1))
+        scaler.unscale_(self.optimizer)
+        correction = reference / sum(totals)[0].clamp(min=1) if count > 1 else None
+        norm = clip_gradients(self.captioner, self.config, correction)
         # The step's one wait for a GPU, at its end: all that is said or decided of it.
         *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         values = [values[i : i + len(local)] for i in range(0, len(values), len(local))]
@@ -217,21 +236,8 @@ class FineTuning:
         scaler.step(self.optimizer)
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return dict(zip(["tokens", "loss", *output.parts], map(sum, zip(*values)))), norm
-
-    def _gradient_norm(self, correction: Tensor) -> Tensor:
-        """Multiply the gradient by `correction`, clip it, and return its norm before that."""
-        self.precision.scaler.unscale_(self.optimizer)
-        parameters = [p for p in self.captioner.parameters() if p.grad is not None]
-        gradients = [p.grad for p in parameters]
-        if self.config.accumulation_steps > 1:
-            torch._foreach_mul_(gradients, correction.float())
-        norm = nn.utils.get_total_norm(gradients)
-        if self.config.clip_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.config.clip_grad_norm, norm)
-        if self.config.clip_grad_value is not None:
-            nn.utils.clip_grad_value_(parameters, self.config.clip_grad_value)
-        return norm
+        names = ["tokens", "loss", *output.parts, *COUNTED]
+        return dict(zip(names, map(sum, zip(*values)))), norm
 
     def _not_finite(self, what: str, step: int, image_ids: list) -> UserError:
         """Every process sees the same sums and gradients, so that all stop together."""
@@ -248,49 +254,37 @@ class FineTuning:
             group["lr"] = rate * share
         return rate
 
-    def _sum(self, values: list[float]) -> Tensor:
-        return distributed.sum_over_ranks(torch.tensor(values, device=self.device))
-
     # After an epoch
-
-    def _save(self, epoch: int) -> None:
-        distributed.share_buffers(self.captioner)
-        if distributed.is_main():
-            content = {
-                "model": self.captioner.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "config": self.config.model_dump(),
-                "epoch": epoch,
-                "scaler": self.precision.scaler.state_dict(),
-                **saved_beside_weights(self.captioner),
-            }
-            remove_scores(self.folder, evaluation_name(epoch))  # of weights that are no more
-            checkpointing.save_atomically(content, checkpointing.epoch_path(self.folder, epoch))
-            checkpointing.remove_oldest(self.folder, self.config.keep_checkpoints)
-        distributed.barrier()
 
     def _evaluate(self, epoch: int) -> None:
         """Score the validation split, unless a stopped run has; keep the best checkpoint."""
         name = evaluation_name(epoch)
         due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
         if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
-            scores = self.evaluation.run(self.captioner, name)
-            if scores is not None:
-                self.log.write("val", epoch, scores)
-                if self.config.follows_bleu and "Bleu_4" not in scores:
-                    say(f"no BLEU-4 here: {self.config.follows_bleu} does not count this epoch")
-        if distributed.is_main() and best_epoch(self.folder, epoch) == epoch:
+            # Sampled captions, too, are those of a run that was never stopped.
+            torch.manual_seed(
+                derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
+            )
+            self.evaluation.run(self.captioner, name)
+        distributed.main_alone(lambda: self._after_evaluation(epoch, due))
+
+    def _after_evaluation(self, epoch: int, due: bool) -> None:
+        scores = read_scores(self.folder, evaluation_name(epoch))
+        if scores is not None and not self.log.has("val", epoch):
+            self.log.write("val", epoch, scores)
+            if self.config.follows_bleu and "Bleu_4" not in scores:
+                say(f"no BLEU-4 here: {self.config.follows_bleu} does not count this epoch")
+        if best_epoch(self.folder, epoch) == epoch:
             checkpointing.keep_as_best(self.folder, epoch)
             if due:
                 best = checkpointing.epoch_path(self.folder, epoch).name
                 say(f"the best so far is {best}, kept as {self.folder / checkpointing.BEST}")
-        distributed.barrier()
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:
     """Sums over tokens to means."""
     tokens = max(sums["tokens"], 1)
-    return {name: total / tokens for name, total in sums.items() if name != "tokens"}
+    return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTED)}
 
 
 def _rounded(values: dict[str, float]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where a run begins: anew, or after the last whole epoch of the run in its folder."""
+"""Where a run begins: anew, or at the newest checkpoint of the run in its folder."""
 
 from pathlib import Path
 from typing import Any, Optional
@@ -8,6 +8,7 @@ from captioning.classic_keys import ClassicKeys
 from captioning.config import Config
 from captioning.errors import UserError
 from captioning.run_log import say
+from captioning.run_state import batches, place_of
 from captioning.validation_history import why_over
 
 # What decides what a run becomes: with another value it would be another run.
@@ -33,25 +34,29 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
     folder = Path(config.output_dir)
     content = path = None
     if distributed.is_main():
+        checkpointing.tidy(folder)
         newest = None if config.resume == "never" else checkpointing.read_newest(folder)
         if newest is None:
             _move_aside(folder)
         else:
             path, content, problems = newest
             _check_settings(config, content["config"], folder)
+            _check_batches(config, content, folder)
             for line in problems:
                 say(line)
     path = distributed.broadcast_from_main(path)
     if path is None:
         return None
     content = content or checkpointing.read(path)
-    done = content["epoch"] + 1
-    if done > config.max_epoch:
+    place = place_of(content)
+    begun = place.epoch + (place.steps > 0)
+    if begun > config.max_epoch:
+        verb = "run" if begun == place.epoch else "begun"
         raise UserError(
-            f"max_epoch is {config.max_epoch}, but the run in {folder} has run {done} epochs; give "
-            "another output_dir, or resume=never, which moves that run aside"
+            f"max_epoch is {config.max_epoch}, but the run in {folder} has {verb} {begun} epochs; "
+            "give another output_dir, or resume=never, which moves that run aside"
         )
-    over = why_over(config, folder, done) if distributed.is_main() else None
+    over = why_over(config, folder, place.epoch) if distributed.is_main() else None
     say(over or f"resuming from {path}")
     return content
 
@@ -66,6 +71,25 @@ def _check_settings(config: Config, before: dict[str, Any], folder: Path) -> Non
             f"the run in {folder} had other settings ({told}); give another output_dir, "
             "or resume=never, which moves that run aside"
         )
+
+
+def _check_batches(config: Config, content: dict[str, Any], folder: Path) -> None:
+    """Within an epoch the steps still to come must take the images that they would have taken."""
+    within = content.get("within")
+    if within is None:
+        return
+    before, now = within["batches"], batches(config)
+    loaded = [b["batch_size"] * b["processes"] for b in (before, now)]
+    taken = [size * b["accumulation_steps"] for size, b in zip(loaded, (before, now))]
+    # Captions of similar length are put together in what is loaded at once.
+    if taken[0] == taken[1] and (loaded[0] == loaded[1] or not config.bucket_batches):
+        return
+    was, is_now = (", ".join(f"{value} {key}" for key, value in b.items()) for b in (before, now))
+    raise UserError(
+        f"the run in {folder} stopped within epoch {content['epoch'] + 1}, with {taken[0]} images "
+        f"a step ({was}); with {taken[1]} ({is_now}) the rest of the epoch would not have the "
+        "images that are left of it: set them so that they make as many, or as they were"
+    )
 
 
 def _move_aside(folder: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
@@ -17,7 +17,7 @@ from captioning.data import Sample, annotation_path, read_split, references
 from captioning.errors import UserError
 from captioning.generation import caption_images
 from captioning.json_file import write_json
-from captioning.metrics.evaluator import Settings
+from captioning.metrics.evaluator import Evaluator, Settings
 from captioning.metrics.registry import build_evaluators
 from captioning.run_log import say
 from captioning.score_table import format_table
@@ -48,7 +48,7 @@ class SplitEvaluation:
             say(f"{metric} will be skipped: {reason}")
 
     def run(self, captioner: nn.Module, name: str) -> Optional[dict[str, float]]:
-        """Each metric by name on rank 0, None elsewhere."""
+        """Each metric by name on rank 0, None elsewhere; Stopped, and no scores, if asked to."""
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
         results = distributed.broadcast_from_main(results)
@@ -57,7 +57,7 @@ class SplitEvaluation:
         is_main = distributed.is_main()
         if is_main:
             write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, self.references, for_this_rank(self.evaluators, is_main))
+        scores = score(results, self.references, self._own_evaluators())
         if not is_main:
             return None
         captions = {result["image_id"]: result["caption"] for result in results}
@@ -65,6 +65,13 @@ class SplitEvaluation:
         say(f"image {results[0]['image_id']}: {results[0]['caption']}")
         say(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
+
+    def _own_evaluators(self) -> Iterator[Evaluator]:
+        """Those that this rank calls; before and after each, all see whether one was to stop."""
+        for evaluator in self.evaluators:
+            distributed.stop_if_asked(patiently=True)
+            yield from for_this_rank([evaluator], distributed.is_main())
+        distributed.stop_if_asked(patiently=True)
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:

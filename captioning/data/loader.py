@@ -7,6 +7,7 @@ from typing import Any, Optional, Union
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from captioning import stopping
 from captioning.data.buckets import bucketed
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
 from captioning.data.randomness import derived_seed, permutation
@@ -32,6 +33,7 @@ class Loader(DataLoader):
             collate_fn=_collate,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
+            worker_init_fn=stopping.ignore,
             pin_memory=torch.cuda.is_available(),
             # DataLoader seeds its workers from here, else from the caller's random numbers.
             generator=torch.Generator(),
@@ -64,9 +66,9 @@ class TrainingLoader(Loader):
     Their images are pixels, as the dataset's transform leaves them; see `Prefetcher`.
     """
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration that of `epoch`, an integer from 0."""
-        self.batch_sampler.epoch = epoch
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Make the next iteration that of `epoch`, an integer from 0, from a batch of it on."""
+        self.batch_sampler.epoch, self.batch_sampler.first_batch = epoch, first_batch
 
 
 def training_loader(
@@ -131,7 +133,7 @@ class _ShuffledBatches:
         self.rank = rank
         self.world_size = world_size
         self.lengths = lengths
-        self.epoch = 0
+        self.epoch = self.first_batch = 0
 
     def __len__(self) -> int:
         return self.size // (self.batch_size * self.world_size)
@@ -142,7 +144,7 @@ class _ShuffledBatches:
             size = self.batch_size * self.world_size
             seed = derived_seed("buckets", self.seed, self.epoch)
             order = bucketed(order, self.lengths, size, seed)
-        for batch in range(len(self)):
+        for batch in range(self.first_batch, len(self)):
             start = (batch * self.world_size + self.rank) * self.batch_size
             yield [(self.epoch, index) for index in order[start : start + self.batch_size]]
 

@@ -8,8 +8,11 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import TextIO
+
+from captioning import stopping
 
 MEMORY = r"^[1-9][0-9]*[kKmMgG]$"  # how Java writes an amount of memory
 
@@ -39,7 +42,8 @@ def java_process(
 ) -> Iterator[tuple[subprocess.Popen, TextIO]]:
     """Start `java ARGUMENTS` and give (process, log), its UTF-8 pipes and what it writes to stderr.
 
-    When the block ends the program has to end as well; after `time_limit` seconds it is killed.
+    When the block ends the program has to end as well; it is killed after `time_limit` seconds,
+    and where this process is asked to stop.
     Raises JavaError when it is not there, dies, or is late, and for an OSError or a ValueError in
     the block: a broken pipe, an answer that is no number.
     """
@@ -47,8 +51,9 @@ def java_process(
     problem = None
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = _start(arguments, log)
-        timer = threading.Timer(time_limit, lambda: (late.set(), _kill(process)))
-        timer.start()
+        done = threading.Event()
+        guard = threading.Thread(target=_guard, args=(process, time_limit, late, done))
+        guard.start()
         try:
             yield process, log
             process.communicate()
@@ -58,7 +63,8 @@ def java_process(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)
         finally:
-            timer.cancel()
+            done.set()
+            guard.join()
             code = process.poll()
             _kill(process)
             process.wait()
@@ -71,6 +77,17 @@ def java_process(
             raise JavaError(f"Java ended with exit code {code}: {_last_words(log)}") from problem
         if problem:
             raise JavaError(f"Java's answer makes no sense: {problem}") from problem
+
+
+def _guard(process, time_limit, late, done):
+    """Kill the process when it is late, or not wanted any more."""
+    until = time.monotonic() + time_limit
+    while not done.wait(min(0.2, max(0.0, until - time.monotonic()))):
+        if stopping.asked():
+            return _kill(process)
+        if time.monotonic() >= until:
+            late.set()
+            return _kill(process)
 
 
 def _start(arguments, log):

@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
 
+from captioning import stopping
 from captioning.distributed import broadcast_from_main, gather_on_main, rank, world_size
 from captioning.errors import UserError
 from captioning.run_log import progress
@@ -67,6 +68,8 @@ def _computed(batches, prepare, compute, progress_bar):
         for batch, prepared in _ahead(batches, prepare):
             parts.append((batch, compute(prepared)))
             bar.update(min(len(batch) * world_size(), bar.total - bar.n))
+            if stopping.asked():
+                raise UserError("asked to stop")
     return parts
 
 

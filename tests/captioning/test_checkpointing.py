@@ -1,12 +1,16 @@
 """A run's checkpoints: whole or not there, newest found, oldest removed."""
 
 import os
+import resource
+import shutil
+import signal
 
 import pytest
 import torch
 
 from captioning import checkpointing
 from captioning.errors import UserError
+from captioning.manifest import Hashed
 
 
 def content(epoch):
@@ -16,7 +20,7 @@ def content(epoch):
 
 
 def save(folder, epoch):
-    checkpointing.save_atomically(content(epoch), checkpointing.epoch_path(folder, epoch))
+    checkpointing.save(content(epoch), checkpointing.epoch_path(folder, epoch))
 
 
 def test_the_newest_readable_one_is_found_and_others_named(tmp_path):
@@ -48,7 +52,10 @@ def test_the_oldest_are_removed(tmp_path):
     for epoch in range(5):
         save(tmp_path, epoch)
     checkpointing.remove_oldest(tmp_path, keep=2)
-    assert [epoch for epoch, _ in checkpointing.numbered(tmp_path)] == [3, 4]
+    assert [path.stem for path in checkpointing.saved(tmp_path)] == [
+        "checkpoint_03",
+        "checkpoint_04",
+    ]
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
@@ -62,7 +69,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"cannot write .*checkpoint_00.pth: .*No space left"):
         save(tmp_path, 0)
     monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_00.pth"]
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_00.pth", "checkpoint_00.json"}
     assert checkpointing.read_newest(tmp_path)[1]["epoch"] == 0
 
 
@@ -77,8 +84,129 @@ def test_the_best_survives_the_removal_of_its_epoch(tmp_path, monkeypatch, links
     save(tmp_path, 0)
     checkpointing.keep_as_best(tmp_path, 0)
     save(tmp_path, 1)
-    checkpointing.remove_oldest(tmp_path, keep=1)
+    checkpointing.epoch_path(tmp_path, 0).unlink()
     best = torch.load(tmp_path / checkpointing.BEST)
     assert best["epoch"] == 0
     checkpointing.keep_as_best(tmp_path, 1)
     assert torch.load(tmp_path / checkpointing.BEST)["epoch"] == 1
+
+
+def save_step(folder, epoch, step):
+    checkpointing.save(
+        content(epoch) | {"within": {}}, checkpointing.step_path(folder, epoch, step)
+    )
+
+
+def test_those_of_steps_lie_between_those_of_epochs(tmp_path):
+    save(tmp_path, 0)
+    save(tmp_path, 1)
+    for epoch, step in ((1, 90), (1, 100), (0, 40), (2, 1000)):
+        save_step(tmp_path, epoch, step)
+    assert [path.stem.removeprefix("checkpoint_") for path in checkpointing.saved(tmp_path)] == [
+        *("00_step00000040", "00", "01_step00000090", "01_step00000100", "01", "02_step00001000")
+    ]
+    assert [path.stem for path in checkpointing.of_epochs(tmp_path)] == [
+        *("checkpoint_00", "checkpoint_01")
+    ]
+
+
+def test_two_of_all_are_kept_and_manifests_go_with_their_files(tmp_path):
+    for epoch in (0, 1, 2):
+        save_step(tmp_path, epoch, 10 * epoch + 5)
+        save(tmp_path, epoch)
+    save_step(tmp_path, 3, 35)
+    checkpointing.remove_oldest(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("checkpoint_01.json", "checkpoint_01.pth", "checkpoint_02.json", "checkpoint_02.pth"),
+        *("checkpoint_03_step00000035.json", "checkpoint_03_step00000035.pth"),
+    ]
+    save_step(tmp_path, 3, 36)
+    save_step(tmp_path, 3, 37)
+    checkpointing.remove_oldest(tmp_path, keep=2)
+    assert [path.stem for path in checkpointing.saved(tmp_path)][-2:] == [
+        *("checkpoint_03_step00000036", "checkpoint_03_step00000037")
+    ]
+
+
+def test_a_flipped_bit_is_noticed_and_the_file_set_aside(tmp_path):
+    for epoch in (0, 1):
+        save(tmp_path, epoch)
+    path = checkpointing.epoch_path(tmp_path, 1)
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"\x00\x00\x80?")] ^= 1  # a weight: the file loads as before
+    path.write_bytes(damaged)
+    assert torch.load(path)["epoch"] == 1
+    _, newest, problems = checkpointing.read_newest(tmp_path)
+    assert newest["epoch"] == 0
+    assert problems == [
+        f"passing over a checkpoint: {path} cannot be read: its bytes are not those that were "
+        "written"
+    ]
+    assert checkpointing.read_newest(tmp_path)[2] == []  # it is not counted any more
+    assert path.with_name("checkpoint_01.pth.bad").read_bytes() == damaged
+
+
+FILE_OPERATIONS = ("open", "fsync", "replace", "unlink", "link")
+
+
+def die_at(count):
+    """Let this process kill itself before its file operation of this number, from 0."""
+    operations = iter(range(count + 1))
+
+    def counted(operation):
+        def call(*arguments, **settings):
+            if next(operations) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return operation(*arguments, **settings)
+
+        return call
+
+    for name in FILE_OPERATIONS:
+        setattr(os, name, counted(getattr(os, name)))
+    Hashed.write = counted(Hashed.write)
+
+
+def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_path):
+    """And two after a complete save; what is left over goes when the run is resumed."""
+    for epoch in (0, 1):
+        save(tmp_path, epoch)
+    for count in range(100):
+        folder = tmp_path / str(count)
+        shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("[0-9]*"))
+        child = os.fork()
+        if child == 0:
+            die_at(count)
+            save_step(folder, 2, 25)
+            checkpointing.remove_oldest(folder, 2)
+            checkpointing.keep_as_best(folder, 1)
+            os._exit(0)
+        killed = os.waitpid(child, 0)[1] == signal.SIGKILL
+        checkpointing.tidy(folder)
+        path, newest, problems = checkpointing.read_newest(folder)
+        assert not problems and path.with_suffix(".json").exists()
+        assert newest["epoch"] in (1, 2)
+        assert torch.equal(newest["model"]["w"], torch.full((3,), float(newest["epoch"])))
+        left = {file.name for file in folder.iterdir()} - {checkpointing.BEST}
+        assert len(left) == 2 * len(checkpointing.saved(folder)) >= 4, left
+        if not killed:
+            break
+    assert not killed and count > 15 and newest["epoch"] == 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 3000, 30_000])
+def test_a_file_that_the_system_does_not_let_grow(tmp_path, size):
+    """A real refusal in mid-file: one line, and what was there is as it was."""
+    save(tmp_path, 0)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        large = content(1) | {"optimizer": {"m": torch.ones(20_000)}}
+        try:
+            checkpointing.save(large, checkpointing.epoch_path(tmp_path, 1))
+        except UserError as error:
+            told = str(error) == f"cannot write {tmp_path / 'checkpoint_01.pth'}: File too large"
+            os._exit(0 if told else 3)
+        os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

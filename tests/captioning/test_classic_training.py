@@ -70,7 +70,7 @@ def test_a_resumed_run_ends_as_the_undisturbed_one(run, monkeypatch):
     interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
     interrupted.run()
     again = run("sat", *more, folder="resumed")
-    assert again.first_epoch == 1
+    assert again.place.epoch == 1
     again.run()
     whole, resumed = (
         torch.load(again.folder.parent / name / "checkpoint_01.pth", weights_only=True)

@@ -63,6 +63,7 @@ def test_a_run_learns_and_leaves_everything(run):
     assert len(lines(folder, "epoch")) == len(lines(folder, "val")) == 2
     assert {path.name for path in folder.iterdir()} == {
         *("checkpoint_00.pth", "checkpoint_01.pth", "checkpoint_best.pth"),
+        *("checkpoint_00.json", "checkpoint_01.json"),
         *("config.yaml", "run.json", "log.jsonl", "tensorboard", "result"),
     }
     saved = torch.load(folder / "checkpoint_01.pth", weights_only=True)
@@ -90,7 +91,7 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(run, scored, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         interrupted.run()
     resumed = run(folder="resumed")
-    assert resumed.first_epoch == 2
+    assert resumed.place.epoch == 2
     resumed.run()
     whole, again = (
         torch.load(resumed.folder.parent / name / "checkpoint_02.pth")
@@ -131,7 +132,7 @@ def test_another_run_in_the_folder_is_not_continued(run, scored):
     for changed in ("objective=mle", "vit.depth=2", "weight_decay=0.5", "seed=1"):
         with pytest.raises(UserError, match=f"{changed[:3]}.* was .*, is .*resume=never"):
             run(changed)
-    assert run("max_epoch=1", "num_beams=2", "precision=fp16", "batch_size=4").first_epoch == 1
+    assert run("max_epoch=1", "num_beams=2", "precision=fp16", "batch_size=4").place.epoch == 1
 
 
 def test_a_new_run_moves_the_old_one_aside(run, scored, capsys):
@@ -147,7 +148,7 @@ def test_a_new_run_moves_the_old_one_aside(run, scored, capsys):
     assert [b["config"]["seed"] for b in best] == [42, 7]
     for path in new.folder.glob("*.pth"):
         path.unlink()
-    assert run("max_epoch=2").first_epoch == 0
+    assert run("max_epoch=2").place.epoch == 0
     assert new.folder.with_name("run.2").exists()
 
 
@@ -157,7 +158,7 @@ def test_scores_of_an_epoch_go_when_it_is_trained_again(run, scored):
     (tuning.folder / "checkpoint_01.pth").write_bytes(b"damaged")
     scored[1] = 5.0
     again = run("max_epoch=2")
-    assert again.first_epoch == 1
+    assert again.place.epoch == 1
     again.run()
     assert recipe.read_scores(again.folder, "val_epoch01")["CIDEr"] == 5.0
 
@@ -200,14 +201,15 @@ def test_a_run_of_the_plain_optimiser_goes_on_fused(run, scored):
     run("max_epoch=2", folder="whole").run()
     first = run("max_epoch=2", folder="plain")
     first._train_epoch(0)
-    first._save(0)
+    first.state.save_epoch(first.folder, 0)
     path = first.folder / "checkpoint_00.pth"
+    path.with_suffix(".json").unlink()  # such a run had no manifests, either
     checkpoint = torch.load(path)
     for group in checkpoint["optimizer"]["param_groups"]:
         group["fused"] = None  # as runs were saved that knew of no other
     torch.save(checkpoint, path)
     again = run("max_epoch=2", folder="plain")
-    assert again.first_epoch == 1
+    assert again.place.epoch == 1
     again.run()
     assert all(group["fused"] for group in again.optimizer.param_groups)
     ends = [torch.load(again.folder.parent / n / "checkpoint_01.pth") for n in ("whole", "plain")]
@@ -215,10 +217,11 @@ def test_a_run_of_the_plain_optimiser_goes_on_fused(run, scored):
         torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
 
 
-def test_so_many_checkpoints_are_kept(run, scored):
+def test_so_many_checkpoints_are_kept_but_never_one(run, scored):
     tuning = run("max_epoch=3", "keep_checkpoints=1")
     tuning.run()
     assert {path.name for path in tuning.folder.glob("*.pth")} == {
+        "checkpoint_01.pth",
         "checkpoint_02.pth",
         "checkpoint_best.pth",
     }

@@ -1,6 +1,7 @@
 """What a run leaves to read, and what it shows."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -57,12 +58,43 @@ def test_only_rank_0_shows_anything(monkeypatch, capsys):
     assert "hello" in shown and "bar: 100%" in shown
 
 
-def test_a_line_that_was_cut_off_swallows_no_other(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"event": "step", "st')
+def test_a_log_goes_on_where_the_run_does(tmp_path):
+    """Without what was logged of later steps and epochs, and the line that a kill cut off."""
+    first = [("step", 1), ("step", 2), ("epoch", 0), ("val", 0), ("step", 3), ("step", 4)]
     log = RunLog(tmp_path)
-    log.write("step", 3, {"loss": 1.0})
+    for event, step in [*first, ("epoch", 1), ("val", 1)]:
+        log.write(event, step, {"loss": 1.0})
     log.close()
-    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[1])["step"] == 3
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write('{"event": "step", "st')
+    log = RunLog(tmp_path, epoch=1, step=3)
+    assert log.has("val", 0) and not log.has("val", 1)
+    log.write("step", 4, {"loss": 2.0})
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["step"]) for line in lines] == first
+    curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [e.value for e in curves.Scalars("step/loss")] == [1, 1, 1, 2]
+
+
+def test_a_line_is_one_write(tmp_path, monkeypatch):
+    """So that a kill leaves all of it or nothing, however long it is."""
+    log, writes = RunLog(tmp_path), []
+    log.write("step", 1, {})  # which opens it
+    log.file.close()
+    log.file = SimpleNamespace(write=lambda text: writes.append(text) or len(text))
+    log.write("val", 0, {f"metric_{number}": 0.1 for number in range(2000)})
+    assert len(writes) == 1 and len(writes[0]) > 30000 and writes[0].endswith(b"}\n")
+
+
+def test_a_disk_that_takes_no_more_is_one_line(tmp_path):
+    log = RunLog(tmp_path)
+    log.write("step", 1, {})  # which opens it
+    log.file.close()
+    log.file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    with pytest.raises(UserError, match=r"cannot write .*log.jsonl: No space left on device"):
+        log.write("step", 2, {"loss": 1.0})
+    log.close()
 
 
 def test_bars_say_what_they_are_part_of(capsys):

@@ -1,0 +1,55 @@
+"""Being asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C: a flag, at which work ends in good order."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Optional
+
+# Of pre-emption (SIGTERM, SIGUSR1: Slurm, Kubernetes, torchrun) and of a person at the keyboard.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Stopped(Exception):
+    """Work has ended early because it was asked to. It has saved what is needed to go on."""
+
+
+_asked: Optional[str] = None
+_launcher: Optional[int] = None  # the process that must live for this one to go on
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[None]:
+    """Within the block the signals set the flag, and nothing else; Ctrl-C twice ends at once.
+
+    A process that torchrun started is asked to stop, too, by torchrun's death.
+    """
+    global _asked, _launcher
+    _asked, _launcher = None, os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    before = {number: signal.signal(number, _ask) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ask(number: int, frame) -> None:
+    global _asked
+    again = _asked == "Ctrl-C"
+    _asked = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    if again and number == signal.SIGINT:
+        raise KeyboardInterrupt
+
+
+def asked() -> Optional[str]:
+    """By what this process was asked to stop since the last `watch` began, or None."""
+    if _asked is None and _launcher is not None and os.getppid() != _launcher:
+        return "the launcher's death"
+    return _asked
+
+
+def ignore(worker: int = 0) -> None:
+    """In a process that loads data: leave the signals to the one that it works for."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

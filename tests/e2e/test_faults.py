@@ -1,0 +1,187 @@
+"""One of two processes dies, hangs, raises or has nothing to do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from captioning.metrics.length import Length
+from captioning.recipe import FineTuning
+from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
+
+TWO = ("batch_size=4", "rank_timeout=3")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Return the configuration of a run of 3 epochs of 8 steps of 8 images."""
+    return write_config(tmp_path_factory.mktemp("faults"))
+
+
+def at_step_5(do):
+    """A hook: rank 1 does that in its fifth step."""
+
+    def hook(rank):
+        be_quick(rank)
+        original = FineTuning._optimiser_step
+
+        def faulty(self, batches, step):
+            if rank == 1 and step == 4:
+                do()
+            return original(self, batches, step)
+
+        FineTuning._optimiser_step = faulty
+
+    return hook
+
+
+def fail():
+    raise RuntimeError("a bug in one process")
+
+
+def test_a_process_that_raises_ends_the_run_with_its_error(config, tmp_path):
+    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(fail))
+    assert run.wait(30) == [1, 1]
+    assert "RuntimeError: a bug in one process" in run.said()
+    assert saved_step(tmp_path / "run", 8) == 3
+
+
+def test_a_process_that_dies_is_named(config, tmp_path):
+    def die():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(die))
+    assert run.wait(30) == [1, -9]
+    assert "error: [rank 0] waited in vain for rank 1" in run.said()
+
+
+def test_a_process_that_hangs_is_shown_where_it_does(config, tmp_path):
+    def hang():
+        time.sleep(100)
+
+    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(hang))
+    assert run.wait(30) == [1, 1]
+    assert "error: [rank 1] hangs: it has done no step for more than 3 s" in run.said()
+    assert "time.sleep(100)" in run.said() and "[rank 0] hangs" not in run.said()
+
+
+def test_a_process_that_says_nothing_is_named(config, tmp_path):
+    """It is frozen whole, as one on a machine that is gone."""
+
+    def freeze():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(freeze))
+    until = time.monotonic() + 30
+    while "waited in vain for rank 1" not in run.said() and time.monotonic() < until:
+        time.sleep(0.1)
+    run.send(signal.SIGKILL, [1])
+    assert run.wait(10) == [1, -9]
+    assert "error: [rank 0] waited in vain for rank 1" in run.said()
+
+
+def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
+    def hook(rank):
+        def slowly(self, captions):
+            time.sleep(5)
+            return evaluate(self, captions)
+
+        evaluate, Length.evaluate = Length.evaluate, slowly
+
+    settings = ["batch_size=4", "rank_timeout=2", "max_epoch=1"]
+    run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
+    assert run.wait(60) == [0, 0], run.said()
+
+
+def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
+    """Of 23 images 2 x 4 are a step; of 5 one rank has two batches, of one image one has none."""
+    config = write_config(tmp_path, train_images=23)
+    samples = json.loads((tmp_path / "scenes" / "scenes_val.json").read_text())
+    (tmp_path / "scenes" / "one.json").write_text(json.dumps(samples[:1]))
+    for name, *more in (["uneven", "eval_batch_size=2"], ["one", "val_file=one.json"]):
+        settings = [*TWO, "max_epoch=1", *more]
+        run = Run(config, tmp_path / name, *settings, processes=2)
+        assert run.wait(60) == [0, 0], run.said()
+        assert last_step(tmp_path / name) == 2
+    captions = json.loads((tmp_path / "uneven" / "result" / "val_epoch00.json").read_text())
+    assert len(captions) == 5
+
+
+DIES_ONCE = """
+import os, signal, sys
+from captioning import train
+from captioning.metrics.length import Length
+from captioning.recipe import FineTuning
+
+original = FineTuning._optimiser_step
+
+def step(self, batches, number):
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if number == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, batches, number)
+
+FineTuning._optimiser_step = step
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def launch(repository, config, tmp_path):
+    """Return a function that starts captioning.launch on two processes of a program."""
+    started = []
+
+    def start(*program, more=(), settings=()):
+        command = [sys.executable, "-m", "captioning.launch", "--standalone", *more]
+        command += ["--nproc_per_node", "2", *map(str, program), "--config", str(config)]
+        command += ["--output_dir", str(tmp_path / "run"), "batch_size=4", *settings]
+        with open(tmp_path / "said", "ab") as said:
+            environment = {**os.environ, "PYTHONPATH": str(repository)}
+            started.append(
+                subprocess.Popen(command, cwd=repository, env=environment, stdout=said, stderr=said)
+            )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_a_run_is_started_again_from_its_last_checkpoint(launch, config, tmp_path):
+    (tmp_path / "dies_once.py").write_text(DIES_ONCE)
+    process = launch(tmp_path / "dies_once.py", more=["--max-restarts", "1"])
+    assert process.wait(120) == 0, (tmp_path / "said").read_text()
+    assert "resuming from" in (tmp_path / "said").read_text()
+    whole = Run(config, tmp_path / "whole", "batch_size=4", processes=2)
+    assert whole.wait() == [0, 0]
+    assert difference(tmp_path / "whole", tmp_path / "run") is None
+
+
+def wait_for(condition, process):
+    until = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < until and process.poll() in (None, 0, -9)
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_launcher_saves_and_ends_in_order(launch, tmp_path, number):
+    process = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+    wait_for(lambda: last_step(tmp_path / "run") > 3, process)
+    process.send_signal(number)
+    assert process.wait(60) == 0, (tmp_path / "said").read_text()
+    assert "the same command goes on from here" in (tmp_path / "said").read_text()
+    assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
+
+
+def test_no_process_outlives_its_launcher(launch, tmp_path):
+    process = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+    wait_for(lambda: last_step(tmp_path / "run") > 3, process)
+    process.kill()
+    wait_for(lambda: "the launcher's death" in (tmp_path / "said").read_text(), process)
+    assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)

@@ -1,0 +1,198 @@
+"""Runs stopped at random steps, in generation and in scoring, end as those that were not."""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from captioning.metrics.length import Length
+from captioning.recipe import FineTuning
+from captioning.split_evaluation import caption_images
+from tests.soak.runs import Run, be_quick, difference, last_step, log, saved_step, write_config
+
+STEPS = 8  # an epoch
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Return the configuration of a run of 3 epochs of 8 steps of 8 images."""
+    return write_config(tmp_path_factory.mktemp("stopped"))
+
+
+@pytest.fixture(scope="module")
+def whole(config):
+    """Return a function that gives the folder of a run that nothing disturbed, by its settings."""
+    found = {}
+
+    def run(*arguments, processes=1):
+        key = (*arguments, processes)
+        if key not in found:
+            folder = config.with_name(f"whole{len(found)}")
+            run = Run(config, folder, *arguments, processes=processes)
+            assert run.wait() == [0] * processes, run.said()
+            found[key] = folder
+        return found[key]
+
+    return run
+
+
+def stop_at(step, number=signal.SIGTERM, rank=0):
+    """A hook: the signal comes to that rank in the midst of a step, counted from 1."""
+
+    def hook(own_rank):
+        original = FineTuning._optimiser_step
+
+        def with_signal(self, batches, done):
+            disturb_random_generators()
+            if own_rank == rank and done + 1 == step:
+                os.kill(os.getpid(), number)
+            return original(self, batches, done)
+
+        FineTuning._optimiser_step = with_signal
+
+    return hook
+
+
+def disturb_random_generators():
+    """What is drawn next is not what an undisturbed run would draw next."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+# Tried at steps that differ from day to day, and are told where they fail.
+DICE = random.Random()
+SOME_STEPS = [1, STEPS, 3 * STEPS, *DICE.sample([*range(2, STEPS), *range(9, 24)], 3)]
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def test_one_process_stopped_at_any_step(config, whole, tmp_path):
+    """Stopped over and over in one run, and by every signal; nothing is done twice."""
+    for count, step in enumerate(sorted(SOME_STEPS)):
+        run = Run(config, tmp_path / "run", hook=stop_at(step, SIGNALS[count % 3]))
+        assert run.wait() == [0], (step, run.said())
+        assert "the same command goes on from here" in run.said()
+        assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", STEPS) == step
+    run = Run(config, tmp_path / "run", "num_workers=2")
+    assert run.wait() == [0], run.said()
+    assert difference(whole(), tmp_path / "run") is None, SOME_STEPS
+
+
+def test_sampling_teacher_forcing_and_accumulation(config, whole, tmp_path):
+    """What draws most: a decoder that reads words of its own, and sampled captions."""
+    settings = ["model=lstm", "encoder=regnet_x_400mf", "encoder_weights=none", "image_size=48"]
+    settings += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true", "embed_dim=16"]
+    settings += ["hidden_dim=16", "batch_size=4", "accumulation_steps=2", "bucket_batches=true"]
+    settings += ["max_epoch=2", "encoder_lr=1e-3"]
+    step = DICE.randrange(2, 16)
+    run = Run(config, tmp_path / "run", *settings, hook=stop_at(step))
+    assert run.wait() == [0], (step, run.said())
+    run = Run(config, tmp_path / "run", *settings)
+    assert run.wait() == [0], run.said()
+    assert difference(whole(*settings), tmp_path / "run") is None, step
+
+
+def test_loss_scaling(config, whole, tmp_path):
+    """It begins too high for float16: the first steps overflow, and are skipped."""
+    settings = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
+    assert Run(config, tmp_path / "run", *settings, hook=stop_at(4)).wait() == [0]
+    assert Run(config, tmp_path / "run", *settings).wait() == [0]
+    assert difference(whole(*settings), tmp_path / "run") is None
+    scaler = torch.load(tmp_path / "run" / "checkpoint_00.pth")["scaler"]
+    assert scaler["_growth_tracker"] > 4 or scaler["scale"] < 2**16
+
+
+def test_two_processes_stopped_by_a_signal_to_either(config, whole, tmp_path):
+    steps = sorted(DICE.sample(range(1, 24), 2))
+    for rank, step in enumerate(steps):
+        hook = stop_at(step, rank=rank)
+        run = Run(config, tmp_path / "run", "batch_size=4", processes=2, hook=hook)
+        assert run.wait() == [0, 0], run.said()
+        assert saved_step(tmp_path / "run", STEPS) == step
+    run = Run(config, tmp_path / "run", "batch_size=4", processes=2)
+    assert run.wait() == [0, 0], run.said()
+    assert difference(whole("batch_size=4", processes=2), tmp_path / "run") is None, steps
+
+
+def record_images(path, then=None):
+    """A hook: the items of each step go to a file a rank, after those that are there."""
+
+    def hook(rank):
+        if then is not None:
+            then(rank)
+        original = FineTuning._optimiser_step
+
+        def recorded(self, batches, step):
+            batch = next(batches)
+            with open(f"{path}.{rank}", "a") as file:
+                file.write(json.dumps([step, batch["index"]]) + "\n")
+            return original(self, iter([batch]), step)
+
+        FineTuning._optimiser_step = recorded
+
+    return hook
+
+
+def images(path, ranks):
+    """The items of each step, those of rank 0 first."""
+    found = {}
+    for rank in range(ranks):
+        for line in Path(f"{path}.{rank}").read_text().splitlines():
+            step, items = json.loads(line)
+            found.setdefault(step, []).extend(items)
+    return found
+
+
+def test_another_number_of_processes_keeps_the_order_of_images(config, whole, tmp_path):
+    run = Run(config, tmp_path / "one", hook=record_images(tmp_path / "all"))
+    assert run.wait() == [0], run.said()
+    hook = record_images(tmp_path / "before", stop_at(5))
+    assert Run(config, tmp_path / "run", hook=hook).wait() == [0]
+    run = Run(config, tmp_path / "run", processes=2, hook=be_quick)
+    assert run.wait()[0] == 2
+    assert (
+        "stopped within epoch 1, with 8 images a step (8 batch_size, 1 processes, 1 "
+        "accumulation_steps); with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
+    ) in run.said()
+    hook = record_images(tmp_path / "after")
+    run = Run(config, tmp_path / "run", "batch_size=4", processes=2, hook=hook)
+    assert run.wait() == [0, 0], run.said()
+    found = {**images(tmp_path / "before", 1), **images(tmp_path / "after", 2)}
+    assert found == images(tmp_path / "all", 1) and len(found) == 24
+
+
+def test_stopped_while_captions_are_made_or_scored(config, whole, tmp_path):
+    """The epoch is there, its scores are not; they come when the run goes on."""
+
+    def in_generation(rank):
+        generate = caption_images.__globals__["until_asked"]
+
+        def signalled(batches, rounds):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return generate(batches, rounds)
+
+        caption_images.__globals__["until_asked"] = signalled
+
+    def in_scoring(rank):
+        evaluate = Length.evaluate
+
+        def signalled(self, captions):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return evaluate(self, captions)
+
+        Length.evaluate = signalled
+
+    for hook in (in_generation, in_scoring):
+        run = Run(config, tmp_path / "run", hook=hook)
+        assert run.wait() == [0], run.said()
+        assert saved_step(tmp_path / "run", STEPS) == STEPS
+        assert not list(tmp_path.glob("run/result/*/metrics.json"))
+        assert not [line for line in log(tmp_path / "run") if line["event"] == "val"]
+    assert Run(config, tmp_path / "run").wait() == [0]
+    assert difference(whole(), tmp_path / "run") is None

@@ -1,0 +1,132 @@
+"""Runs that are killed or stopped over and over, and what they must be like each time."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Optional
+
+from captioning import checkpointing
+from captioning.durable import SUFFIX
+from captioning.manifest import verify
+from tests.soak.runs import Run, difference, last_step, log, saved_step, write_config
+
+STEPS, EPOCHS, EVERY = 8, 6, 3  # as `write_config` has it, but for the epochs
+ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Broken(Exception):
+    """A promise that was not kept."""
+
+
+class Disturbed:
+    """A run of 48 steps, a checkpoint every 3, disturbed until it ends, and compared; then anew.
+
+    processes: its ranks; signals: by which it is disturbed; what happened is in `counts`.
+    """
+
+    def __init__(self, folder: Path, processes: int, signals: tuple, dice: random.Random):
+        folder.mkdir(parents=True)
+        self.folder, self.processes, self.signals, self.dice = folder, processes, signals, dice
+        self.config = write_config(folder)
+        self.settings = [f"max_epoch={EPOCHS}", f"batch_size={8 // processes}"]
+        self.counts: Counter[str] = Counter()
+        self.number = 0
+        began = time.monotonic()
+        if self._start("whole").wait() != [0] * processes:
+            raise Broken((folder / "whole.output").read_text())
+        self.seconds = time.monotonic() - began
+
+    def disturb(self) -> None:
+        """Let the run live for a random while, then kill or stop it; or it ends before that."""
+        name = f"run{self.number}"
+        folder = self.folder / name
+        run = self._start(name)
+        before = last_step(folder)
+        number = self.dice.choice(self.signals)
+        self._wait(run, before)
+        if number in ASKING and last_step(folder) <= before:
+            number = signal.SIGKILL  # it may not listen yet
+        victims = None if number == signal.SIGKILL else [self.dice.randrange(self.processes)]
+        run.send(number, victims)
+        codes = run.wait()
+        if codes == [0] * self.processes and self._is_over(folder):
+            self._compare(name)
+        elif number == signal.SIGKILL or self._is_over(folder):
+            self._after_a_kill(folder, codes)
+        else:
+            self._after_a_request(folder, codes, run)
+
+    def _wait(self, run: Run, before: int) -> None:
+        """Until a random instant: any, or one of training, or one at which a file is begun."""
+        kind = self.dice.choice(("any", "training", "writing"))
+        until = time.monotonic() + self.dice.uniform(0.0, 0.8) * self.seconds
+        if kind != "any":
+            while last_step(run.folder) <= before and not run.ended():
+                time.sleep(0.002)
+            until = time.monotonic() + self.dice.uniform(0.0, 0.3) * self.seconds
+        while time.monotonic() < until and not run.ended():
+            time.sleep(0.001)
+        while kind == "writing" and not run.ended() and not _is_writing(run.folder):
+            pass
+
+    def finish(self) -> None:
+        """Let the run that is under way end undisturbed, and compare it."""
+        name = f"run{self.number}"
+        if (self.folder / name).exists():
+            if self._start(name).wait() != [0] * self.processes:
+                raise Broken(f"{name} does not end: {self.folder / name}.output")
+            self._compare(name)
+
+    def _start(self, name: str) -> Run:
+        return Run(self.config, self.folder / name, *self.settings, processes=self.processes)
+
+    def _is_over(self, folder: Path) -> bool:
+        return (folder / "result" / f"val_epoch{EPOCHS - 1:02d}" / "metrics.json").exists()
+
+    def _after_a_kill(self, folder: Path, codes: list[int]) -> None:
+        self.counts["killed by kill -9"] += codes.count(-9) > 0
+        self.counts["of them while a file was being written"] += any(folder.rglob(f".*{SUFFIX}"))
+        done, saved = self._logged(folder), self._saved(folder)
+        if done - saved > EVERY:
+            raise Broken(f"{folder}: {done} steps were done, {saved} are saved")
+        self.counts["most steps lost by one kill"] = max(
+            self.counts["most steps lost by one kill"], done - saved
+        )
+
+    def _after_a_request(self, folder: Path, codes: list[int], run: Run) -> None:
+        if codes != [0] * self.processes:
+            raise Broken(f"{folder}: exit codes {codes} after a request to stop: {run.said()}")
+        if self._logged(folder) != self._saved(folder):
+            raise Broken(f"{folder}: a request to stop lost steps")
+        self.counts["stopped by SIGTERM, SIGUSR1 or Ctrl-C, nothing lost"] += 1
+
+    def _logged(self, folder: Path) -> int:
+        return last_step(folder) if log(folder) else 0  # ValueError for a torn line
+
+    def _saved(self, folder: Path) -> int:
+        """The step of the newest checkpoint. Each must be whole, and each have its manifest."""
+        found = checkpointing.saved(folder)
+        for path in found:
+            if not path.with_suffix(".json").exists():
+                raise Broken(f"{path} has no manifest")
+            verify(path)  # UserError
+            checkpointing.read(path)
+        self.counts["checkpoints verified"] += len(found)
+        return saved_step(folder, STEPS)
+
+    def _compare(self, name: str) -> None:
+        problem: Optional[str] = difference(self.folder / "whole", self.folder / name)
+        if problem:
+            raise Broken(f"{self.folder / name} differs from the undisturbed run in {problem}")
+        self.counts["runs that ended bit-identical to the undisturbed one"] += 1
+        self.counts["steps compared"] += STEPS * EPOCHS
+        shutil.rmtree(self.folder / name)
+        self.number += 1
+
+
+def _is_writing(folder: Path) -> bool:
+    return any(name.endswith(SUFFIX) for name in os.listdir(folder)) if folder.exists() else False
