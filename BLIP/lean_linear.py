@@ -15,14 +15,15 @@ def lean_linear(
 
     before: a GELU or a LayerNorm, say. Autograd would keep x for it, its result and, under
     autocast, the weight in 16 bits; here only x is kept, and the others made anew in backward,
-    which costs little beside the products. Any other layer than nn.Linear itself, such as an
-    adapter, is called as it is, and so is one without gradients.
+    which costs little beside the products. Where there is nothing to be saved, without gradients,
+    and for any other layer than nn.Linear itself, such as an adapter, all is called as it is.
     """
-    usual = type(linear) is not nn.Linear or linear.bias is None or torch.compiler.is_compiling()
-    if usual or not (torch.is_grad_enabled() and x.requires_grad and linear.weight.requires_grad):
-        return linear(x if before is None else before(x))
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
+    learns = torch.is_grad_enabled() and x.requires_grad and linear.weight.requires_grad
+    saves = learns and (autocast or before is not None) and not torch.compiler.is_compiling()
+    if not saves or type(linear) is not nn.Linear or linear.bias is None:
+        return linear(x if before is None else before(x))
     dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
     parameters = before.parameters() if isinstance(before, nn.Module) else ()
     with torch.autocast(device, enabled=False):
