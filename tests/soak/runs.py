@@ -5,12 +5,14 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 from typing import Callable, Optional
 
 import torch
+from tqdm import tqdm
 
 from captioning import checkpointing, failing, train
 from captioning.scenes.make import make_scenes
@@ -117,6 +119,8 @@ def _be_rank(rank, processes, port, output, arguments, hook):
         sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
+        # tqdm's own is shared by forked processes: who is killed with it would stop all others.
+        tqdm.set_lock(threading.RLock())
         if processes > 1:
             os.environ.update(
                 RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes),
