@@ -13,7 +13,8 @@ from captioning.metrics.length import Length
 from captioning.recipe import FineTuning
 from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
 
-TWO = ("batch_size=4", "rank_timeout=3")
+# A step takes a hundredth of that, but the machine may be busy.
+TWO = ("batch_size=4", "rank_timeout=6")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def fail():
 
 def test_a_process_that_raises_ends_the_run_with_its_error(config, tmp_path):
     run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(fail))
-    assert run.wait(30) == [1, 1]
+    assert run.wait(60) == [1, 1]
     assert "RuntimeError: a bug in one process" in run.said()
     assert saved_step(tmp_path / "run", 8) == 3
 
@@ -55,7 +56,7 @@ def test_a_process_that_dies_is_named(config, tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
 
     run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(die))
-    assert run.wait(30) == [1, -9]
+    assert run.wait(60) == [1, -9]
     assert "error: [rank 0] waited in vain for rank 1" in run.said()
 
 
@@ -64,8 +65,8 @@ def test_a_process_that_hangs_is_shown_where_it_does(config, tmp_path):
         time.sleep(100)
 
     run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(hang))
-    assert run.wait(30) == [1, 1]
-    assert "error: [rank 1] hangs: it has done no step for more than 3 s" in run.said()
+    assert run.wait(60) == [1, 1]
+    assert "error: [rank 1] hangs: it has done no step for more than 6 s" in run.said()
     assert "time.sleep(100)" in run.said() and "[rank 0] hangs" not in run.said()
 
 
@@ -76,7 +77,7 @@ def test_a_process_that_says_nothing_is_named(config, tmp_path):
         os.kill(os.getpid(), signal.SIGSTOP)
 
     run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(freeze))
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while "waited in vain for rank 1" not in run.said() and time.monotonic() < until:
         time.sleep(0.1)
     run.send(signal.SIGKILL, [1])
@@ -87,12 +88,12 @@ def test_a_process_that_says_nothing_is_named(config, tmp_path):
 def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
     def hook(rank):
         def slowly(self, captions):
-            time.sleep(5)
+            time.sleep(9)
             return evaluate(self, captions)
 
         evaluate, Length.evaluate = Length.evaluate, slowly
 
-    settings = ["batch_size=4", "rank_timeout=2", "max_epoch=1"]
+    settings = ["batch_size=4", "rank_timeout=6", "max_epoch=1"]
     run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
     assert run.wait(60) == [0, 0], run.said()
 
@@ -103,7 +104,7 @@ def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
     samples = json.loads((tmp_path / "scenes" / "scenes_val.json").read_text())
     (tmp_path / "scenes" / "one.json").write_text(json.dumps(samples[:1]))
     for name, *more in (["uneven", "eval_batch_size=2"], ["one", "val_file=one.json"]):
-        settings = [*TWO, "max_epoch=1", *more]
+        settings = ["batch_size=4", "max_epoch=1", *more]
         run = Run(config, tmp_path / name, *settings, processes=2)
         assert run.wait(60) == [0, 0], run.said()
         assert last_step(tmp_path / name) == 2
