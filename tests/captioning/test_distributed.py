@@ -161,8 +161,17 @@ def test_an_error_of_all_is_said_once(launch, scenes_config, tmp_path):
         assert result.stderr.lower().count("error") == 1, result.stderr
 
 
+# In one alone: two that print at once would print into each other's lines.
+BUG_IN_ONE = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise RuntimeError("a bug")
+time.sleep(100)
+"""
+
+
 def test_a_bug_keeps_its_traceback(launch, tmp_path):
-    (tmp_path / "bug.py").write_text("raise RuntimeError('a bug')")
+    (tmp_path / "bug.py").write_text(BUG_IN_ONE)
     result = launch(2, tmp_path / "bug.py")
     assert result.returncode == 1
     assert "RuntimeError: a bug" in result.stderr

@@ -2,7 +2,7 @@
 
 import pytest
 
-from captioning import json_file
+from captioning import durable
 from captioning.errors import UserError
 from captioning.metrics import diversity, evaluator
 from captioning.metrics.bootstrap import Estimate
@@ -86,7 +86,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     def full_disk(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(json_file.os, "replace", full_disk)
+    monkeypatch.setattr(durable.os, "replace", full_disk)
     with pytest.raises(UserError, match="No space left on device"):
         write_scores(tmp_path, scores, {1: "a dog"}, "second")
     assert (tmp_path / "per_caption.jsonl").read_text() == before
