@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from tests.tiny_run import TINY_RUN
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -99,25 +101,5 @@ def scenes(tmp_path_factory):
 def scenes_config(scenes, tmp_path_factory):
     """Return the path of a configuration of a run of seconds on the small data set."""
     path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    path.write_text(
-        f"""
-dataset: custom
-image_root: {scenes}
-ann_root: {scenes}
-train_file: scenes_train.json
-val_file: scenes_val.json
-test_file: scenes_test.json
-tokenizer: {scenes / "vocab.txt"}
-objective: {{mle: 0.5, smile: 0.5}}
-vit: {{embed_dim: 32, depth: 1, num_heads: 4}}
-med_config: {{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 4, intermediate_size: 32}}
-image_size: 32
-batch_size: 8
-captions_per_image: 2
-init_lr: 1e-3
-max_epoch: 3
-max_length: 16
-num_workers: 0
-"""
-    )
+    path.write_text(TINY_RUN.format(data=scenes) + "max_length: 16\n")
     return path

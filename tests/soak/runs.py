@@ -16,26 +16,11 @@ from tqdm import tqdm
 
 from captioning import checkpointing, failing, train
 from captioning.scenes.make import make_scenes
+from tests.tiny_run import TINY_RUN
 
-SETTINGS = """
-dataset: custom
-image_root: {data}
-ann_root: {data}
-train_file: scenes_train.json
-val_file: scenes_val.json
-test_file: scenes_test.json
-tokenizer: {data}/vocab.txt
-objective: {{mle: 0.5, smile: 0.5}}
-vit: {{embed_dim: 32, depth: 1, num_heads: 4}}
-med_config: {{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 4, intermediate_size: 32}}
-image_size: 32
-batch_size: 8
-captions_per_image: 2
-init_lr: 1e-3
-max_epoch: 3
+SOAKED = """
 max_length: 10
 num_beams: 1
-num_workers: 0
 metrics: [length]
 log_every: 1
 checkpoint_every: 3
@@ -48,7 +33,7 @@ def write_config(folder: Path, train_images: int = 64) -> Path:
     """Draw a data set and write the configuration of a run on it; 24 steps of 8 images."""
     make_scenes(folder / "scenes", splits={"train": train_images, "val": 5, "test": 3})
     path = folder / "tiny.yaml"
-    path.write_text(SETTINGS.format(data=folder / "scenes"))
+    path.write_text(TINY_RUN.format(data=folder / "scenes") + SOAKED)
     return path
 
 
