@@ -4,7 +4,7 @@ Parameter names are those of the released BLIP checkpoints. Shapes: R rows (capt
 grouped by image, R = B * k; n tokens a row; P places of the image; H width; V vocabulary.
 """
 
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ KeysValues = tuple[Tensor, Tensor]  # each (rows or images, heads, places, H / h
 
 
 class Embeddings(nn.Module):
-    """Tokens (R, n) from position `start` on -> (R, n, H)."""
+    """Tokens (R, n) from position `start` on, a number or int64 () -> (R, n, H)."""
 
     def __init__(self, config: MedConfig, vocab_size: int):
         super().__init__()
@@ -31,8 +31,8 @@ class Embeddings(nn.Module):
         positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
         self.register_buffer("position_ids", positions)
 
-    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
-        positions = self.position_ids[:, start : start + tokens.size(1)]
+    def forward(self, tokens: Tensor, start: Union[int, Tensor] = 0) -> Tensor:
+        positions = self.position_ids[:, : tokens.size(1)] + start
         embedded = self.word_embeddings(tokens) + self.position_embeddings(positions)
         return self.dropout(self.LayerNorm(embedded))
 

@@ -8,7 +8,13 @@ from torch import nn
 
 from BLIP import BlipCaptioner, inference_copy
 from captioning.config import Config
-from captioning.data import EvaluationDataset, Sample, evaluation_loader, evaluation_transform
+from captioning.data import (
+    EvaluationDataset,
+    Prefetcher,
+    Sample,
+    evaluation_loader,
+    evaluation_transform,
+)
 from captioning.distributed import gather_on_main, rank, until_asked, world_size
 from captioning.precision import Precision
 from captioning.run_log import progress, say
@@ -40,10 +46,9 @@ def caption_images(
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with progress(len(samples), description) as bar:
-        for batch in until_asked(loader, rounds):
-            image = batch["image"].to(device, non_blocking=True)
+        for batch in until_asked(Prefetcher(loader, device), rounds):
             with precision.autocast():
-                captions = captioner.generate(image, settings)
+                captions = captioner.generate(batch["image"], settings)
             for index, image_id, caption in zip(batch["index"], batch["image_id"], captions):
                 results.append((index, {"image_id": image_id, "caption": caption}))
             bar.update(min(len(captions) * world_size(), len(samples) - bar.n))
@@ -58,10 +63,7 @@ def caption_images(
 
 
 def _ready(captioner: nn.Module, config: Config, dtype: torch.dtype) -> nn.Module:
-    """The captioner that makes the captions: of BLIP a copy whose weights are cast only once.
-
-    Under `compile` it is the captioner itself, whose compiled parts a copy would leave behind.
-    """
-    if isinstance(captioner, BlipCaptioner) and not config.compile:
-        return inference_copy(captioner, dtype)
+    """The captioner that makes the captions: of BLIP a copy whose weights are cast only once."""
+    if isinstance(captioner, BlipCaptioner):
+        return inference_copy(captioner, dtype, config.compile)
     return captioner.eval()

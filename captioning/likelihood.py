@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from captioning.config import Config
-from captioning.data import EvaluationDataset, Sample, evaluation_loader, evaluation_transform
+from captioning.data import (
+    EvaluationDataset,
+    Prefetcher,
+    Sample,
+    evaluation_loader,
+    evaluation_transform,
+)
 from captioning.data.text import preprocess_caption
 from captioning.run_log import progress
 from smile import mle_loss, smile_loss
@@ -41,8 +47,8 @@ def likelihood(
     loader = evaluation_loader(dataset, batch_size, num_workers=config.num_workers)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
     with progress(len(samples), "likelihood of captions") as bar:
-        for batch in loader:
-            image = batch["image"].to(device)
+        for batch in Prefetcher(loader, device):
+            image = batch["image"]
             texts = [preprocessed(samples[index], config) for index in batch["index"]]
             for count in {len(group) for group in texts}:  # a call takes as many of each image
                 chosen = [n for n, group in enumerate(texts) if len(group) == count]

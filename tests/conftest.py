@@ -87,6 +87,26 @@ def make_captioner(vocabulary):
     return make
 
 
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """Let torch.compile trace and run what it traced, without making machine code of it.
+
+    Returns the backend, whose frame_count is the number of compilations.
+    """
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()  # what other tests have compiled counts towards a limit
+    counter = CompileCounterWithBackend("aot_eager")
+    compile_with = torch.compile
+
+    def quick(call, **options):
+        options.pop("mode", None)  # that of the usual backend
+        return compile_with(call, **{"backend": counter, **options})
+
+    monkeypatch.setattr("torch.compile", quick)
+    return counter
+
+
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory):
     """Return the folder of a small captioned data set."""

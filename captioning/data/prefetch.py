@@ -10,10 +10,11 @@ from captioning.data.loader import Batch
 
 
 class Prefetcher:
-    """The batches of a training loader, each image float32 (B, 3, S, S) on `device`, normalised.
+    """The batches of a loader, each image float32 (B, 3, S, S) on `device`, normalised.
 
-    One batch is always under way. On a GPU its bytes are copied out of pinned memory and made into
-    floats on a stream of their own, beside the model's work; on a CPU there is nothing to overlap.
+    One batch is always under way. On a GPU it is copied out of pinned memory, and training's bytes
+    made into floats, on a stream of their own, beside the model's work; on a CPU there is nothing
+    to overlap.
     """
 
     def __init__(self, batches: Iterable[Batch], device: torch.device):
@@ -33,8 +34,10 @@ class Prefetcher:
 
     def _start(self, batch: Batch) -> tuple[Batch, Optional[torch.cuda.Event]]:
         with torch.cuda.stream(self.stream):  # of no effect where it is None
-            pixels = batch["image"].to(self.device, non_blocking=True)
-            batch = {**batch, "image": normalise(pixels)}
+            image = batch["image"].to(self.device, non_blocking=True)
+            if not image.is_floating_point():
+                image = normalise(image)
+            batch = {**batch, "image": image}
             return batch, self.stream.record_event() if self.stream else None
 
     def _finish(self, batch: Batch, arrived: Optional[torch.cuda.Event]) -> Batch:

@@ -7,9 +7,14 @@ import torch
 import transformers
 
 from benchmarks.captioners import our_captioner
-from benchmarks.captioning import main
+from benchmarks.captioning import NEVER_ENDS, Captioners, compare, main
 from benchmarks.naive_captioner import NaiveCaptioner
 from decoding import DecodingSettings
+
+needs_peer = pytest.mark.skipif(
+    not hasattr(transformers, "BlipForConditionalGeneration"),
+    reason=f"transformers {transformers.__version__} has no BLIP",
+)
 
 
 def test_naive_captioner_makes_the_same_captions():
@@ -25,10 +30,7 @@ def test_naive_captioner_makes_the_same_captions():
     torch.testing.assert_close(naive.scores, expected.scores, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.skipif(
-    not hasattr(transformers, "BlipForConditionalGeneration"),
-    reason=f"transformers {transformers.__version__} has no BLIP",
-)
+@needs_peer
 def test_smallest_run(tmp_path, capsys):
     main(["--quick", "--output", str(tmp_path)])
     rows = json.loads((tmp_path / "captioning.json").read_text())["rows"]
@@ -39,3 +41,13 @@ def test_smallest_run(tmp_path, capsys):
         if row["precision"] == "fp32":
             assert row["agreement"] == 1
     assert "ms a step" in capsys.readouterr().out
+
+
+@needs_peer
+def test_a_compiled_copy_takes_part_on_a_gpu(monkeypatch, quick_compiler):
+    monkeypatch.setattr("benchmarks.captioning.COMPILED", True)
+    captioners = Captioners(tiny=True)
+    captioners.end_with(NEVER_ENDS)
+    row = compare(captioners, "fp32", batch=3, length=6, rounds=1, ends="")
+    assert "compiled" in row["contenders"] and quick_compiler.frame_count == 2
+    assert row["agreement_compiled"] == 1

@@ -1,0 +1,94 @@
+"""Steps in memory that stays: the tokens of the growing cache, compiled once for all batches."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from BLIP.cached_step import CachedStep
+from BLIP.inference import inference_copy
+from BLIP.static_step import StaticSteps, _append
+from decoding import DecodingSettings, decode
+
+BEAM = DecodingSettings(num_beams=3, num_return=2, max_length=16, min_length=5)
+SAMPLED = DecodingSettings(sample=True, num_return=4, max_length=13)
+GREEDY = DecodingSettings(num_beams=1, max_length=9)
+
+
+@pytest.fixture
+def captioner(make_captioner):
+    """One that ends captions now and then, so that images are done at different times."""
+    torch.manual_seed(0)
+    captioner = make_captioner()
+    head = captioner.text_decoder.cls["predictions"]
+    head.bias.data[captioner.tokenizer.end] = 1.0
+    return captioner
+
+
+@pytest.fixture
+def uncompiled():
+    steps = StaticSteps()
+    steps.append = _append
+    return steps
+
+
+@pytest.mark.parametrize("images", [5, 1])
+@pytest.mark.parametrize("settings", [BEAM, SAMPLED, GREEDY], ids=["beam", "sampled", "greedy"])
+def test_tokens_and_scores_are_those_of_the_growing_cache(captioner, uncompiled, settings, images):
+    """Batch after batch in the same memory, a smaller one in between."""
+    words, lengths = captioner.tokenizer, set()
+    prompt = captioner.prompt_ids
+    for seed, batch in enumerate([5, images, 4]):
+        embeds = torch.randn(batch, 10, 32, generator=torch.Generator().manual_seed(seed))
+        decoded = []
+        for new_step in (CachedStep, uncompiled):
+            torch.manual_seed(7)
+            step = new_step(captioner.text_decoder, embeds, settings.max_length)
+            prompts = prompt.expand(batch, -1)
+            decoded.append(decode(step, prompts, words.end, words.pad, settings))
+        assert decoded[1].token_ids.tolist() == decoded[0].token_ids.tolist()
+        torch.testing.assert_close(decoded[1].scores, decoded[0].scores, atol=2e-5, rtol=2e-5)
+        lengths |= set((decoded[0].token_ids != words.pad).sum(-1).flatten().tolist())
+    assert len(lengths) > 1  # or no image was done before another
+
+
+def test_memory_stays_where_it_is(captioner, uncompiled):
+    """A smaller batch takes a part of it; other rows, or more images, take other memory."""
+
+    def memory_after(batch, settings):
+        embeds = torch.randn(batch, 10, 32)
+        step = uncompiled(captioner.text_decoder, embeds, settings.max_length)
+        prompts = captioner.prompt_ids.expand(batch, -1)
+        decode(step, prompts, captioner.tokenizer.end, captioner.tokenizer.pad, settings)
+        return uncompiled.memory
+
+    first = memory_after(3, BEAM)
+    assert memory_after(2, BEAM) is first and memory_after(3, BEAM) is first
+    assert memory_after(3, SAMPLED) is not first
+    assert memory_after(4, BEAM).tokens.shape == (4, 3)
+
+
+def test_one_compilation_serves_all_batches_and_all_copies(captioner):
+    """A copy is made at every validation: the step must not be compiled for each."""
+    counter = CompileCounterWithBackend("aot_eager")
+    captions = []
+    for _ in range(3):
+        quick = inference_copy(captioner)
+        quick.new_step = StaticSteps(backend=counter)
+        for batch in (4, 4, 2):
+            images = torch.randn(batch, 3, 48, 48, generator=torch.Generator().manual_seed(3))
+            made = quick.generate_details(images, BEAM)
+            assert (
+                made.token_ids.tolist()
+                == captioner.generate_details(images, BEAM).token_ids.tolist()
+            )
+            captions.append(made.captions)
+    assert counter.frame_count == 1
+    assert captions[0] == captions[3] == captions[6]
+
+
+def test_a_compiled_copy_is_asked_for_by_name(captioner):
+    quick = inference_copy(captioner, compiled=True)
+    assert isinstance(quick.new_step, StaticSteps)
+    assert quick.visual_encoder._compiled_call_impl is not None
+    assert captioner.new_step is CachedStep
+    assert captioner.visual_encoder._compiled_call_impl is None
