@@ -14,7 +14,8 @@ fi
 failed=()
 "$PYTHON_BIN" -m ruff format --check || failed+=("ruff format")
 "$PYTHON_BIN" -m ruff check || failed+=("ruff check")
-"$PYTHON_BIN" -m pytest || failed+=("pytest")
+# A file's tests stay together, since they share what they have made.
+"$PYTHON_BIN" -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile || failed+=("pytest")
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "${failed[@]}"
     exit 1
