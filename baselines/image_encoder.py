@@ -30,7 +30,8 @@ class ImageEncoder(nn.Module):
     name: of `encoder_names`. weights: "none", made up; "default", torchvision's best, downloaded;
     or a file of a state dict of that network. dim: D by a 1x1 convolution, else what the network
     has. grid: P = grid * grid by average pooling, or by bilinear interpolation where the network
-    gives fewer. norm: each annotation is normalised at the end, by a LayerNorm. finetune: without
+    gives fewer. norm: each channel of the annotations is normalised over images and places at the
+    end, by a BatchNorm. finetune: without
     it the network stays as it is, batch statistics included. mean, std: what the images were
     normalised with, changed here to what torchvision's weights expect. image_size: S, to see that
     the network can take it. Raises ValueError for an unknown name, for weights that cannot be had
@@ -63,7 +64,7 @@ class ImageEncoder(nn.Module):
         self.dim = dim or width
         self.projection = nn.Conv2d(width, dim, 1) if dim else nn.Identity()
         self.grid = grid
-        self.norm = nn.LayerNorm(self.dim) if norm else nn.Identity()
+        self.norm = nn.BatchNorm1d(self.dim) if norm else nn.Identity()
         scale = torch.tensor(std) / torch.tensor(IMAGENET_STD)
         shift = (torch.tensor(mean) - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
         self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
@@ -81,13 +82,16 @@ class ImageEncoder(nn.Module):
         features = self.projection(features)
         if self.grid is not None:
             features = _resized(features, self.grid)
-        return self.norm(features.flatten(2).transpose(1, 2))
+        return self.norm(features.flatten(2)).transpose(1, 2)
 
     @property
     def smallest_batch(self) -> int:
         """How many images training takes at least: batch statistics are of two values or more."""
         normalised = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
-        return 2 if self.finetune and normalised and self.one_place else 1
+        in_network = self.finetune and normalised and self.one_place
+        one_annotation = self.grid == 1 or (self.grid is None and self.one_place)
+        at_end = isinstance(self.norm, nn.BatchNorm1d) and one_annotation
+        return 2 if in_network or at_end else 1
 
     def _map_of(self, image_size: int, name: str) -> Sequence[int]:
         """Channels, height and width of what the network makes of an image."""

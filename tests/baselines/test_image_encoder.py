@@ -80,16 +80,21 @@ def test_a_grid_by_pooling_or_by_interpolation(side, grid):
     torch.testing.assert_close(annotations, expected.flatten(2).transpose(1, 2))
 
 
-def test_annotations_are_normalised_place_by_place():
-    encoder = ImageEncoder("resnet18", dim=7, grid=3, norm=True).eval()
+def test_annotations_are_normalised_channel_by_channel():
+    """Over images and places in training, by what was found there afterwards."""
+    encoder = ImageEncoder("resnet18", dim=7, grid=3, norm=True, finetune=False)
     weight, bias = (torch.nn.init.normal_(p).double() for p in encoder.norm.parameters())
-    image = torch.randn(2, 3, 64, 64)
+    image = torch.randn(4, 3, 64, 64)
     found = encoder(image)
-    encoder.norm = torch.nn.Identity()
-    plain = encoder(image).double()  # (2, 9, 7)
-    centred = plain - plain.mean(2, keepdim=True)
-    expected = weight * centred / (centred.square().mean(2, keepdim=True) + 1e-5).sqrt() + bias
+    encoder.norm, norm = torch.nn.Identity(), encoder.norm
+    plain = encoder(image).double()  # (4, 9, 7)
+    variance, mean = torch.var_mean(plain, (0, 1), correction=0)
+    expected = weight * (plain - mean) / (variance + 1e-5).sqrt() + bias
     torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
+    encoder.norm = norm.eval()
+    mean, variance = 0.1 * mean, 0.9 + 0.1 * plain.var((0, 1))
+    expected = weight * (plain - mean) / (variance + 1e-5).sqrt() + bias
+    torch.testing.assert_close(encoder(image), expected.float(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "size"), [("squeezenet1_1", 16), ("densenet121", 16)])
@@ -102,11 +107,14 @@ def test_images_too_small_for_the_network_are_one_line(name, size):
 
 def test_a_batch_of_one_place_has_no_statistics():
     """What `smallest_batch` says is what torch can do."""
-    for name, size, finetune in [
-        *(("resnet18", 32, True), ("resnet18", 64, True), ("resnet18", 32, False)),
-        *(("squeezenet1_1", 32, True), ("shufflenet_v2_x0_5", 32, True)),
+    normed = {"finetune": False, "norm": True, "dim": 5}
+    for name, size, settings in [
+        *(("resnet18", 32, {}), ("resnet18", 64, {}), ("resnet18", 32, {"finetune": False})),
+        *(("squeezenet1_1", 32, {}), ("shufflenet_v2_x0_5", 32, {})),
+        *(("resnet18", 32, normed), ("resnet18", 64, normed)),
+        *(("resnet18", 32, {**normed, "grid": 2}), ("resnet18", 64, {**normed, "grid": 1})),
     ]:
-        encoder = ImageEncoder(name, finetune=finetune, image_size=size).train()
+        encoder = ImageEncoder(name, **settings, image_size=size).train()
         one = torch.randn(1, 3, size, size)
         if encoder.smallest_batch == 1:
             encoder(one)
@@ -115,6 +123,7 @@ def test_a_batch_of_one_place_has_no_statistics():
                 encoder(one)
             encoder(torch.cat([one, one]))
     assert ImageEncoder("resnet18", image_size=32).smallest_batch == 2
+    assert ImageEncoder("resnet18", image_size=64, grid=1, **normed).smallest_batch == 2
 
 
 def test_images_are_normalised_anew_for_torchvision():
