@@ -42,12 +42,13 @@ def start(device: str) -> torch.device:
         chosen = _gpu(chosen, local_rank)
     if announced() > 1:
         on_gpu = chosen.type == "cuda"
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            timeout=TIMEOUT,
-            device_id=chosen if on_gpu else None,
-            **_meeting_place(),
-        )
+        with stopping.ended_with_launcher():  # whose store would be asked for in vain for hours
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                timeout=TIMEOUT,
+                device_id=chosen if on_gpu else None,
+                **_meeting_place(),
+            )
     return chosen
 
 

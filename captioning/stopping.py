@@ -1,13 +1,17 @@
 """Being asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C: a flag, at which work ends in good order."""
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Optional
 
 # Of pre-emption (SIGTERM, SIGUSR1: Slurm, Kubernetes, torchrun) and of a person at the keyboard.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+LAUNCHER = "CAPTIONING_LAUNCHER"  # the variable with its process id
+PR_SET_PDEATHSIG = 1
 
 
 class Stopped(Exception):
@@ -25,7 +29,9 @@ def watch() -> Iterator[None]:
     A process that torchrun started is asked to stop, too, by torchrun's death.
     """
     global _asked, _launcher
-    _asked, _launcher = None, os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    _asked, _launcher = None, None
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _launcher = int(os.environ.get(LAUNCHER, os.getppid()))
     before = {number: signal.signal(number, _ask) for number in SIGNALS}
     try:
         yield
@@ -47,6 +53,25 @@ def asked() -> Optional[str]:
     if _asked is None and _launcher is not None and os.getppid() != _launcher:
         return "the launcher's death"
     return _asked
+
+
+@contextlib.contextmanager
+def ended_with_launcher() -> Iterator[None]:
+    """Within the block, in which no flag is looked at, the launcher's death is this process's.
+
+    Raises Stopped where the launcher is dead already.
+    """
+    if _launcher is None or sys.platform != "linux":
+        yield
+        return
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        if os.getppid() != _launcher:
+            raise Stopped
+        yield
+    finally:
+        prctl(PR_SET_PDEATHSIG, 0)
 
 
 def ignore(worker: int = 0) -> None:

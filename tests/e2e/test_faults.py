@@ -186,3 +186,19 @@ def test_no_process_outlives_its_launcher(launch, tmp_path):
     process.kill()
     wait_for(lambda: "the launcher's death" in (tmp_path / "said").read_text(), process)
     assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
+
+
+def test_nor_one_that_was_killed_before_they_had_met(launch, tmp_path):
+    process = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+
+    def left():
+        return subprocess.run(["pgrep", "-f", str(tmp_path / "run")], capture_output=True).stdout
+
+    wait_for(lambda: len(left().split()) == 3, process)
+    process.kill()
+    process.wait()
+    until = time.monotonic() + 100
+    while left() and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not left()
+    assert not (tmp_path / "run" / "log.jsonl").exists()
