@@ -46,7 +46,7 @@ BAD = {
     "CSV cut off": (
         "a.csv",
         'image,caption\nx.jpg,"a dog\n',
-        "not valid CSV at line 3: unexpected end of data",
+        "not valid CSV at line 2: unexpected end of data",
     ),
     "another format": ("a.json", "<xml/>", "not valid JSON at line 1 (Expecting value): mend it"),
     "JSONL named JSON": (

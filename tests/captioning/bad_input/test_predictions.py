@@ -1,4 +1,4 @@
-"""Predictions and references that do not go together: one line and exit code 2, or counted aloud."""
+"""Predictions that do not match references: one line and exit code 2, or counted aloud."""
 
 import json
 
