@@ -1,4 +1,4 @@
-"""Nothing foreign is run: the sources are searched for ways to, and every reader meets an attack."""
+"""Nothing foreign is run: the sources are searched for it, and every reader meets an attack."""
 
 import ast
 import os

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
 
 from captioning import attend, calibrate, train
 from captioning.report.__main__ import main as report
@@ -47,6 +48,7 @@ def files(finished, scenes, tmp_path_factory):
     (folder / "empty.json").write_text("")
     (folder / "cut.json").write_text((scenes / "scenes_test.json").read_text()[:-30])
     (folder / "text.jpg").write_text("no image")
+    Image.new("RGB", (2, 3000)).save(folder / "strip.png")
     images = folder / "images"
     shutil.copytree(scenes / "images", images / "images")
     for path in sorted((images / "images").iterdir())[-7:]:  # those of the test split
@@ -112,6 +114,11 @@ def test_training_and_evaluation(
     [
         (attend.main, ["--checkpoint", "{f}/attack.pth", "{f}/text.jpg"], "text.jpg: not a readab"),
         (attend.main, ["--checkpoint", "{f}/attack.pth", "{s}"], "attack.pth holds objects"),
+        (
+            attend.main,
+            ["--checkpoint", "{f}/nan.pth", "{f}/strip.png"],
+            "strip.png: 2 x 3000 pixels are too long and thin to draw on: crop it",
+        ),
         (calibrate.main, ["--checkpoint", "{f}/pickle.pth"], "pickle.pth "),
         (calibrate.main, ["--checkpoint", "{f}/other.pth"], "other.pth does not hold the config"),
         (report, ["{f}"], "not a run: it holds no config.yaml"),
