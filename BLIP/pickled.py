@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 ARCHIVE = b"PK\3\4"  # how a file begins; those of torch before 1.6 are no archives
@@ -51,7 +52,10 @@ def read_pickled(path: Path, leave_out_objects: bool = False) -> Any:
                 raise HoldsObjectsError(f"holds objects that could run code ({', '.join(names)})")
         with safe_globals([(LeftOut, name) for name in names]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickles that are not torch's, then refused
-            return torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        if _tensor_bytes(content) > path.stat().st_size:  # torch 2.8 would read beyond its end
+            raise PickledError("is damaged: its tensors are said to be larger than the file")
+        return content
     except (PickledError, FileNotFoundError):
         raise
     except Exception as error:  # an unpickler raises whatever a broken file makes it stumble over
@@ -70,6 +74,23 @@ def _check_members(path: Path) -> None:
     compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
     if compressed or sum(member.file_size for member in members) > path.stat().st_size:
         raise PickledError("is damaged: it unpacks to more than its size")
+
+
+def _tensor_bytes(content: Any) -> int:
+    sizes, seen, waiting = {}, set(), [content]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:  # a pickle can hold a list that holds itself
+            continue
+        seen.add(id(part))
+        if isinstance(part, dict):
+            waiting.extend(part.values())
+        elif isinstance(part, (list, tuple)):
+            waiting.extend(part)
+        elif isinstance(part, Tensor) and part.layout is torch.strided and not part.is_meta:
+            storage = part.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
 def _reason(error: Exception) -> str:

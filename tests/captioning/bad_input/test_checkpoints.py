@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import pickle
+import struct
 import zipfile
 
 import pytest
@@ -46,6 +47,24 @@ def bomb():
     return packed.getvalue()
 
 
+def forged():
+    """A tensor of 300 values that is said to have 60,000: what lies beyond would be read."""
+    source, packed = zipfile.ZipFile(io.BytesIO(WHOLE)), io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("data.pkl"):
+                content = content.replace(*(b"M" + struct.pack("<H", n) for n in (300, 60_000)))
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def in_itself():
+    content = [STATE]
+    content.append(content)
+    return saved(content)
+
+
 STATE = {"w": torch.ones(300)}
 WHOLE = saved({"model": STATE})
 NO_STATE = "checkpoint {} holds no state dict, neither bare nor as 'model'"
@@ -64,6 +83,8 @@ UNREADABLE = {
     "page.pth": (b"<html>404</html>", BLOCKED),
     "a pickle.pth": (pickle.dumps([1]), "checkpoint {} "),
     "a bomb.pth": (bomb(), "checkpoint {} is damaged: it unpacks to more than its size"),
+    "forged.pth": (forged(), "checkpoint {} is damaged: "),
+    "a list in itself.pth": (in_itself(), NO_STATE),
     "a number.pth": (saved(3), NO_STATE),
     "a list.pth": (saved([STATE]), NO_STATE),
     "no weights.pth": (saved({"epoch": 3}), NO_STATE),
