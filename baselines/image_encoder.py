@@ -1,6 +1,7 @@
 """Any of torchvision's convolutional classifiers, without its head, as an image encoder."""
 
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -147,7 +148,9 @@ def _nothing_run() -> Iterator[None]:
 
 def _load_file(network: nn.Module, path: Path, name: str) -> None:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles that are not torch's, then refused
+            state = torch.load(path, map_location="cpu", weights_only=True)
         network.load_state_dict(state)
         if not all(value.isfinite().all() for value in state.values()):
             raise ValueError("it holds values that are not finite")
