@@ -1,6 +1,6 @@
 """Released and own checkpoints: read without running what is in them, load without losing a key."""
 
-import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from BLIP.download import fetch
+from BLIP.pickled import HoldsObjectsError, PickledError, read_pickled
 from BLIP.vit import resize_position_embedding
 
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
@@ -55,8 +56,9 @@ class LoadReport(NamedTuple):
 def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
     """The content of a .pth or .safetensors file at a path, URL or hf:// name, with "model" in it.
 
-    A bare state dict is returned as {"model": state_dict}. Nothing in a .pth is executed unless
-    `trust_checkpoint`. Raises CheckpointError and DownloadError.
+    A bare state dict is returned as {"model": state_dict}. Nothing in a file is executed. One that
+    holds objects besides tensors is refused or, with `trust_checkpoint`, read without them. Raises
+    CheckpointError and DownloadError.
     """
     path = fetch(source)
     if not path.is_file():
@@ -69,7 +71,7 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
         state = content["model"]
     else:
         state = content
-    if not isinstance(state, dict) or not state or not _all_tensors(state):
+    if not isinstance(state, dict) or not state or not holds_tensors(state):
         raise CheckpointError(f"checkpoint {path} holds no state dict, neither bare nor as 'model'")
     return content if state is not content else {"model": state}
 
@@ -77,9 +79,9 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
 def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
     """Copy a state dict into a captioner, the position embedding resized to its image size.
 
-    name: the file, for messages. Raises CheckpointError, having changed nothing, where a key is
-    missing, unexpected or of another shape, unless BLIP's own files are known for it (further
-    towers, tied head, position ids).
+    name: the file, for messages. Raises CheckpointError, having changed nothing, where a value is
+    not finite, and where a key is missing, unexpected or of another shape, unless BLIP's own files
+    are known for it (further towers, tied head, position ids).
     """
     own, state = model.state_dict(), dict(state)
     missing, unexpected, reshaped = [], [], []
@@ -96,6 +98,7 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
         reshaped.append(POSITION_EMBEDDING)
         state[POSITION_EMBEDDING] = _resized(state[POSITION_EMBEDDING], own, name)
     _check_shapes(own, state, name)
+    check_finite(state, name)
     model.load_state_dict(state)
     return LoadReport(missing, unexpected, reshaped)
 
@@ -112,16 +115,14 @@ def _read_safetensors(path: Path) -> dict:
 
 def _read_pickle(path: Path, trust_checkpoint: bool) -> dict:
     try:
-        return torch.load(path, map_location="cpu", weights_only=not trust_checkpoint)
-    except pickle.UnpicklingError as error:
-        if trust_checkpoint or path.stat().st_size == 0:
-            raise CheckpointError(f"checkpoint {path} is damaged: {_line(error)}") from error
+        return read_pickled(path, leave_out_objects=trust_checkpoint)
+    except HoldsObjectsError as error:
         raise CheckpointError(
-            f"checkpoint {path} is damaged, or holds objects that could run code; "
-            "set trust_checkpoint: true to read it all the same, if you know where it comes from"
+            f"checkpoint {path} {error}; set trust_checkpoint: true to leave them out and load the "
+            "rest, if you know where it comes from"
         ) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointError(f"checkpoint {path} is damaged: {_line(error)}") from error
+    except PickledError as error:
+        raise CheckpointError(f"checkpoint {path} {error}") from error
 
 
 def _check_keys(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -> None:
@@ -142,6 +143,16 @@ def _check_shapes(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -
             )
 
 
+def check_finite(state: Mapping[str, Tensor], name: str) -> None:
+    """Raise CheckpointError where a value is NaN or infinite; name: the file, for the message."""
+    for key, value in state.items():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise CheckpointError(
+                f"{name} is of a run that broke: {key} holds values that are not finite; take an "
+                "earlier checkpoint"
+            )
+
+
 def _resized(value: Tensor, own: dict[str, Tensor], name: str) -> Tensor:
     try:
         return resize_position_embedding(value.float(), own[POSITION_EMBEDDING].size(1))
@@ -149,8 +160,12 @@ def _resized(value: Tensor, own: dict[str, Tensor], name: str) -> Tensor:
         raise CheckpointError(f"{name}: {POSITION_EMBEDDING} cannot be resized: {error}") from error
 
 
-def _all_tensors(state: dict) -> bool:
-    return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
+def holds_tensors(state: dict) -> bool:
+    """Whether these are values by name, and no mere descriptions of some."""
+    return all(
+        isinstance(k, str) and isinstance(v, Tensor) and v.layout is torch.strided and not v.is_meta
+        for k, v in state.items()
+    )
 
 
 def _some(keys: list[str]) -> str:

@@ -168,7 +168,8 @@ def captioner_of(
     is BLIP's: bert-base-uncased, configs/med_config.json, and the encoder of that width.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
-    state, kept = content["model"], content.get("config") or {}
+    state, kept = content["model"], content.get("config")
+    kept = kept if isinstance(kept, dict) else {}
     if not {PATCH, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{checkpoint} holds no image encoder of BLIP's")
     width, places = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1

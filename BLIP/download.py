@@ -1,8 +1,11 @@
-"""Files from the network: resumed where they stopped, verified where a hash is known."""
+"""Files from the network: over TLS alone, resumed where they stopped, verified where a hash is
+known, never larger than agreed."""
 
 import hashlib
+import http.client
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,7 +16,7 @@ import torch
 from filelock import FileLock
 from tqdm import tqdm
 
-from BLIP.hub import hub_file
+from BLIP.hub import LARGEST, hub_file
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60
@@ -33,7 +36,8 @@ def fetch(source: str) -> Path:
     """
     if source.startswith("hf://"):
         return _fetch_from_hub(source)
-    if source.startswith(("http://", "https://")):
+    if "://" in source:
+        _check_tls(source)
         name = Path(unquote(urlsplit(source).path)).name
         if not name:
             raise DownloadError(f"{source} names no file")
@@ -45,29 +49,54 @@ def fetch(source: str) -> Path:
     return Path(source)
 
 
-def download(url: str, destination: Union[str, Path], sha256: Optional[str] = None) -> None:
+def download(
+    url: str,
+    destination: Union[str, Path],
+    sha256: Optional[str] = None,
+    largest: int = LARGEST,
+) -> None:
     """Fetch `url` into the file `destination`, which appears only when it is whole.
 
     Where another process is at it, wait, and be content with what that one fetched.
     What an interrupted download left (destination.part) is continued where the server allows it
-    and the file there has not changed. Shows a progress bar. Raises DownloadError.
+    and the file there has not changed. largest: in bytes. Shows a progress bar. Raises
+    DownloadError.
     """
     destination = Path(destination)
     part = destination.with_name(destination.name + ".part")
+    _check_tls(url)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{part}.lock"):
             if destination.exists():
                 return
-            _continue_part(url, part)
+            _continue_part(url, part, largest)
             if sha256 is not None:
                 _verify(url, part, sha256)
             os.replace(part, destination)
             _version_file(part).unlink(missing_ok=True)
         Path(f"{part}.lock").unlink(missing_ok=True)
-    except (OSError, urllib.error.URLError) as error:
-        reason = getattr(error, "reason", None) or error
+    except DownloadError:
+        raise
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise DownloadError(f"cannot fetch {url} into {destination}: {reason}") from error
+
+
+def _check_tls(url: str) -> None:
+    if not url.startswith("https://"):
+        raise DownloadError(
+            f"{url} is not fetched: only https:// is, where nobody on the way can put another file "
+            "in its place; use that, or fetch the file yourself and give its path"
+        )
+
+
+class _TlsRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect may lead to another host, but not out of TLS."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        _check_tls(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _version_file(part: Path) -> Path:
@@ -75,39 +104,62 @@ def _version_file(part: Path) -> Path:
     return part.with_name(part.name + ".json")
 
 
-def _continue_part(url: str, part: Path) -> None:
-    headers, version_file = {}, _version_file(part)
-    if part.exists() and version_file.exists():
-        version = json.loads(version_file.read_text())
-        headers = {"Range": f"bytes={part.stat().st_size}-", "If-Range": version}
+def _remove(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _version_file(part).unlink(missing_ok=True)
+
+
+def _begun(part: Path) -> tuple[int, Optional[str]]:
+    """How many bytes of the file are there, and of which version; None: of one not known."""
     try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S
-        )
+        version = json.loads(_version_file(part).read_text())
+        return part.stat().st_size, version if isinstance(version, str) else None
+    except (FileNotFoundError, ValueError):
+        return 0, None
+
+
+def _continue_part(url: str, part: Path, largest: int) -> None:
+    begun, version = _begun(part)
+    headers = {"Range": f"bytes={begun}-", "If-Range": version} if version else {}
+    opener = urllib.request.build_opener(_TlsRedirects)
+    try:
+        response = opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # the part is already the whole file
+        if error.code != 416 or error.headers.get("Content-Range") != f"bytes */{begun}":
             raise
-        return
+        return  # the part is already the whole file
     with response:
         resumed = response.status == 206
-        have = part.stat().st_size if resumed else 0
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
+        if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {begun}-"):
+            raise DownloadError(f"{url}: the server sent another part than was asked for")
+        have = begun if resumed else 0
+        total = None if response.length is None else have + response.length
+        if total is None and not response.chunked:
+            raise DownloadError(
+                f"{url}: the server does not say how long the file is; fetch it yourself and give "
+                "its path"
+            )
+        if total is not None and total > largest:
+            _remove(part)
+            raise DownloadError(f"{url} has {total} bytes, more than the {largest} allowed here")
         version = response.headers.get("ETag") or response.headers.get("Last-Modified")
-        version_file.unlink(missing_ok=True)
+        _version_file(part).unlink(missing_ok=True)
         if version and not version.startswith("W/"):
-            version_file.write_text(json.dumps(version))
+            _version_file(part).write_text(json.dumps(version))
         with (
             open(part, "ab" if resumed else "wb") as file,
             tqdm(total=total, initial=have, unit="B", unit_scale=True, desc=part.stem) as bar,
         ):
             for chunk in iter(lambda: response.read(CHUNK), b""):
+                have += len(chunk)
+                if have > largest:
+                    _remove(part)
+                    raise DownloadError(f"{url} has more than the {largest} bytes allowed here")
                 file.write(chunk)
                 bar.update(len(chunk))
-    if total is not None and part.stat().st_size != total:
+    if total is not None and have != total:
         raise DownloadError(
-            f"{url} broke off after {part.stat().st_size} of {total} bytes; "
-            "start again to continue it"
+            f"{url} broke off after {have} of {total} bytes; start again to continue it"
         )
 
 
@@ -117,8 +169,7 @@ def _verify(url: str, part: Path, sha256: str) -> None:
         for chunk in iter(lambda: file.read(CHUNK), b""):
             digest.update(chunk)
     if digest.hexdigest() != sha256:
-        part.unlink()
-        _version_file(part).unlink(missing_ok=True)
+        _remove(part)
         raise DownloadError(f"{url} has sha256 {digest.hexdigest()}, expected {sha256}; removed it")
 
 
@@ -126,7 +177,7 @@ def _fetch_from_hub(source: str) -> Path:
     kinds = {"spaces": "space", "datasets": "dataset", "models": "model"}
     parts = source[len("hf://") :].split("/")
     repo_type = kinds[parts.pop(0)] if parts[0] in kinds else "model"
-    if len(parts) < 3 or not all(parts):
+    if len(parts) < 3 or not all(parts) or {".", ".."} & set(re.split("[/@]", source)):
         raise DownloadError(f"{source} is not hf://[spaces/]owner/name[@revision]/path/of/the/file")
     owner, (name, _, revision), filename = parts[0], parts[1].partition("@"), "/".join(parts[2:])
     try:

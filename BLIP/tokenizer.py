@@ -43,14 +43,18 @@ class CaptionTokenizer:
         [DEC] stands first and [SEP] last, also where a text was cut.
         """
         encoded = self.bert(
-            texts, padding="longest", truncation=True, max_length=max_length, return_tensors="pt"
+            [_unicode(text) for text in texts],
+            padding="longest",
+            truncation=True,
+            max_length=max_length,
+            return_tensors="pt",
         )
         encoded.input_ids[:, 0] = self.start
         return encoded.input_ids, encoded.attention_mask
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """int64 (n,): [DEC] and the prompt's tokens, without an end."""
-        ids = self.bert(prompt).input_ids[:-1]
+        ids = self.bert(_unicode(prompt)).input_ids[:-1]
         return torch.tensor([self.start, *ids[1:]])
 
     def decode(self, ids: Tensor) -> str:
@@ -58,6 +62,11 @@ class CaptionTokenizer:
         return self.bert.decode(
             ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=True
         )
+
+
+def _unicode(text: str) -> str:
+    """Without lone surrogates, which JSON can hold: transformers 4.15.0 drops them, 5.x fails."""
+    return text.encode("utf-8", "ignore").decode("utf-8")
 
 
 def _find_vocabulary(source: str) -> Path:

@@ -1,7 +1,10 @@
 """Any of torchvision's convolutional classifiers, without its head, as an image encoder."""
 
+import os
+import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Optional
 
@@ -16,6 +19,8 @@ FAMILIES = (
 )
 # What torchvision's weights were trained with.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+SAFE_LOADING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's own switch
 
 
 def encoder_names() -> list[str]:
@@ -117,9 +122,10 @@ def _resized(features: Tensor, grid: int) -> Tensor:
 def _load(name: str, weights: str) -> nn.Module:
     if weights == "default":
         try:
-            return torchvision.models.get_model(name, weights="DEFAULT")
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+            with _nothing_run():
+                return torchvision.models.get_model(name, weights="DEFAULT")
+        except Exception as error:  # of the network, of the hash, of what unpickling stumbles over
+            reason = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"encoder_weights: cannot fetch torchvision's weights of {name} ({reason}); "
                 "connect to the network, or give none or a file"
@@ -130,9 +136,28 @@ def _load(name: str, weights: str) -> nn.Module:
     return network
 
 
+@contextmanager
+def _nothing_run() -> Iterator[None]:
+    """torchvision reads what it has fetched as torch once did, which runs what is in the file."""
+    before = os.environ.get(SAFE_LOADING)
+    os.environ[SAFE_LOADING] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_LOADING]
+        else:
+            os.environ[SAFE_LOADING] = before
+
+
 def _load_file(network: nn.Module, path: Path, name: str) -> None:
     try:
-        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles that are not torch's, then refused
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        network.load_state_dict(state)
+        if not all(value.isfinite().all() for value in state.values()):
+            raise ValueError("it holds values that are not finite")
     except Exception as error:  # unpicklers raise whatever a broken file makes them stumble over
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(

@@ -41,9 +41,12 @@ def _vector(values: list[str], width: int, where: str) -> Tensor:
     if len(values) != width:
         raise ValueError(f"{where}: {len(values)} numbers, but embed_dim is {width}")
     try:
-        return torch.tensor([float(value) for value in values])
+        vector = torch.tensor([float(value) for value in values])
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+    if not vector.isfinite().all():
+        raise ValueError(f"{where}: a number is not finite")
+    return vector
 
 
 def normalise_embedding(embedding: nn.Embedding) -> None:

@@ -24,6 +24,7 @@ from captioning.gaze import Gaze, gaze
 from captioning.trained import load_trained
 
 FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
+LONGEST_STRIP = 16  # how many times as long as wide a photo may be
 DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels of a photo beyond these only take time
 
 
@@ -74,6 +75,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         device = distributed.start(arguments.device)
         photo = load_image(arguments.image)
+        if max(photo.size) > LONGEST_STRIP * min(photo.size):
+            raise UserError(
+                f"{arguments.image}: {photo.width} x {photo.height} pixels are too long and thin "
+                "to draw on: crop it"
+            )
         config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
         image = evaluation_transform(config.image_size)(photo).to(device)
         found = gaze(captioner, image, config.decoding_settings())

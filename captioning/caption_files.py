@@ -85,6 +85,7 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
 
     Raises UserError for the first caption without references.
     """
+    _check_distinct(captions, references)
     matched = by_id(captions, references)
     missing = [image_id for image_id, group in matched.items() if not group]
     if missing and len(missing) == len(captions):
@@ -98,6 +99,18 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
             "references of the same images"
         )
     return {image_id: list(group) for image_id, group in matched.items()}
+
+
+def _check_distinct(captions, references):
+    """Raise UserError where 139 and "139" have a prediction each, and references as one image."""
+    by_text: dict[str, ImageId] = {}
+    for image_id in captions:
+        other = by_text.setdefault(str(image_id), image_id)
+        if other != image_id and not {other, image_id} <= references.keys():
+            raise UserError(
+                f"image_id {other!r} and {image_id!r} are one image, with two predictions: keep "
+                "one of them"
+            )
 
 
 def by_id(

@@ -1,6 +1,10 @@
 """What every group of configuration keys is: checked strictly, and never changed."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Named = Annotated[str, Field(min_length=1)]  # a name or a place that there has to be
 
 
 class Checked(BaseModel):

@@ -14,6 +14,8 @@ from typing import Any, Optional
 
 import torch
 
+from BLIP.checkpoint import check_finite, holds_tensors
+from BLIP.pickled import read_pickled
 from captioning.durable import staged, staged_files, sync_folder
 from captioning.errors import UserError
 from captioning.manifest import Hashed, manifest_path, verify, write_manifest
@@ -120,16 +122,30 @@ def keep_as_best(folder: Path, epoch: int) -> None:
 def read(path: Path) -> dict[str, Any]:
     """A run's own checkpoint on the CPU. Raises UserError for one that is not whole."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        content["model"], content["optimizer"], content["epoch"], content["config"]
+        content = read_pickled(path)
+        _check_parts(content)
+        check_finite(content["model"], "the file")
     except FileNotFoundError as error:
         raise UserError(
             f"{path} is not on this machine; output_dir must be on a disk that all machines share"
         ) from error
-    except Exception as error:  # a damaged file can raise almost anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"{path} cannot be read: {reason}") from error
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
     return content
+
+
+def _check_parts(content: Any) -> None:
+    """Raise ValueError for a file that is whole, but not what `RunState` saves."""
+    kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
+    for name, kind in kinds.items():
+        part = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(part, kind):
+            raise ValueError(f"it is no checkpoint of a run: {name} is no {kind.__name__}")
+    within = content.get("within", {})
+    if not holds_tensors(content["model"]):
+        raise ValueError("it is no checkpoint of a run: model holds more than tensors")
+    if within and not (isinstance(within, dict) and "steps" in within):
+        raise ValueError("it is no checkpoint of a run: within has no place in the epoch")
 
 
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:

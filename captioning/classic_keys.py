@@ -4,7 +4,7 @@ from typing import Literal, Optional
 
 from pydantic import Field, model_validator
 
-from captioning.checked import Checked
+from captioning.checked import Checked, Named
 
 ATTENDING = ("attn", "sat")
 
@@ -13,19 +13,19 @@ class ClassicKeys(Checked):
     """The README's table says what each does."""
 
     model: Literal["blip", "rnn", "lstm", "attn", "sat"] = "blip"
-    encoder: str = "regnet_x_400mf"
-    encoder_weights: str = "default"
+    encoder: Named = "regnet_x_400mf"
+    encoder_weights: Named = "default"
     encoder_lr: float = Field(0.0, ge=0)
-    encoder_dim: Optional[int] = Field(None, gt=0)
-    encoder_size: Optional[int] = Field(None, gt=0)
+    encoder_dim: Optional[int] = Field(None, gt=0, le=65_536)
+    encoder_size: Optional[int] = Field(None, gt=0, le=1000)
     encoder_norm: bool = False
     vocabulary: Literal["words", "wordpiece"] = "words"
     vocabulary_size: int = Field(6400, gt=4)
     min_word_count: int = Field(1, gt=0)
-    embed_dim: int = Field(256, gt=0)
-    hidden_dim: int = Field(512, gt=0)
-    attention_dim: int = Field(512, gt=0)
-    num_layers: int = Field(1, gt=0)
+    embed_dim: int = Field(256, gt=0, le=65_536)
+    hidden_dim: int = Field(512, gt=0, le=65_536)
+    attention_dim: int = Field(512, gt=0, le=65_536)
+    num_layers: int = Field(1, gt=0, le=1000)
     dropout: float = Field(0.5, ge=0, lt=1)
     word_vectors: Optional[str] = None
     normalise_embeddings: bool = False

@@ -2,20 +2,22 @@
 
 import difflib
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
 
-from captioning.checked import Checked
+from captioning.checked import Checked, Named
 from captioning.classic_keys import ClassicKeys
 from captioning.errors import UserError
 from captioning.json_file import write_text
 from captioning.metrics import java
 from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
+from captioning.yaml_file import parse_yaml
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
 
@@ -23,11 +25,11 @@ from smile import Objective, parse_objective
 class VitSizes(Checked):
     """A vision transformer of other than BLIP's sizes."""
 
-    embed_dim: int = Field(gt=0)
-    depth: int = Field(gt=0)
+    embed_dim: int = Field(gt=0, le=65_536)
+    depth: int = Field(gt=0, le=1000)
     num_heads: int = Field(gt=0)
     patch_size: int = Field(16, gt=0)
-    mlp_ratio: float = Field(4.0, gt=0)
+    mlp_ratio: float = Field(4.0, gt=0, le=1000)
     drop_path_rate: float = Field(0.0, ge=0, lt=1)
     layer_norm_eps: float = Field(1e-6, gt=0)
     initializer_range: Optional[float] = Field(None, gt=0)
@@ -45,10 +47,10 @@ class Config(ClassicKeys):
     vit_ckpt_layer: int = Field(0, ge=0)
     batch_size: int = Field(32, gt=0)
     init_lr: float = Field(1e-5, gt=0)
-    image_size: int = Field(384, gt=0)
-    max_length: int = 20
+    image_size: int = Field(384, gt=0, le=4096)
+    max_length: int = Field(20, le=10_000)
     min_length: int = 5
-    num_beams: int = 3
+    num_beams: int = Field(3, le=1000)
     prompt: str = "a picture of "
     weight_decay: float = Field(0.05, ge=0)
     min_lr: float = Field(0.0, ge=0)
@@ -57,7 +59,7 @@ class Config(ClassicKeys):
     objective: Union[str, dict[str, float]] = "mle"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     first_token_mle: bool = True
-    random_subset_size: int = Field(10, gt=0)
+    random_subset_size: int = Field(10, gt=0, le=100_000)
 
     dataset: Literal["coco", "flickr30k", "custom"] = "coco"
     train_file: Optional[str] = None
@@ -65,15 +67,15 @@ class Config(ClassicKeys):
     test_file: Optional[str] = None
     val_gt_file: Optional[str] = None
     test_gt_file: Optional[str] = None
-    captions_per_image: int = Field(1, gt=0)
+    captions_per_image: int = Field(1, gt=0, le=1000)
     max_words: int = Field(30, gt=0)
     max_tokens: int = Field(40, gt=2)
     augmentation: Literal["blip", "none"] = "blip"
     skip_bad_images: bool = False
-    num_workers: int = Field(4, ge=0)
+    num_workers: int = Field(4, ge=0, le=1000)
 
-    tokenizer: str = "bert-base-uncased"
-    med_config: Union[str, dict[str, Any]] = "configs/med_config.json"
+    tokenizer: Named = "bert-base-uncased"
+    med_config: Union[Named, dict[str, Any]] = "configs/med_config.json"
     trust_checkpoint: bool = False
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -109,15 +111,18 @@ class Config(ClassicKeys):
     spice_heap: str = Field("8G", pattern=java.MEMORY)
     train_captions: Optional[str] = None
     facts_file: Optional[str] = None
-    clip_model: str = CLIP_MODEL
-    ppl_model: str = PPL_MODEL
+    clip_model: Named = CLIP_MODEL
+    ppl_model: Named = PPL_MODEL
     pool: Optional[str] = None
 
-    output_dir: str
-    device: str = "auto"
+    output_dir: Named
+    device: Named = "auto"
     seed: int = Field(42, ge=0, lt=2**63)
 
-    @field_validator("pretrained")
+    @field_validator(
+        *("pretrained", "coco_gt_root", "train_file", "val_file", "test_file", "val_gt_file"),
+        *("test_gt_file", "train_captions", "facts_file", "pool", "word_vectors"),
+    )
     @classmethod
     def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
         return value or None
@@ -191,23 +196,26 @@ def load_config(
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the configuration {path}: {error}") from error
-    values = _parse_yaml(text, str(path))
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"cannot read the configuration {path}: not UTF-8 text at byte {error.start}"
+        ) from error
+    values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected lines of 'key: value', found {_short(values)}")
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise UserError(f"override {override!r} is not of the form key=value")
-        _set(values, key, _parse_yaml(value, f"override {override!r}"))
+        _set(values, key, parse_yaml(value, f"override {override!r}"))
     values.update(flags or {})
     values.setdefault("output_dir", f"output/{Path(path).stem}")
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(d, values) for d in error.errors() if not _of_other_alternative(d)]
-        raise UserError(f"{path}: " + "; ".join(dict.fromkeys(lines))) from error
+        raise UserError(f"{path}: {_explained(error, values)}") from error
 
 
 def write_config(config: Config, path: Path) -> None:
@@ -220,14 +228,6 @@ def write_config(config: Config, path: Path) -> None:
     write_text(buffer.getvalue(), path)
 
 
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"{where}: not valid YAML: {line}") from error
-
-
 def _set(values: dict, key: str, value: Any) -> None:
     *outer, last = key.split(".")
     for name in outer:
@@ -235,6 +235,19 @@ def _set(values: dict, key: str, value: Any) -> None:
         if not isinstance(values, dict):
             raise UserError(f"override {key}: {name} is {_short(values)}, which holds no keys")
     values[last] = value
+
+
+_DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
+
+
+def _explained(error: ValidationError, values: dict) -> str:
+    """All that is wrong; what a key that takes this or that should be is said at once."""
+    found: dict[str, list[str]] = {}
+    for detail in error.errors():
+        if not _of_other_alternative(detail):
+            start, should, kind = _explain(detail, values).partition("; input should be ")
+            found.setdefault(start + should, []).append(kind)
+    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in found.items())
 
 
 def _explain(detail: dict, values: dict) -> str:
@@ -251,7 +264,7 @@ def _explain(detail: dict, values: dict) -> str:
     if detail["type"] == "missing":
         return f"{'.'.join(dict.fromkeys([key, str(detail['loc'][-1])]))} is missing"
     message = detail["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+    message = _DICTIONARY.sub("a mapping", message[0].lower() + message[1:])
     return f"{where}: found {_short(detail['input'])}; {message}"
 
 

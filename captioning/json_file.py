@@ -29,14 +29,28 @@ def read_text(path: Path) -> str:
 def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     """Return the value of a JSON text that begins at `first_line` of the file `path`."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_distinct)
+    except _TwiceError as error:
+        raise UserError(f"{path}: {error.args[0]!r} occurs twice in an object: keep one") from None
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
-        raise UserError(f"{path}: not valid JSON at line {line}: {error.msg}") from None
+        raise UserError(f"{path}: not valid JSON at line {line} ({error.msg}): mend it") from None
     except RecursionError:
         raise UserError(f"{path}: not valid JSON: it is nested too deeply") from None
     except ValueError:
         raise UserError(f"{path}: not valid JSON: a number has thousands of digits") from None
+
+
+class _TwiceError(Exception):
+    """Of a key of which the value would silently be the last."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in found if names.count(name) > 1))
+    return found
 
 
 def require_folder(folder: Path) -> None:

@@ -30,14 +30,22 @@ def captioner_from(
         if config.model == "blip":
             captioner = _blip_from(config)
         else:
-            words = content.get("vocabulary") if content else None
-            captioner = build_from(config, content is not None, words)
+            captioner = build_from(config, content is not None, _words(content, checkpoint))
         if checkpoint is None:
             return captioner, f"no checkpoint: {_origin(config)}"
         report = load_weights(captioner, content["model"], checkpoint)
     except ValueError as error:  # every error of a captioner's that a user can cause is one
         raise UserError(str(error)) from error
     return captioner, f"loaded {checkpoint}: {report}"
+
+
+def _words(content: Optional[Mapping[str, Any]], name: Optional[str]) -> Optional[list[str]]:
+    """The vocabulary that a checkpoint holds, None where it holds none."""
+    words = content.get("vocabulary") if content else None
+    text = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    if words is not None and not text:
+        raise UserError(f"{name or 'the checkpoint'}: its vocabulary is no list of words")
+    return words
 
 
 def _origin(config: Config) -> str:

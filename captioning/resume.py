@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any, Optional
 
+from pydantic import ValidationError
+
 from captioning import checkpointing, distributed
 from captioning.classic_keys import ClassicKeys
 from captioning.config import Config
@@ -62,7 +64,14 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
 
 
 def _check_settings(config: Config, before: dict[str, Any], folder: Path) -> None:
-    before = Config.model_validate(before).model_dump()  # with keys that came later, as defaults
+    try:
+        before = Config.model_validate(before).model_dump()  # keys that came later as defaults
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(
+            f"the run in {folder} has settings that are none here, the first is {key!r}; give "
+            "another output_dir, or resume=never, which moves that run aside"
+        ) from error
     now = config.model_dump()
     changed = [key for key in FIXED_KEYS if before[key] != now[key]]
     if changed:

@@ -13,6 +13,7 @@ from torch import nn
 from captioning import checkpointing, distributed
 from captioning.classic_model import saved_beside_weights
 from captioning.config import Config
+from captioning.errors import UserError
 from captioning.precision import Precision
 from captioning.split_evaluation import remove_scores
 from captioning.validation_history import evaluation_name
@@ -60,13 +61,20 @@ class RunState:
         self.optimizer, self.scaler = optimizer, precision.scaler
 
     def restore(self, content: dict[str, Any]) -> Place:
-        """Put the content of a checkpoint in place; where to go on."""
-        self.captioner.load_state_dict(content["model"])
-        for group in content["optimizer"]["param_groups"]:
-            group["fused"] = True  # also where an older run was not
-        self.optimizer.load_state_dict(content["optimizer"])
-        if content.get("scaler") and self.scaler.is_enabled():
-            self.scaler.load_state_dict(content["scaler"])
+        """Put the content of a checkpoint in place; where to go on. Raises UserError."""
+        try:
+            self.captioner.load_state_dict(content["model"])
+            for group in content["optimizer"]["param_groups"]:
+                group["fused"] = True  # also where an older run was not
+            self.optimizer.load_state_dict(content["optimizer"])
+            if content.get("scaler") and self.scaler.is_enabled():
+                self.scaler.load_state_dict(content["scaler"])
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"the checkpoint in {self.config.output_dir} is not of this model "
+                f"({' '.join(str(error).split())[:150]}); give another output_dir, or "
+                "resume=never, which moves that run aside"
+            ) from error
         return place_of(content)
 
     def save_epoch(self, folder: Path, epoch: int) -> None:

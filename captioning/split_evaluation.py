@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
 from torch import nn
@@ -47,8 +47,13 @@ class SplitEvaluation:
         for metric, reason in self.unavailable.items():
             say(f"{metric} will be skipped: {reason}")
 
-    def run(self, captioner: nn.Module, name: str) -> Optional[dict[str, float]]:
-        """Each metric by name on rank 0, None elsewhere; Stopped, and no scores, if asked to."""
+    def run(
+        self, captioner: nn.Module, name: str, before_writing: Callable[[], None] = lambda: None
+    ) -> Optional[dict[str, float]]:
+        """Each metric by name on rank 0, None elsewhere; Stopped, and no scores, if asked to.
+
+        before_writing: what rank 0 does when there are captions, and earlier ones may go.
+        """
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
         results = distributed.broadcast_from_main(results)
@@ -56,6 +61,7 @@ class SplitEvaluation:
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
         is_main = distributed.is_main()
         if is_main:
+            before_writing()
             write_json(results, self.folder / "result" / f"{name}.json")
         scores = score(results, self.references, self._own_evaluators())
         if not is_main:

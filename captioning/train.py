@@ -44,10 +44,12 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, checkpoint)
     say(loaded)
-    if distributed.is_main():
+
+    def before_writing() -> None:
         remove_scores(folder, split)  # of other weights or settings
-    record_run(config, folder / "result" / split, checkpoint=checkpoint)
-    evaluation.run(captioner.to(device), split)
+        record_run(config, folder / "result" / split, checkpoint=checkpoint)
+
+    evaluation.run(captioner.to(device), split, before_writing)
     say(f"captions and scores are in {folder / 'result'}")
 
 

@@ -24,10 +24,10 @@ MAY_IMPORT = {
 }
 NEED_TORCH_ALONE = ("smile", "decoding")
 # A data set or a metric works on files of any captioner, so it cannot reach one that is trained
-# here, not even through another module. Fetching a file is no captioner.
+# here, not even through another module. Fetching or reading a file is no captioner.
 WITHOUT_CAPTIONERS = ("captioning.data", "captioning.metrics")
 CAPTIONERS = ("BLIP", "baselines")
-NO_CAPTIONER = {"BLIP.download", "BLIP.hub"}
+NO_CAPTIONER = {"BLIP.download", "BLIP.hub", "BLIP.pickled"}
 
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST_FILE = 300

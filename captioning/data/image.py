@@ -1,13 +1,15 @@
 """Image files made into tensors, as BLIP makes them."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Callable, Union
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
@@ -22,15 +24,34 @@ AREA = (0.5, 1.0)  # of a training crop, relative to the image
 ASPECT = (3 / 4, 4 / 3)  # width to height
 REDUCTIONS = (8, 4, 2)  # that a JPEG decoder can take as it decodes
 
+# Pillow's other formats are not read. Of EPS it would have Ghostscript run what is in the file.
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
+
+# What an image may hold at most, in any of its channels: Pillow's own limit, which it leaves to
+# every library to lift, and from half of which on it warns.
+MOST_PIXELS = 178_956_970
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
 
 def open_image(path: Union[str, os.PathLike]) -> Image.Image:
     """Return an image file of which the header alone has been read, for `decode`.
 
-    Raises UserError, naming the file, if it is no image or one above Pillow's limit for
-    decompression bombs (179 million pixels).
+    The format is told from the content, whatever the file's name says. Raises UserError, naming the
+    file, if it is none of FORMATS or has more than MOST_PIXELS.
     """
     with _errors_naming(path):
-        return Image.open(path)
+        image = Image.open(path, formats=_formats())
+        if image.width * image.height > MOST_PIXELS:
+            image.close()
+            raise Image.DecompressionBombError
+        return image
+
+
+@cache
+def _formats() -> list[str]:
+    """FORMATS that this Pillow was built with."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
 
 
 def decode(image: Image.Image) -> Image.Image:
@@ -57,8 +78,17 @@ def _errors_naming(path: Union[str, os.PathLike]) -> Iterator[None]:
         raise UserError(
             f"{path}: no such image: check image_root and the image's path in the annotation"
         ) from None
+    except Image.DecompressionBombError:
+        raise UserError(
+            f"{path}: not a readable image (more than {MOST_PIXELS} pixels): make it smaller"
+        ) from None
+    except UnidentifiedImageError:
+        raise UserError(
+            f"{path}: not a readable image (none of {', '.join(FORMATS)}): replace the file"
+        ) from None
     except Exception as error:  # a decoder raises whatever a broken file makes it stumble over
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        reason = reason or type(error).__name__
         raise UserError(f"{path}: not a readable image ({reason}): replace the file") from None
 
 

@@ -20,6 +20,8 @@ SHA256 = {
     "flickr30k_test.json": "5d2a8e7365ff2220cf885e3fb656dd33b72b3a8f8c761067deebb0b22718806d",
 }
 
+LARGEST = 1 << 30  # bytes of an annotation file; COCO's for training has 80 million
+
 
 class Source(NamedTuple):
     """The file names of a data set, by split; those it lacks come from the configuration."""
@@ -105,7 +107,7 @@ def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
 
     url = BUCKET + name
     try:
-        download(url, path, sha256=SHA256.get(name))
+        download(url, path, sha256=SHA256.get(name), largest=LARGEST)
     except DownloadError as error:
         raise UserError(f"{error}; to go on without a network, put {url} at {path}") from error
     return path

@@ -5,6 +5,7 @@ from os import PathLike
 from typing import Union
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from torchvision import transforms
@@ -17,6 +18,8 @@ from captioning.metrics.model_files import find_model, load_weights, read_sizes
 
 # Part of what image features are cached under: change it with whatever changes them.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
+
+LONGEST_STRIP = 64  # how many times as long as wide an image is scaled whole
 
 _TOWER = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -84,7 +87,7 @@ class Clip:
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
         """Return an image file as the tower's input, (3, S, S). Raises UserError."""
-        return self.preprocess(load_image(path))
+        return self.preprocess(_middle(load_image(path)))
 
     @torch.inference_mode()
     def image_features(self, images: Tensor) -> Tensor:
@@ -93,6 +96,14 @@ class Clip:
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             pooled = self.model.vision_model(pixel_values=images.to(self.device))[1]
         return F.normalize(self.model.visual_projection(pooled), dim=-1)
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    """The middle of a strip, of which no more is seen, before it is enlarged to fill the memory."""
+    width, height = image.size
+    most = LONGEST_STRIP * min(image.size)
+    left, top = max(0, width - most) // 2, max(0, height - most) // 2
+    return image.crop((left, top, width - left, height - top)) if left or top else image
 
 
 def _build(sizes, files, marks):

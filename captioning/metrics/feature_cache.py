@@ -11,8 +11,8 @@ from typing import Optional
 import numpy as np
 
 from captioning.errors import UserError
+from captioning.metrics.arrays import NO_ARRAYS, read_arrays
 from captioning.metrics.clip import PREPROCESSING, Clip
-from captioning.metrics.pool import NO_ARCHIVE
 from captioning.run_log import say
 
 
@@ -40,15 +40,14 @@ class CachedFeatures:
     def read(self) -> Optional[np.ndarray]:
         """Return the features (P, D), or None where there are none or the file is damaged."""
         try:
-            with np.load(self.path) as content:
-                features = content["features"]
+            (features,) = read_arrays(self.path, "features")
             if features.shape != self.shape or features.dtype != np.float32:
                 raise ValueError(f"{features.dtype} {features.shape}")
             if not np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
                 raise ValueError("no unit vectors")
         except FileNotFoundError:
             return None
-        except (*NO_ARCHIVE, KeyError) as error:
+        except NO_ARRAYS as error:
             say(f"{self.path} is damaged ({type(error).__name__}) and is made again")
             return None
         return features

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import torch
 from torch import Tensor, nn
 
 from BLIP.hub import hub_file
+from BLIP.pickled import read_pickled
 from captioning.errors import UserError
 from captioning.json_file import parse_json, read_text
 
@@ -70,11 +70,17 @@ def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
     prefix: what the file's names may begin with beyond the model's own. Buffers, which versions of
     transformers save or do not, are left as they are.
     """
-    state = {name.removeprefix(prefix): value for name, value in _read(path).items()}
+    state = _read(path)
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise UserError(f"{path}: holds no weights by name: download it again")
+    state = {name.removeprefix(prefix): value for name, value in state.items()}
     names = [name for name, _ in model.named_parameters()]
     lacking = [name for name in names if name not in state]
     if lacking:
         raise UserError(f"{path}: lacks {lacking[0]}: these are the weights of another model")
+    broken = [name for name in names if not state[name].isfinite().all()]
+    if broken:
+        raise UserError(f"{path}: {broken[0]} holds values that are not finite: download it again")
     try:
         model.load_state_dict({name: state[name] for name in names}, strict=False)
     except RuntimeError as error:
@@ -82,13 +88,13 @@ def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
         raise UserError(f"{path}: does not fit the config.json beside it: {reason}") from None
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def _read(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpicklers raise whatever a broken file makes them stumble over
+        return read_pickled(path)
+    except Exception as error:  # safetensors has errors of its own
         reason = " ".join(str(error).split())[:100]
         raise UserError(f"{path}: cannot be read ({reason}): download it again") from None

@@ -1,7 +1,6 @@
 """The images among which a caption has to find its own."""
 
 import filecmp
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -10,11 +9,9 @@ import numpy as np
 
 from captioning.errors import UserError
 from captioning.json_file import parse_json, read_text
+from captioning.metrics.arrays import NO_ARRAYS, read_arrays
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
-
-# What numpy raises for a file that is no archive of arrays; a single array fails in `with`.
-NO_ARCHIVE = (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile)
 
 
 class Pool(NamedTuple):
@@ -66,13 +63,12 @@ def _listed(path, root):
 
 def _read_features(path):
     try:
-        with np.load(path) as content:
-            features, files = content["features"], content["files"]
+        features, files = read_arrays(path, "features", "files")
     except FileNotFoundError:
         raise UserError(f"pool: {path}: no such file") from None
     except KeyError as error:
         raise UserError(f"pool: {path}: {error.args[0]}: expected features and files") from None
-    except NO_ARCHIVE as error:
+    except NO_ARRAYS as error:
         raise UserError(f"pool: {path}: cannot be read: {error}") from None
     if not np.issubdtype(features.dtype, np.floating):
         raise UserError(f"pool: {path}: features are {features.dtype}: expected numbers")

@@ -1,11 +1,13 @@
-"""Downloads from a server in the test: whole, resumed, broken off, changed in between."""
+"""Downloads from a server in the test: whole, resumed, broken off, changed in between, refused."""
 
 import hashlib
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +15,16 @@ import torch
 from BLIP.download import DownloadError, download, fetch
 
 CONTENT = bytes(range(256)) * 4000
+CERTIFICATE = Path(__file__).with_name("server.pem")
 
 
 @pytest.fixture
-def server():
-    """A server of CONTENT with ranges; attributes: requests, break_after, content, ranges."""
+def server(monkeypatch):
+    """A server of CONTENT over TLS, with ranges; what it does otherwise is in its attributes.
+
+    requests; break_after: bytes; content; ranges; delay: seconds; headers: what is sent instead.
+    /absent is not there, /to/URL leads to URL.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -25,15 +32,28 @@ def server():
             if self.path.startswith("/absent"):
                 self.send_error(404)
                 return
+            if self.path.startswith("/to/"):
+                self.send_response(302)
+                self.send_header("Location", self.path[len("/to/") :])
+                self.end_headers()
+                return
             etag = '"%s"' % hashlib.md5(server.content).hexdigest()  # noqa: UP031
             start = 0
             if server.ranges and "Range" in self.headers and self.headers["If-Range"] == etag:
                 start = int(self.headers["Range"][len("bytes=") : -1])
             time.sleep(server.delay)
             body = server.content[start:]
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("ETag", etag)
+            self.send_response((206 if body else 416) if start else 200)
+            place = f"{start}-{len(server.content) - 1}" if body else "*"
+            headers = {
+                "Content-Length": len(body),
+                "Content-Range": f"bytes {place}/{len(server.content)}",
+                "ETag": etag,
+                **server.headers,
+            }
+            for name, value in headers.items():
+                if value is not None:
+                    self.send_header(name, str(value))
             self.end_headers()
             self.wfile.write(body if server.break_after is None else body[: server.break_after])
 
@@ -41,9 +61,14 @@ def server():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
     server.requests, server.break_after, server.content, server.ranges = [], None, CONTENT, True
-    server.delay = 0
-    server.url = f"http://127.0.0.1:{server.server_port}"
+    server.delay, server.headers = 0, {}
+    server.url = f"https://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -101,6 +126,76 @@ def test_a_url_is_fetched_once(server, tmp_path, monkeypatch):
     assert other != paths[0] and len(server.requests) == 2
 
 
+def test_a_redirect_within_tls_is_followed(server, tmp_path):
+    download(f"{server.url}/to/{server.url}/file.bin", tmp_path / "file.bin")
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_a_server_that_is_not_who_it_says_is_refused(server, tmp_path, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(DownloadError, match="certificate verify failed"):
+        download(f"{server.url}/file.bin", tmp_path / "file.bin")
+    assert not (tmp_path / "file.bin").exists() and not server.requests
+
+
+def test_names_do_not_lead_out_of_the_cache(server, tmp_path, monkeypatch):
+    folder = tmp_path / "hub" / "checkpoints"
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(folder.parent))
+    for name in ("%2e%2e%2f%2e%2e%2fout.pth", "..%2f..%2f..%2fout.pth", "a/%2e%2e", "%2Ftmp%2Fx"):
+        assert fetch(f"{server.url}/{name}").parent == folder
+    assert {path.name for path in tmp_path.iterdir()} == {"hub"}
+
+
+def test_a_file_above_the_limit_leaves_nothing(server, tmp_path):
+    stated, chunked = tmp_path / "stated.bin", tmp_path / "chunked.bin"
+    with pytest.raises(DownloadError, match="has 1024000 bytes, more than the 1000 allowed here"):
+        download(f"{server.url}/file.bin", stated, largest=1000)
+    server.headers = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+    server.content = b"".join(b"400\r\n" + bytes(1024) + b"\r\n" for _ in range(9)) + b"0\r\n\r\n"
+    with pytest.raises(DownloadError, match="has more than the 1000 bytes allowed here"):
+        download(f"{server.url}/file.bin", chunked, largest=1000)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}
+    download(f"{server.url}/file.bin", chunked)
+    assert chunked.read_bytes() == bytes(9 * 1024)
+
+
+def test_what_cannot_be_told_from_a_part_is_refused(server, tmp_path):
+    server.headers = {"Content-Length": None}
+    with pytest.raises(DownloadError, match="does not say how long the file is"):
+        download(f"{server.url}/file.bin", tmp_path / "file.bin")
+    server.headers = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+    server.content = b"400\r\n" + bytes(1024) + b"\r\n400\r\nbroken off"
+    with pytest.raises(DownloadError, match="IncompleteRead"):
+        download(f"{server.url}/file.bin", tmp_path / "file.bin")
+    assert not (tmp_path / "file.bin").exists()
+
+
+def test_a_part_that_is_whole_already(server, tmp_path):
+    """What was killed between the last byte and the name."""
+    destination = tmp_path / "file.bin"
+    broken_off(server, destination)
+    (tmp_path / "file.bin.part").write_bytes(CONTENT)
+    download(f"{server.url}/file.bin", destination)
+    assert destination.read_bytes() == CONTENT
+
+
+def test_another_part_than_was_asked_for_is_refused(server, tmp_path):
+    destination = tmp_path / "file.bin"
+    broken_off(server, destination)
+    server.headers = {"Content-Range": "bytes 0-1023999/1024000"}
+    with pytest.raises(DownloadError, match="another part than was asked for"):
+        download(f"{server.url}/file.bin", destination)
+    assert not destination.exists()
+
+
+def test_a_damaged_note_of_the_version_starts_anew(server, tmp_path):
+    destination = tmp_path / "file.bin"
+    broken_off(server, destination)
+    (tmp_path / "file.bin.part.json").write_text("{")
+    download(f"{server.url}/file.bin", destination)
+    assert destination.read_bytes() == CONTENT and "Range" not in server.requests[1]
+
+
 def test_two_processes_may_want_the_same_file(server, tmp_path, repository):
     """Both get it whole, and it is fetched once."""
     server.delay = 0.5
@@ -115,7 +210,16 @@ def test_two_processes_may_want_the_same_file(server, tmp_path, repository):
 def test_what_cannot_be_fetched_is_one_line(server, tmp_path, monkeypatch):
     cases = {
         f"{server.url}/absent.pth": "404|Not Found",
-        "http://127.0.0.1:9/file.pth": "refused",
+        "https://127.0.0.1:9/file.pth": "refused",
+        f"{server.url}/": "names no file",
+        f"{server.url}/a%00b.pth": "embedded null byte",
+        "http://127.0.0.1:9/file.pth": "only https:// is",
+        "ftp://127.0.0.1/file.pth": "only https:// is",
+        "file:///etc/passwd": "only https:// is",
+        f"{server.url}/to/http://127.0.0.1:9/file.pth": "http://127.0.0.1:9/file.pth is not fetch",
+        f"{server.url}/to/file:///etc/passwd": "not allowed",
+        "hf://owner/name/../../file.pth": r"is not hf://\[spaces/\]owner/name",
+        "hf://owner/name@../file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://name/file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://spaces/owner/name/model/file.pth": "cannot fetch hf://spaces/owner/name/model",
     }

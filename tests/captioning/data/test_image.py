@@ -125,7 +125,7 @@ def test_folder_is_refused(tmp_path):
 
 def test_decompression_bomb_is_refused(tmp_path):
     Image.new("1", (18_000, 10_000)).save(tmp_path / "bomb.png")  # 180 million pixels
-    with pytest.raises(UserError, match=r"bomb\.png: not a readable image \(.*180000000 pixels"):
+    with pytest.raises(UserError, match=r"bomb\.png: not .* \(more than 178956970 pixels\)"):
         load_image(tmp_path / "bomb.png")
 
 

@@ -38,7 +38,8 @@ ROWS = [{"image": "x_2.jpg", "caption": ["own two"]}, {"image": "x_1.jpg", "capt
 def downloads(monkeypatch):
     """Stand in for the network: record each download and write ROWS there."""
 
-    def download(url, destination, sha256=None):
+    def download(url, destination, sha256=None, largest=0):
+        assert 10**8 < largest <= 2**30  # COCO's training file fits
         if "train" in url:
             raise DownloadError(f"{url}: no route to host")
         calls.append((url, destination, sha256))

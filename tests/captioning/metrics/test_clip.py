@@ -97,3 +97,24 @@ def test_what_is_missing_is_one_line(clip_folder, gpt2_folder, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "text_config": None}))
     with pytest.raises(UserError, match="clip_model: no sizes of a CLIP"):
         Clip(str(tmp_path))
+
+
+def test_a_strip_does_not_fill_the_memory(clip_folder, tmp_path):
+    """Enlarged whole, so that its short side fits, it would have 58 million values."""
+    clip = Clip(str(clip_folder))
+    ramp = np.linspace(0, 255, 100_000).astype(np.uint8)
+    strip = np.stack([ramp, np.full_like(ramp, 9), np.full_like(ramp, 99)], axis=1)[:, None]
+    for name, pixels in {"tall": strip, "wide": strip.transpose(1, 0, 2)}.items():
+        Image.fromarray(np.ascontiguousarray(pixels)).save(tmp_path / f"{name}.png")
+        image = clip.read_image(tmp_path / f"{name}.png")
+        middle = (torch.tensor([127.0, 9, 99]) / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
+        assert image.shape == (3, 24, 24)
+        torch.testing.assert_close(image.mean((1, 2)), middle, atol=0.02, rtol=0)
+
+
+def test_a_long_image_that_is_no_strip_is_scaled_whole(clip_folder, tmp_path):
+    clip = Clip(str(clip_folder))
+    noise = np.random.default_rng(0).integers(0, 256, (64 * 9, 9, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "long.png")
+    expected = clip.preprocess(Image.fromarray(noise))
+    assert torch.equal(clip.read_image(tmp_path / "long.png"), expected)

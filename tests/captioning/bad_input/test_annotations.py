@@ -1,0 +1,176 @@
+"""Annotation files of every kind: read for what they say, or refused in one line."""
+
+import json
+
+import pytest
+
+from baselines import Vocabulary
+from BLIP.tokenizer import CaptionTokenizer
+from captioning.data import preprocess_caption, read_annotations
+from captioning.errors import UserError
+
+ROW = {"image": "x.jpg", "caption": "a dog"}
+FORMATS = (
+    "a list of {image, caption} rows (JSON, JSONL or CSV) or Karpathy's dataset_*.json "
+    "({images: [{filename, sentences, split}]})"
+)
+EMPTY = "the file is empty: download or write it again"
+LIST = json.dumps([ROW, {"image": "y.jpg", "caption": "a cat"}])
+
+# file name, content, what is said of it
+BAD = {
+    "empty": ("a.json", "", EMPTY),
+    "white space": ("a.json", " \n\n", EMPTY),
+    "empty CSV": ("a.csv", "", EMPTY),
+    "empty list": ("a.json", "[]", "no samples: check that this is the right file"),
+    "CSV of a header": (
+        "a.csv",
+        "image,caption\n",
+        "no samples: check that this is the right file",
+    ),
+    "cut off in text": (
+        "a.json",
+        LIST[:-8],
+        "not valid JSON at line 1 (Unterminated string starting at): mend it",
+    ),
+    "cut off between rows": (
+        "a.json",
+        LIST[:-1],
+        "not valid JSON at line 1 (Expecting ',' delimiter): mend it",
+    ),
+    "JSONL cut off": (
+        "a.jsonl",
+        json.dumps(ROW) + '\n{"image": "y.jpg", "cap',
+        "not valid JSON at line 2 (Unterminated string starting at): mend it",
+    ),
+    "CSV cut off": (
+        "a.csv",
+        'image,caption\nx.jpg,"a dog\n',
+        "not valid CSV at line 2: unexpected end of data",
+    ),
+    "another format": ("a.json", "<xml/>", "not valid JSON at line 1 (Expecting value): mend it"),
+    "JSONL named JSON": (
+        "a.json",
+        f"{json.dumps(ROW)}\n{json.dumps(ROW)}",
+        "not valid JSON at line 2 (Extra data): mend it",
+    ),
+    "JSON named JSONL": ("a.jsonl", LIST, "line 1 is not an object: expected {image, caption}"),
+    "JSON named CSV": (
+        "a.csv",
+        LIST,
+        "line 1 names no column caption and image: expected image,caption or "
+        "image,caption,image_id",
+    ),
+    "a number": ("a.json", "3", f"not an annotation file: expected {FORMATS}"),
+    "COCO results": (
+        "a.json",
+        '[{"image_id": 1, "caption": "a"}]',
+        "row 1 has no image: give the path of the image file",
+    ),
+    "COCO ground truth": (
+        "a.json",
+        '{"images": [{"id": 1, "file_name": "x.jpg"}], "annotations": []}',
+        f"row 1 of images lacks filename, split or sentences with raw: expected {FORMATS}",
+    ),
+    "COCO without images": (
+        "a.json",
+        '{"annotations": []}',
+        f"not an annotation file: expected {FORMATS}",
+    ),
+    "nested": ("a.json", "[" * 100_000, "not valid JSON: it is nested too deeply"),
+    "a key twice": (
+        "a.json",
+        '[{"image": "x.jpg", "image": "y.jpg", "caption": "a"}]',
+        "'image' occurs twice in an object: keep one",
+    ),
+    "two ids": (
+        "a.json",
+        json.dumps([{**ROW, "image_id": 1}, {**ROW, "image_id": 2}]),
+        "row 2: x.jpg has image_id 2 here and 1 before: give an image one image_id",
+    ),
+    "one id for two": (
+        "a.json",
+        json.dumps([{**ROW, "image_id": 4}, {**ROW, "image": "y.jpg", "image_id": 4}]),
+        "x.jpg and y.jpg have the same image id 4: give each row an image_id of its own",
+    ),
+    "one id by their names": (
+        "a.json",
+        json.dumps([{**ROW, "image": "a/1.jpg"}, {**ROW, "image": "b/01.jpg"}]),
+        "a/1.jpg and b/01.jpg have the same image id 1: give each row an image_id of its own",
+    ),
+    "no caption": (
+        "a.json",
+        '[{"image": "x.jpg"}]',
+        "row 1 has no caption: add caption or captions",
+    ),
+    "an empty caption": (
+        "a.json",
+        '[{"image": "x.jpg", "caption": ""}]',
+        "row 1: x.jpg has no caption: add one",
+    ),
+    "empty captions": (
+        "a.json",
+        '[{"image": "x.jpg", "captions": ["", " \\n"]}]',
+        "row 1: x.jpg has no caption: add one",
+    ),
+    "a caption of numbers": (
+        "a.json",
+        '[{"image": "x.jpg", "caption": [1]}]',
+        "row 1 has a caption that is not text: expected a string or strings",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_is_refused_in_one_line(tmp_path, kind):
+    name, content, message = BAD[kind]
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        read_annotations(tmp_path / name)
+    assert str(error.value) == f"{tmp_path / name}: {message}"
+
+
+def test_files_that_are_no_text(tmp_path):
+    (tmp_path / "latin.json").write_bytes(b'[{"image": "x", "caption": "\xe9"}]')
+    (tmp_path / "image.json").write_bytes(b"\x89PNG\r\n\x1a\n")
+    rows = {
+        "latin.json": "not UTF-8 text at byte 28: convert it",
+        "image.json": "not UTF-8 text at byte 0: convert it",
+        "none.json": "no such file: put it there, or correct what names it",
+        ".": "cannot be read: Is a directory",
+    }
+    for name, message in rows.items():
+        with pytest.raises(UserError) as error:
+            read_annotations(tmp_path / name)
+        assert str(error.value) == f"{tmp_path / name}: {message}"
+
+
+# caption, and what training makes of it
+CAPTIONS = {
+    "10,000 words": ("A dog! " * 10_000, " ".join(["a", "dog"] * 15)),
+    "one word of 100,000 letters": ("d" * 100_000, "d" * 100_000),
+    "emoji": ("A dog 😀👩‍👩‍👧 runs", "a dog 😀👩‍👩‍👧 runs"),
+    "right to left": ("كلب أحمر يركض", "كلب أحمر يركض"),
+    "both ways, with marks": ("\u202ea dog\u202c כלב", "\u202ea dog\u202c כלב"),
+    "Chinese": ("一只狗", "一只狗"),
+    "punctuation alone": ("...!!!", ""),
+    "control characters": ("a\0dog\x07", "a\0dog\x07"),
+    "half a surrogate pair": ("a \ud83d dog", "a \ud83d dog"),
+    "10,000 accents": ("e" + "\u0301" * 10_000, "e" + "\u0301" * 10_000),
+}
+
+
+@pytest.mark.parametrize("kind", CAPTIONS)
+def test_an_odd_caption_is_read_and_becomes_tokens(tmp_path, kind, vocabulary):
+    caption, expected = CAPTIONS[kind]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"image": "x.jpg", "captions": [caption, " "]}]))
+    (sample,) = read_annotations(path)
+    assert sample.captions == (caption,)
+    text = preprocess_caption(caption)
+    assert text == expected
+    for tokenizer in (CaptionTokenizer(str(vocabulary)), Vocabulary(["a", "dog"])):
+        ids, mask = tokenizer.encode([text, "a dog"], 12)
+        assert ids.shape == mask.shape and ids.size(1) <= 12
+        assert ids.min() >= 0 and ids.max() < len(tokenizer)
+        assert tokenizer.end in ids[0].tolist() and 1 <= mask[0].sum() <= 12

@@ -1,0 +1,263 @@
+"""Checkpoints that are none, of something else, or an attack: one line, and nothing is run."""
+
+import argparse
+import io
+import os
+import pickle
+import struct
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from BLIP import load_weights, read_checkpoint
+from BLIP.pickled import LeftOut
+from captioning import checkpointing
+from captioning.errors import UserError
+
+RAN = "ran"  # the folder that an attack makes
+
+
+class Attack:
+    """Runs a function of Python where a file is unpickled: what the others do differently."""
+
+    def __reduce__(self):
+        return os.mkdir, (RAN,)
+
+
+class AttackByEval:
+    def __reduce__(self):
+        return eval, (f"__import__('os').mkdir({RAN!r})",)
+
+
+def saved(content, **settings):
+    buffer = io.BytesIO()
+    torch.save(content, buffer, **settings)
+    return buffer.getvalue()
+
+
+def bomb():
+    """A checkpoint's archive with a record that unpacks to a thousand times its size."""
+    source, packed = zipfile.ZipFile(io.BytesIO(saved({"model": STATE}))), io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in source.namelist():
+            archive.writestr(name, source.read(name))
+        archive.writestr("archive/data/9", bytes(10_000_000))
+    return packed.getvalue()
+
+
+def forged():
+    """A tensor of 300 values that is said to have 60,000: what lies beyond would be read."""
+    source, packed = zipfile.ZipFile(io.BytesIO(WHOLE)), io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("data.pkl"):
+                content = content.replace(*(b"M" + struct.pack("<H", n) for n in (300, 60_000)))
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+def in_itself():
+    content = [STATE]
+    content.append(content)
+    return saved(content)
+
+
+STATE = {"w": torch.ones(300)}
+WHOLE = saved({"model": STATE})
+NO_STATE = "checkpoint {} holds no state dict, neither bare nor as 'model'"
+OBJECTS = (
+    "checkpoint {} holds objects that could run code ({}); set trust_checkpoint: true to leave "
+    "them out and load the rest, if you know where it comes from"
+)
+BLOCKED = (
+    "checkpoint {} is damaged: it holds more than tensors, numbers and text, or is no checkpoint"
+)
+# name: content, the beginning of what is said
+UNREADABLE = {
+    "empty.pth": (b"", "checkpoint {} is damaged: "),
+    "cut.pth": (WHOLE[: len(WHOLE) // 2], "checkpoint {} is damaged: "),
+    "cut at its end.pth": (WHOLE[:-10], "checkpoint {} is damaged: "),
+    "page.pth": (b"<html>404</html>", BLOCKED),
+    "a pickle.pth": (pickle.dumps([1]), "checkpoint {} "),
+    "a bomb.pth": (bomb(), "checkpoint {} is damaged: it unpacks to more than its size"),
+    "forged.pth": (forged(), "checkpoint {} is damaged: "),
+    "a list in itself.pth": (in_itself(), NO_STATE),
+    "a number.pth": (saved(3), NO_STATE),
+    "a list.pth": (saved([STATE]), NO_STATE),
+    "no weights.pth": (saved({"epoch": 3}), NO_STATE),
+    "nothing.pth": (saved({"model": {}}), NO_STATE),
+    "text.pth": (saved({"model": {"w": "1"}}), NO_STATE),
+    "numbered.pth": (saved({"model": {1: torch.ones(1)}}), NO_STATE),
+    "sparse.pth": (saved({"model": {"w": torch.ones(3, 3).to_sparse()}}), NO_STATE),
+    "meta.pth": (saved({"model": {"w": torch.ones(3, device="meta")}}), NO_STATE),
+    "empty.safetensors": (b"", "checkpoint {} cannot be read: "),
+    "text.safetensors": (b"just text", "checkpoint {} cannot be read: "),
+    "huge header.safetensors": (b"\xff" * 7 + b"\0{}", "checkpoint {} cannot be read: "),
+}
+HOSTILE = {
+    "beside.pth": saved({"model": STATE, "config": Attack()}),
+    "as weights.pth": saved(Attack()),
+    "by eval.pth": saved({"model": STATE, "x": AttackByEval()}),
+    "old form.pth": saved({"model": STATE, "x": Attack()}, _use_new_zipfile_serialization=False),
+    "old form by eval.pth": saved(
+        {"model": STATE, "x": AttackByEval()}, _use_new_zipfile_serialization=False
+    ),
+    "plain pickle.pth": pickle.dumps(Attack()),
+    "plain text pickle.pth": pickle.dumps(AttackByEval(), protocol=0),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Run every test in a folder of its own, which an attack would leave its mark in."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / RAN).exists()
+
+
+@pytest.mark.parametrize("attack", [Attack, AttackByEval])
+def test_the_attacks_would_work(attack):
+    pickle.loads(pickle.dumps(attack()))
+    assert os.path.isdir(RAN)
+    os.rmdir(RAN)
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_is_no_checkpoint_is_one_line(tmp_path, name):
+    content, message = UNREADABLE[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        read_checkpoint(name)
+    assert str(error.value).startswith(message.format(name)) and "\n" not in str(error.value)
+    assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_attack_does_not_run_even_where_the_file_is_trusted(tmp_path, name, trust):
+    (tmp_path / name).write_bytes(HOSTILE[name])
+    try:
+        content = read_checkpoint(name, trust_checkpoint=trust)
+    except ValueError as error:
+        assert "\n" not in str(error) and name in str(error)
+    else:
+        assert trust and isinstance(content["x"], LeftOut) and content["model"].keys() == {"w"}
+
+
+def test_objects_are_named_and_on_demand_left_out():
+    settings = argparse.Namespace(vit="base")
+    torch.save({"model": STATE, "args": settings}, "a.pth")
+    with pytest.raises(ValueError) as error:
+        read_checkpoint("a.pth")
+    assert str(error.value) == OBJECTS.format("a.pth", "argparse.Namespace")
+    content = read_checkpoint("a.pth", trust_checkpoint=True)
+    assert torch.equal(content["model"]["w"], STATE["w"]) and not vars(content["args"])
+
+
+def test_no_file():
+    with pytest.raises(ValueError, match=r"^checkpoint none\.pth does not exist$"):
+        read_checkpoint("none.pth")
+
+
+@pytest.fixture
+def captioner(make_captioner):
+    return make_captioner()
+
+
+NOT_OF = "f.pth is not of this model: "
+KEY = "visual_encoder.norm.weight"
+# change of a whole state dict, what is said
+OTHERS = {
+    "NaN": (
+        lambda state: state[KEY].fill_(float("nan")),
+        f"f.pth is of a run that broke: {KEY} holds values that are not finite; take an earlier "
+        "checkpoint",
+    ),
+    "infinite": (
+        lambda state: state[KEY].fill_(float("inf")),
+        f"f.pth is of a run that broke: {KEY} holds values that are not finite; take an earlier "
+        "checkpoint",
+    ),
+    "another width": (
+        lambda state: state.update({KEY: torch.ones(7)}),
+        f"{NOT_OF}{KEY} is (7,) in the file and (32,) in the model; check model, vit, med_config "
+        "and tokenizer",
+    ),
+    "a weight lacks": (
+        lambda state: state.pop(KEY),
+        f"{NOT_OF}1 keys missing ({KEY}), 0 unexpected (none); check model, vit and med_config",
+    ),
+    "a weight more": (
+        lambda state: state.update({"head.weight": torch.ones(7)}),
+        f"{NOT_OF}0 keys missing (none), 1 unexpected (head.weight); check model, vit and "
+        "med_config",
+    ),
+    "another network": (
+        lambda state: (state.clear(), state.update(STATE)),
+        f"{NOT_OF}93 keys missing (text_decoder.bert.embeddings.LayerNorm.bias, "
+        "text_decoder.bert.embeddings.LayerNorm.weight, "
+        "text_decoder.bert.embeddings.position_embeddings.weight, ...), 1 unexpected (w); check "
+        "model, vit and med_config",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_weights_that_do_not_fit_change_nothing(captioner, kind, suffix):
+    change, message = OTHERS[kind]
+    before = {key: value.clone() for key, value in captioner.state_dict().items()}
+    state = {key: value.clone() for key, value in before.items()}
+    change(state)
+    save_file(state, "f.safetensors") if suffix == "safetensors" else torch.save(state, "f.pth")
+    with pytest.raises(ValueError) as error:
+        load_weights(captioner, read_checkpoint(f"f.{suffix}")["model"], "f.pth")
+    assert str(error.value) == message
+    torch.testing.assert_close(captioner.state_dict(), before)
+
+
+OWN = {"model": STATE, "optimizer": {"state": {}}, "config": {"seed": 1}, "epoch": 0}
+NO_RUN = "cannot be read: it is no checkpoint of a run: "
+# what a run finds in its folder, what is said after the file's name
+RESUMED = {
+    "an attack": (OWN | {"x": Attack()}, "cannot be read: holds objects that could run code"),
+    "another's": ({"model": STATE}, NO_RUN + "optimizer is no dict"),
+    "a list": ([1], NO_RUN + "model is no dict"),
+    "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "epoch is no int"),
+    "no place": (OWN | {"within": {"at": 3}}, NO_RUN + "within has no place in the epoch"),
+    "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "model holds more than tensors"),
+    "NaN": (
+        OWN | {"model": {"w": torch.tensor([float("nan")])}},
+        "cannot be read: the file is of a run that broke: w holds values that are not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_a_run_passes_over_it_to_the_one_before(tmp_path, kind):
+    content, message = RESUMED[kind]
+    good, bad = checkpointing.epoch_path(tmp_path, 0), checkpointing.epoch_path(tmp_path, 1)
+    checkpointing.save(OWN, good)
+    torch.save(content, bad)
+    kept = good.read_bytes()
+    path, _, problems = checkpointing.read_newest(tmp_path)
+    assert path == good and good.read_bytes() == kept
+    (line,) = problems
+    assert line.startswith(f"passing over a checkpoint: {bad} {message}") and "\n" not in line
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path, kind):
+    content, message = RESUMED[kind]
+    bad = checkpointing.epoch_path(tmp_path, 1)
+    torch.save(content, bad)
+    kept = bad.read_bytes()
+    with pytest.raises(UserError) as error:
+        checkpointing.read_newest(tmp_path)
+    begin = f"none of the checkpoints in {tmp_path} can be read ({bad} {message}"
+    assert str(error.value).startswith(begin) and "\n" not in str(error.value)
+    assert str(error.value).endswith("); start anew with resume=never or another output_dir")
+    assert bad.read_bytes() == kept and len(list(tmp_path.iterdir())) == 1

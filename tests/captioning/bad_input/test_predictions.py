@@ -1,0 +1,161 @@
+"""Predictions that do not match references: one line and exit code 2, or counted aloud."""
+
+import json
+
+import pytest
+
+from captioning.evaluate import main
+
+REFERENCES = {"5": ["a man on a horse"], "6": ["two cats on a sofa"], "7": ["a bus"]}
+EARLIER = {"metrics.json": b'{"metrics": {}}', "per_caption.jsonl": b"{}\n"}
+
+
+def entries(*ids):
+    return [{"image_id": image_id, "caption": f"caption {image_id}"} for image_id in ids]
+
+
+A_LIST = "{p}: expected a list of {{image_id, caption}}, as COCO results are"
+# predictions, references, what is said
+REFUSED = {
+    "empty": ("", REFERENCES, "{p}: the file is empty: download or write it again"),
+    "no predictions": ([], REFERENCES, "{p}: the list of predictions is empty: nothing to score"),
+    "cut off": (
+        '[{"image_id": 5, "cap',
+        REFERENCES,
+        "{p}: not valid JSON at line 1 (Unterminated string starting at): mend it",
+    ),
+    "JSONL": (
+        "{}\n{}",
+        REFERENCES,
+        "{p}: not valid JSON at line 2 (Extra data): mend it",
+    ),
+    "a mapping": ({"5": "a man"}, REFERENCES, A_LIST),
+    "COCO ground truth": ({"images": [], "annotations": entries(5)}, REFERENCES, A_LIST),
+    "a list of captions": (
+        ["a man"],
+        REFERENCES,
+        "{p}: entry 1 has no image_id (an integer or a string)",
+    ),
+    "an id that is no integer": (
+        entries(5.0),
+        REFERENCES,
+        "{p}: entry 1 has no image_id (an integer or a string)",
+    ),
+    "no caption": (
+        [{"image_id": 5}],
+        REFERENCES,
+        "{p}: entry 1 (image_id 5) has no caption text",
+    ),
+    "several captions": (
+        [{"image_id": 5, "caption": ["a", "b"]}],
+        REFERENCES,
+        "{p}: entry 1 (image_id 5) has no caption text",
+    ),
+    "an image twice": (
+        [*entries(5, 6), {"image_id": 5, "caption": "another"}],
+        REFERENCES,
+        "{p}: image_id 5 occurs twice, with two captions: keep one of them",
+    ),
+    "an image twice, once as text": (
+        entries(5, "5"),
+        REFERENCES,
+        "image_id 5 and '5' are one image, with two predictions: keep one of them",
+    ),
+    "other images": (
+        entries(8, 9),
+        REFERENCES,
+        "predictions and references have no image id in common: the first ones are 8 and '5'",
+    ),
+    "references are empty": (
+        entries(5),
+        "",
+        "{r}: the file is empty: download or write it again",
+    ),
+    "references of none": (
+        entries(5),
+        {},
+        "{r}: holds no reference captions: check that this is the right file",
+    ),
+    "references without text": (
+        entries(5),
+        {"5": "a man"},
+        "{r}: no reference captions under '5': expected COCO's {{annotations: [{{image_id, "
+        "caption}}]}} or {{image id: [captions]}}",
+    ),
+    "an image twice in the references": (
+        entries(5),
+        '{"5": ["a"], "6": ["b"], "5": ["c"]}',
+        "{r}: '5' occurs twice in an object: keep one",
+    ),
+    "references are a table": (
+        entries(5),
+        "image,caption\n5,a man\n",
+        "{r}: not valid JSON at line 1 (Expecting value): mend it",
+    ),
+}
+
+MISSING = "warning: {} of 3 images with references have no prediction and were not scored\n"
+EXTRA = (
+    "warning: {{p}}: {} of {} images with a prediction have no references and were not scored, the "
+    "first is {!r}\n"
+)
+# predictions, how many are scored, what is said
+COUNTED = {
+    "all": (entries(5, 6, 7), 3, ""),
+    "missing ids": (entries(6), 1, MISSING.format(2)),
+    "extra ids": (entries(5, 6, 7, 8, 9), 3, EXTRA.format(2, 5, 8)),
+    "both": (entries("x", 6), 1, EXTRA.format(1, 2, "x") + MISSING.format(2)),
+    "the same prediction twice": (entries(5, 6, 7, 5), 3, ""),
+    "empty captions": ([{"image_id": i, "caption": " "} for i in (5, 6, 7)], 3, ""),
+    "a caption of 10,000 words": (
+        [{"image_id": 5, "caption": "dog " * 10_000}, *entries(6, 7)],
+        3,
+        "",
+    ),
+    "emoji, right to left": (
+        [{"image_id": 5, "caption": "😀 كلب \ud83d"}, *entries(6, 7)],
+        3,
+        "",
+    ),
+}
+
+
+@pytest.fixture
+def call(tmp_path, capsys, monkeypatch):
+    """Return a function that scores, and gives exit code, stdout, stderr and the folder's files."""
+    monkeypatch.setenv("PATH", str(tmp_path))  # without Java, whose start takes seconds
+    names = {"p": tmp_path / "results.json", "r": tmp_path / "references.json"}
+    output = tmp_path / "output"
+    output.mkdir()
+    for name, content in EARLIER.items():
+        (output / name).write_bytes(content)
+
+    def score(predictions, references):
+        for path, content in zip(names.values(), (predictions, references)):
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+        arguments = [names["p"], "--references", names["r"], "--output_dir", output]
+        code = main([*map(str, arguments), "--metrics", "length", "diversity"])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err, {p.name: p.read_bytes() for p in output.iterdir()}
+
+    score.names = names
+    return score
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_scored_is_one_line_and_leaves_earlier_scores(call, kind):
+    predictions, references, message = REFUSED[kind]
+    code, out, err, files = call(predictions, references)
+    assert (code, out) == (2, "")
+    assert err == f"error: {message.format(**call.names)}\n"
+    assert files == EARLIER
+
+
+@pytest.mark.parametrize("kind", COUNTED)
+def test_what_can_be_scored_in_part_is_counted_aloud(call, kind):
+    predictions, scored, message = COUNTED[kind]
+    code, out, err, files = call(predictions, REFERENCES)
+    assert code == 0 and f"{scored} captions" in out
+    assert err == message.format(**call.names)
+    assert json.loads(files["metrics.json"])["metrics"]["cap_len"]["n"] == scored
+    assert len(files["per_caption.jsonl"].splitlines()) == scored

@@ -1,0 +1,182 @@
+"""Nothing foreign is run: the sources are searched for it, and every reader meets an attack."""
+
+import ast
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+from baselines import ImageEncoder
+from baselines.word_vectors import load_word_vectors
+from BLIP import read_checkpoint
+from captioning import checkpointing
+from captioning.errors import UserError
+from captioning.metrics.feature_cache import CachedFeatures
+from captioning.metrics.model_files import load_weights
+from captioning.metrics.pool import read_pool
+from tests.test_architecture import MAY_IMPORT, source_files
+
+# What runs what it is given, or reads files that can run something; where it is looked into.
+NEVER = {
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "runpy.run_path"),
+    *("pickle.load", "pickle.loads", "pickle.Unpickler", "shelve.open", "marshal.loads"),
+    *("joblib.load", "dill.load", "yaml.load", "yaml.unsafe_load", "YAML.load"),
+    *("torch.hub.load", "torch.jit.load", "numpy.fromfile", "np.fromfile"),
+    *("tarfile.open", "shutil.unpack_archive", "urllib.request.urlopen", "urlretrieve"),
+    *("requests.get", "tempfile.mktemp", "getattr.__import__"),
+}
+# A call that is allowed in one place, with the arguments that make it safe.
+ONLY = {
+    "torch.load": ({"BLIP/pickled.py", "baselines/image_encoder.py"}, {"weights_only": True}),
+    "np.load": ({"captioning/metrics/arrays.py"}, {"allow_pickle": False}),
+    "zipfile.ZipFile": ({"BLIP/pickled.py", "captioning/metrics/arrays.py"}, {}),
+    "YAML": ({"captioning/yaml_file.py", "captioning/config.py"}, {"typ": "safe", "pure": True}),
+    "Image.open": ({"captioning/data/image.py"}, {}),
+    "import_module": ({"captioning/metrics/registry.py"}, {}),  # of a name in its own table
+    "urllib.request.build_opener": ({"BLIP/download.py"}, {}),
+}
+MEASURED_BESIDE = "benchmarks/original_input.py"  # the original's way to read the images it draws
+
+
+def calls(text):
+    """Yield the dotted name and the constant keyword arguments of every call in a source."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            given = {
+                word.arg: word.value.value
+                for word in node.keywords
+                if isinstance(word.value, ast.Constant)
+            }
+            yield ast.unparse(node.func), given
+
+
+def unsafe_calls(name, text):
+    """Return what is not allowed in a source file of this name."""
+    found = [call for call, given in calls(text) if call in NEVER or given.get("shell")]
+    for call, given in calls(text):
+        places, needed = ONLY.get(call, ({name}, {}))
+        if name not in places or not needed.items() <= given.items():
+            found.append(call)
+    return [call for call in found if (name, call) != (MEASURED_BESIDE, "Image.open")]
+
+
+def test_the_sources_run_nothing_foreign(repository):
+    files = [path for path in source_files(repository) if path.suffix == ".py"]
+    names = {path.relative_to(repository).as_posix(): path for path in files}
+    own = {name: path for name, path in names.items() if name.split("/")[0] in MAY_IMPORT}
+    assert len(own) > 100
+    found = {
+        name: unsafe_calls(name, path.read_text(encoding="utf-8")) for name, path in own.items()
+    }
+    assert {name: calls for name, calls in found.items() if calls} == {}
+    assert all(place in own for places, _ in ONLY.values() for place in places)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "torch.load(path, weights_only=safe)",
+        "np.load(path)",
+        "pickle.load(file)",
+        "eval(text)",
+        "YAML(typ='unsafe')",
+        "Image.open(path)",
+        "subprocess.run(text, shell=True)",
+        "zipfile.ZipFile(path).extractall()",
+        "urllib.request.urlopen(url)",
+    ],
+)
+def test_the_search_finds_what_it_is_for(text):
+    assert len(unsafe_calls("captioning/new.py", text)) == 1
+
+
+class Attack:
+    """A pickle that makes a folder when it is read."""
+
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "ran").exists()
+
+
+def attacks(tmp_path):
+    """Files of every form that holds a pickle."""
+    torch.save({"model": {"w": torch.ones(2)}, "x": Attack()}, tmp_path / "zip.pth")
+    torch.save(Attack(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    (tmp_path / "plain.pth").write_bytes(pickle.dumps(Attack()))
+    np.savez(tmp_path / "a.npz", features=np.array([Attack()]), files=np.array(["x"]))
+    objects = np.array([Attack(), None], dtype=object)
+    np.savez(tmp_path / "b.npz", features=objects, files=objects)
+    with open(tmp_path / "c.npz", "wb") as file:
+        np.save(file, objects, allow_pickle=True)
+    return sorted(tmp_path.glob("*.pth")), sorted(tmp_path.glob("*.npz"))
+
+
+def word_vectors(path):
+    return load_word_vectors(torch.nn.Embedding(3, 2), ["a", "b", "c"], path)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: read_checkpoint(str(path)),
+        checkpointing.read,
+        lambda path: load_weights(torch.nn.Linear(2, 2), path),
+        lambda path: ImageEncoder("resnet18", str(path), image_size=64),
+        word_vectors,
+    ],
+    ids=["checkpoint", "resume", "CLIP and GPT-2", "image encoder", "word vectors"],
+)
+def test_readers_of_weights(tmp_path, read):
+    pickles, arrays = attacks(tmp_path)
+    for path in [*pickles, *arrays]:
+        with pytest.raises((ValueError, UserError)) as error:
+            read(path)
+        assert path.name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_readers_of_arrays(tmp_path, capsys):
+    pickles, arrays = attacks(tmp_path)
+    cached = CachedFeatures.__new__(CachedFeatures)
+    cached.shape = (1, 1)
+    for path in [*pickles, *arrays]:
+        with pytest.raises(UserError) as error:
+            read_pool(path.rename(path.with_suffix(".npz")))
+        assert path.stem in str(error.value) and "\n" not in str(error.value)
+        cached.path = path.with_suffix(".npz")
+        assert cached.read() is None
+        assert f"{cached.path} is damaged" in capsys.readouterr().err
+
+
+def test_torchvisions_own_weights(tmp_path, monkeypatch):
+    """What lies in torch's cache under their name is read by torchvision, and not run either."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    url = torchvision.models.get_model_weights("resnet18").DEFAULT.url
+    kept = tmp_path / "hub" / "checkpoints" / url.rpartition("/")[2]
+    kept.parent.mkdir(parents=True)
+    torch.save({"conv1.weight": Attack()}, kept)
+    with pytest.raises(ValueError, match="cannot fetch torchvision's weights of resnet18") as error:
+        ImageEncoder("resnet18", "default")
+    assert "\n" not in str(error.value)
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+    torch.save(torchvision.models.resnet18(weights=None).state_dict(), kept)
+    ImageEncoder("resnet18", "default")
+
+
+def test_torchs_switch_to_run_what_is_in_files_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    for path in attacks(tmp_path)[0]:
+        with pytest.raises(ValueError):
+            read_checkpoint(str(path), trust_checkpoint=True)
+        with pytest.raises(UserError):
+            checkpointing.read(path)
