@@ -62,3 +62,16 @@ def test_no_vocabulary_is_one_line(tmp_path):
         with pytest.raises(TokenizerError, match="found no vocabulary at") as error:
             CaptionTokenizer(source)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("word", ["man", "[SEP]", ""])
+def test_a_vocabulary_with_a_word_twice_is_one_line(tmp_path, word):
+    """There [DEC] would have the id of another word, without an error."""
+    path = tmp_path / "vocab.txt"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "", "dog"]
+    path.write_text("\n".join(words) + "\n")
+    assert CaptionTokenizer(str(path)).start == 9
+    path.write_text("\n".join([*words, word]) + "\n")
+    with pytest.raises(TokenizerError, match="is no BERT vocabulary") as error:
+        CaptionTokenizer(str(path))
+    assert f"{word!r} is on 2 of its lines" in str(error.value)
