@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: what is kept of the step, and the line that ends the run.
+"""A loss or a gradient that is not finite: what is kept of its step, and the line of the run's end.
 
 python -m captioning.train --config CONFIG ... output_dir=RUN/not_finite_step00000013
 
@@ -112,7 +112,10 @@ class Inquiry:
         scale = self.state.scaler.get_scale() if self.state.scaler.is_enabled() else None
         try:
             distributed.main_alone(
-                lambda: write_json({**report, "loss_scale": scale, "config": self.config.model_dump()}, folder / REPORT)
+                lambda: write_json(
+                    {**report, "loss_scale": scale, "config": self.config.model_dump()},
+                    folder / REPORT,
+                )
             )
         except UserError as problem:
             return str(problem)
@@ -165,8 +168,8 @@ def _culprit(what: str, found: Sequence[Sequence[dict[str, Any]]]) -> str:
 
     causes = [(rank, b) for rank, batches in enumerate(found) for b in batches if failed(b)]
     if not causes:
-        images = [batch["image_ids"] for batches in found for batch in batches]
-        return f"on no rank by itself; the images were {sum(images, [])[:8]}"
+        images = [i for batches in found for batch in batches for i in batch["image_ids"]]
+        return f"on no rank by itself; the images were {images[:8]}"
     rank, batch = causes[0]
     others = {other for other, _ in causes} - {rank}
     more = f", as had rank {', '.join(map(str, sorted(others)))} others" if others else ""

@@ -199,12 +199,13 @@ class FineTuning:
         """One step on `accumulation_steps` batches a process.
 
         Every labelled token counts alike, whichever batch or process it is in: each batch's mean
-        is weighted by its tokens, relative to those of the first batch on all processes, and the
-        gradient put right at the end where there were further ones. Returns sums over all by name
-        (tokens, parts of the loss, COUNTED), and the gradient's norm.
+        is weighted by its tokens, relative to those of the first batch on all processes that has
+        any, and the gradient put right at the end where there were further ones. Returns sums over
+        all by name (tokens, parts of the loss, COUNTED), and the gradient's norm.
         """
         count, scaler = self.config.accumulation_steps, self.precision.scaler
         totals, taken = [], []
+        reference = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro in range(count):
             batch = next(batches)
             last, number = micro == count - 1, step * count + micro
@@ -221,8 +222,8 @@ class FineTuning:
                 counted = torch.tensor([batch["skipped"], bool(stopping.asked())]).double()
                 local = torch.cat([local, counted.to(self.device, non_blocking=True)])
                 totals.append(distributed.sum_over_ranks(local))
-                reference = totals[0][0].clamp(min=1)
-                weight = output.tokens * distributed.world_size() / reference
+                reference = reference.where(reference > 0, totals[micro][0])
+                weight = output.tokens * distributed.world_size() / reference.clamp(min=1)
                 scaler.scale(output.loss * weight.float()).backward()
         scaler.unscale_(self.optimizer)
         correction = reference / sum(totals)[0].clamp(min=1) if count > 1 else None
