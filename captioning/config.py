@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
 
 from captioning.checked import Checked
 from captioning.classic_keys import ClassicKeys
@@ -223,8 +223,8 @@ def write_config(config: Config, path: Path) -> None:
 def _parse_yaml(text: str, where: str) -> Any:
     try:
         return YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        line = " ".join(str(error).split())
+    except Exception as error:  # besides its own, whatever a value makes it stumble over
+        line = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{where}: not valid YAML: {line}") from error
 
 
