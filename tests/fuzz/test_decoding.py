@@ -1,8 +1,8 @@
 """Beam search against trying every caption, and what holds of any search and sampling.
 
-Ranges: vocabularies of 2 to 12 words with the end and the padding anywhere among them, also at the
-same place; prompts of 1 to 3 tokens, 1 to 4 of them; up to 8 tokens, 1 to 6 beams; logits normal times 0
-(all equal) to 100, of float32, bfloat16 and float16, some of them -inf; any penalties of settings.
+Ranges: vocabularies of 2 to 12 words with the end and the padding anywhere among them, at the same
+place too; 1 to 4 prompts of 1 to 3 tokens; up to 8 tokens more, 1 to 6 beams; logits normal times
+0 (all equal) to 100, of float32, bfloat16 and float16, some of them -inf; any penalties.
 """
 
 import itertools
