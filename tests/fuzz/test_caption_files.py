@@ -118,7 +118,7 @@ def or_one_line(read, path, *more):
         return None
 
 
-@fuzzed(200)
+@fuzzed(80)
 @given(files(), st.sampled_from(["train", "val", None]))
 def test_any_annotation_file(folder, file, split):
     ending, content = file
@@ -134,7 +134,7 @@ def test_any_annotation_file(folder, file, split):
         assert type(sample.image_id) in (int, str)
 
 
-@fuzzed(200)
+@fuzzed(80)
 @given(files(), files())
 def test_any_predictions_and_references(folder, first, second):
     paths = [folder / f"predictions{first[0]}", folder / f"references{second[0]}"]

@@ -94,7 +94,7 @@ def check(path, given_overrides=()):
         config.build_objective()
 
 
-@fuzzed(150)
+@fuzzed(80)
 @given(overrides)
 def test_any_overrides(folder, given_overrides):
     path = folder / "base.yaml"
