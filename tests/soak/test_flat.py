@@ -23,8 +23,7 @@ def config(tmp_path_factory):
 
 
 def grown(config, folder, epochs, workers):
-    """What those epochs of 8 steps, with evaluations and checkpoints, hold more but for the first
-    two."""
+    """What a run of epochs of 8 steps holds more, a thousand steps, but for the first two."""
     samples = watched(config, folder, 2, f"max_epoch={epochs}", f"num_workers={workers}")
     assert samples[-1].step == 8 * epochs - 2
     return growth([one for one in samples if one.step >= 16])
