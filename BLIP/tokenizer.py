@@ -1,6 +1,7 @@
 """BERT's tokeniser with BLIP's two extra tokens, the same on every version of transformers."""
 
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -92,11 +93,16 @@ def _load_bert(vocabulary: Path):
     """
     from transformers import BertTokenizer, logging
 
-    words = set(vocabulary.read_text(encoding="utf-8").split("\n"))
+    words = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     lacking = [token for token in SPECIAL_TOKENS if token not in words]
     if lacking:
         raise TokenizerError(
             f"tokenizer: {vocabulary} is no BERT vocabulary: it lacks {lacking[0]}"
+        )
+    word, count = Counter(words).most_common(1)[0]
+    if count > 1:  # the ids of [DEC] and [ENC] would be those of other words
+        raise TokenizerError(
+            f"tokenizer: {vocabulary} is no BERT vocabulary: {word!r} is on {count} of its lines"
         )
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)

@@ -1,6 +1,5 @@
 """Fine-tuning, step by step: set up, train an epoch, save it, evaluate it, keep the best."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from captioning.data import (
 from captioning.data.randomness import derived_seed
 from captioning.errors import UserError
 from captioning.model import captioner_from
+from captioning.not_finite import Inquiry, Taken, what_is_not_finite
 from captioning.optimiser import build_optimizer, clip_gradients
 from captioning.precision import Precision
 from captioning.resume import starting_point
@@ -67,6 +67,9 @@ class FineTuning:
         self.optimizer, self.rate_shares = build_optimizer(self.captioner, config)
         self.state = RunState(config, self.captioner, self.optimizer, self.precision)
         self.place = self.state.restore(checkpoint) if checkpoint else Place()
+        self.after_epoch = checkpoint is not None and "within" not in checkpoint
+        began = self.place if checkpoint else None
+        self.inquiry = Inquiry(self.state, self.loader, self.precision, began)
         self.bleu: list[float] = []  # of the validations so far
         done = self.place.epoch * self.steps + self.place.steps
         self.log = RunLog(self.folder, self.place.epoch, done)
@@ -74,7 +77,7 @@ class FineTuning:
 
     def run(self) -> None:
         try:
-            if self.place.epoch > 0 and self.place.steps == 0:
+            if self.after_epoch:
                 self._evaluate(self.place.epoch - 1)  # if the run ended before it could
             for epoch in range(self.place.epoch, self.config.max_epoch):
                 over = distributed.broadcast_from_main(why_over(self.config, self.folder, epoch))
@@ -161,7 +164,7 @@ class FineTuning:
         batches = iter(Prefetcher(rest, self.device))
         images = config.batch_size * distributed.world_size() * per_step
         description = f"epoch {epoch + 1}/{config.max_epoch}"
-        summed = Counter(place.sums)
+        summed, self.place = Counter(place.sums), place
         with progress(self.steps * images, description) as bar:
             bar.update(place.steps * images)
             for step in range(first, (epoch + 1) * self.steps):
@@ -170,6 +173,7 @@ class FineTuning:
                 sums, norm = self._optimiser_step(batches, step)
                 stop = sums.pop("asked_to_stop")
                 summed.update(sums)
+                self.place = Place(epoch, step + 1 - epoch * self.steps, dict(summed))
                 means = _means(sums)
                 bar.set_postfix(_rounded(means), refresh=False)
                 bar.update(images)
@@ -177,8 +181,7 @@ class FineTuning:
                     values = {**means, "learning_rate": rate, "grad_norm": norm}
                     self.log.write("step", step + 1, values, epoch=epoch)
                 if stop or self._is_checkpoint(step + 1):
-                    here = Place(epoch, step + 1 - epoch * self.steps, dict(summed))
-                    self.state.save_step(self.folder, here, step + 1)
+                    self.state.save_step(self.folder, self.place, step + 1)
                 if stop:
                     raise stopping.Stopped
         self.watchdog.pause()
@@ -196,30 +199,31 @@ class FineTuning:
         """One step on `accumulation_steps` batches a process.
 
         Every labelled token counts alike, whichever batch or process it is in: each batch's mean
-        is weighted by its tokens, relative to those of the first batch on all processes, and the
-        gradient put right at the end where there were further ones. Returns sums over all by name
-        (tokens, parts of the loss, COUNTED), and the gradient's norm.
+        is weighted by its tokens, relative to those of the first batch on all processes that has
+        any, and the gradient put right at the end where there were further ones. Returns sums over
+        all by name (tokens, parts of the loss, COUNTED), and the gradient's norm.
         """
         count, scaler = self.config.accumulation_steps, self.precision.scaler
-        totals, image_ids = [], []
+        totals, taken = [], []
+        reference = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro in range(count):
             batch = next(batches)
-            image_ids.append(batch["image_id"])
-            last = micro == count - 1
-            torch.manual_seed(
-                derived_seed("step", self.config.seed, step * count + micro, distributed.rank())
-            )
+            last, number = micro == count - 1, step * count + micro
+            seed = derived_seed("step", self.config.seed, number, distributed.rank())
+            torch.manual_seed(seed)
             quiet = nullcontext() if last or self.model is self.captioner else self.model.no_sync()
             with quiet:
                 with self.precision.autocast():
                     output = self.model(batch["image"], batch["captions"])
-                parts = [output.loss.detach(), *output.parts.values()]
-                local = torch.stack([torch.ones_like(parts[0]), *parts]).double() * output.tokens
+                parts = {"loss": output.loss.detach(), **output.parts}
+                taken.append(Taken.of(batch, seed, parts))
+                local = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
+                local *= output.tokens
                 counted = torch.tensor([batch["skipped"], bool(stopping.asked())]).double()
                 local = torch.cat([local, counted.to(self.device, non_blocking=True)])
                 totals.append(distributed.sum_over_ranks(local))
-                reference = totals[0][0].clamp(min=1)
-                weight = output.tokens * distributed.world_size() / reference
+                reference = reference.where(reference > 0, totals[micro][0])
+                weight = output.tokens * distributed.world_size() / reference.clamp(min=1)
                 scaler.scale(output.loss * weight.float()).backward()
         scaler.unscale_(self.optimizer)
         correction = reference / sum(totals)[0].clamp(min=1) if count > 1 else None
@@ -227,25 +231,15 @@ class FineTuning:
         # The step's one wait for a GPU, at its end: all that is said or decided of it.
         *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         values = [values[i : i + len(local)] for i in range(0, len(values), len(local))]
-        for batch_values, ids in zip(values, image_ids):
-            if not all(map(math.isfinite, batch_values)):
-                raise self._not_finite("loss", step, ids)
-        # With float16 the scaler takes an overflow as a sign to scale less, and skips the step.
-        if not scaler.is_enabled() and not math.isfinite(norm):
-            raise self._not_finite("gradient", step, ids)
+        problem = what_is_not_finite(values, norm, scaler)
+        if problem:
+            self.watchdog.pause()
+            raise self.inquiry.error(problem, step, self.place, taken)
         scaler.step(self.optimizer)
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        names = ["tokens", "loss", *output.parts, *COUNTED]
+        names = ["tokens", *parts, *COUNTED]
         return dict(zip(names, map(sum, zip(*values)))), norm
-
-    def _not_finite(self, what: str, step: int, image_ids: list) -> UserError:
-        """Every process sees the same sums and gradients, so that all stop together."""
-        return UserError(
-            f"the {what} is not finite at step {step + 1} (rank {distributed.rank()} had images "
-            f"{image_ids[:8]}); lower init_lr, set clip_grad_norm, or use another precision "
-            f"than {self.config.precision}; the last whole epoch is in {self.folder}"
-        )
 
     def _set_learning_rate(self, epoch: int, step: int) -> float:
         waits = plateaus(self.bleu, self.config.lr_patience)

@@ -20,6 +20,24 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     return types, distinct
 
 
+def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
+    """Raise ValueError for a label that is none of the `vocabulary` words of the head.
+
+    On a CPU alone: an accelerator would have to be waited for, and says so itself. Nor is there
+    anything to read while a program is compiled.
+    """
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
+    if wrong.any():
+        caption, position = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"the label at caption {caption}, position {position} is "
+            f"{labels[caption, position].item()}, but the head has {vocabulary} words (from 0) and "
+            f"ignore_index is {ignore_index}"
+        )
+
+
 def first_labelled(labels: Tensor, ignore_index: int) -> Tensor:
     """bool (B, N): true at the first labelled position of each caption that has one."""
     labelled = labels != ignore_index

@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from smile.labels import at_least_float32, reduce
+from smile.labels import at_least_float32, check_labels, reduce
 
 
 def mle_loss(
@@ -19,6 +19,7 @@ def mle_loss(
     Returns a scalar, or (B, N) with reduction "none". Unlike `F.cross_entropy`, the mean over no
     labelled token is 0. BLIP smooths labels by 0.1.
     """
+    check_labels(labels, logits.size(2), ignore_index)
     losses = F.cross_entropy(
         at_least_float32(logits).flatten(0, 1),
         labels.flatten(),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from smile.from_hidden import Mixture, mixture_from_hidden
+from smile.labels import check_labels
 from smile.mle import mle_loss
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
@@ -71,7 +72,8 @@ class Objective(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor) -> ObjectiveOutput:
         """logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`.
 
-        This is the definition; `from_hidden` gives the same with less.
+        This is the definition; `from_hidden` gives the same with less. On a CPU a label that is no
+        word of the head raises ValueError.
         """
         words = self._draw(labels, logits.size(2))
         parts = {name: self._part(name, logits, labels, words) for name in self.weights}
@@ -89,6 +91,7 @@ class Objective(nn.Module):
         Hidden states whose label is `ignore_index` are not looked at. Gradients of gradients are
         not to be had.
         """
+        check_labels(labels, len(weight), self.ignore_index)
         words = self._draw(labels, len(weight))
         loss, values = mixture_from_hidden(hidden, weight, bias, labels, words, self._mixture())
         parts = dict(zip(self.weights, values.unbind()))

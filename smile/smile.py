@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, caption_types, first_labelled, reduce
+from smile.labels import at_least_float32, caption_types, check_labels, first_labelled, reduce
 
 
 def smile_loss(
@@ -23,6 +23,7 @@ def smile_loss(
     Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
     authors' training code.
     """
+    check_labels(labels, logits.size(2), ignore_index)
     types, distinct = caption_types(labels, ignore_index)  # (B, N) each
     columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
     own = at_least_float32(logits.gather(2, columns))

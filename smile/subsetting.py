@@ -5,7 +5,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, caption_types, reduce
+from smile.labels import at_least_float32, caption_types, check_labels, reduce
 from smile.smile import with_first_token_mle
 
 
@@ -25,6 +25,7 @@ def random_subset_loss(
     never. Returns as `smile_loss` does.
     Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
+    check_labels(labels, logits.size(2), ignore_index)
     label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
     if pad_token_id is not None:
         words = words.where(words != pad_token_id, label)
@@ -52,6 +53,7 @@ def reverse_subset_loss(
     authors' code. logits: (B, N, V); labels: int64 (B, N). Returns as `smile_loss` does.
     Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
     """
+    check_labels(labels, logits.size(2), ignore_index)
     types = reverse_subset_excludes(labels, ignore_index, pad_token_id)
     columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
     label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -78,7 +79,7 @@ def _csv_rows(text: str, path: Path) -> Iterator[Row]:
 
 def _csv_id(text: Optional[str]) -> Union[int, str, None]:
     # CSV has no types: what is written as an integer is one, while "007" is a name.
-    if text and text.isdecimal() and str(int(text)) == text:
+    if text and re.fullmatch("0|[1-9][0-9]{,99}", text):
         return int(text)
     return text or None
 

@@ -89,7 +89,8 @@ def _explicit_id(row: Row, path: Path) -> Optional[ImageId]:
 
 
 def _derived_id(image: str) -> ImageId:
-    digits = re.search(r"[0-9]+\Z", PurePosixPath(image).stem)
+    # Python reads no integer of thousands of digits, as which such a name is not meant anyway.
+    digits = re.search(r"(?<![0-9])[0-9]{1,100}\Z", PurePosixPath(image).stem)
     return int(digits.group()) if digits else image
 
 

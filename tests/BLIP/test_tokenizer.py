@@ -69,3 +69,16 @@ def test_half_of_a_surrogate_pair_is_dropped(vocabulary):
     ids, mask = tokenizer.encode(["a \ud83d dog", "a dog"], 10)
     assert ids[0].tolist() == ids[1].tolist() and mask.all()
     assert tokenizer.encode_prompt("a \udc00").tolist() == tokenizer.encode_prompt("a ").tolist()
+
+
+@pytest.mark.parametrize("word", ["man", "[SEP]", ""])
+def test_a_vocabulary_with_a_word_twice_is_one_line(tmp_path, word):
+    """There [DEC] would have the id of another word, without an error."""
+    path = tmp_path / "vocab.txt"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "", "dog"]
+    path.write_text("\n".join(words) + "\n")
+    assert CaptionTokenizer(str(path)).start == 9
+    path.write_text("\n".join([*words, word]) + "\n")
+    with pytest.raises(TokenizerError, match="is no BERT vocabulary") as error:
+        CaptionTokenizer(str(path))
+    assert f"{word!r} is on 2 of its lines" in str(error.value)

@@ -1,6 +1,6 @@
 """Break runs for real, for as long as asked, and count what they survived.
 
-python -m tests.soak [--kills 100] [--seconds 900] [--disks 12] [--seed N] [--folder DIR]
+python -m tests.soak [--kills 100] [--seconds 900] [--disks 12] [--steps 2000] [--seed N]
 """
 
 import argparse
@@ -9,7 +9,7 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +21,7 @@ from torch.utils import tensorboard  # noqa: F401 - imported once, before the fo
 
 from tests.soak import disks
 from tests.soak.disturbed import ASKING, Broken, Disturbed
+from tests.soak.flat import flat
 
 
 def kills(folder: Path, count: int, dice: random.Random) -> None:
@@ -46,8 +47,8 @@ def mixed(folder: Path, seconds: float, dice: random.Random) -> None:
         report(f"{seconds:g} s of kills and requests to stop, {number} process(es)", part.counts)
 
 
-def report(title: str, counts: Counter) -> None:
-    print(title, *(f"  {value:6d}  {name}" for name, value in counts.items()), sep="\n", flush=True)
+def report(title: str, counts: Mapping[str, float]) -> None:
+    print(title, *(f"  {value:6}  {name}" for name, value in counts.items()), sep="\n", flush=True)
 
 
 def main() -> int:
@@ -55,6 +56,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="so many by kill -9 (default 100)")
     parser.add_argument("--seconds", type=float, default=900, help="of kills and requests to stop")
     parser.add_argument("--disks", type=int, default=12, help="full disks of so many sizes")
+    parser.add_argument("--steps", type=int, default=2000, help="in which nothing may grow")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--folder", type=Path, help="for what is written (default: a new one)")
     arguments = parser.parse_args()
@@ -62,6 +64,9 @@ def main() -> int:
     print(f"seed {arguments.seed}, in {folder}", flush=True)
     dice = random.Random(arguments.seed)
     try:
+        if arguments.steps:
+            (folder / "flat").mkdir()
+            report("memory in bytes, and open files", flat(folder / "flat", arguments.steps))
         if arguments.kills:
             kills(folder, arguments.kills, dice)
         reason = disks.problem()

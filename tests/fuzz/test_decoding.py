@@ -1,0 +1,165 @@
+"""Beam search against trying every caption, and what holds of any search and sampling.
+
+Ranges: vocabularies of 2 to 12 words with the end and the padding anywhere among them, at the same
+place too; 1 to 4 prompts of 1 to 3 tokens; up to 8 tokens more, 1 to 6 beams; logits normal times
+0 (all equal) to 100, of float32, bfloat16 and float16, some of them -inf; any penalties.
+"""
+
+import itertools
+
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from decoding import DecodingSettings, decode
+from tests.fuzz.examples import fuzzed
+
+
+class Table:
+    """Logits that a table gives for the last two tokens, as a step with a cache."""
+
+    def __init__(self, vocabulary, seed, scale, dtype, forbidden=()):
+        generator = torch.Generator().manual_seed(seed)
+        shape = (vocabulary, vocabulary, vocabulary)
+        self.logits = (scale * torch.randn(shape, generator=generator)).to(dtype)
+        self.logits[..., list(forbidden)] = float("-inf")
+
+    def step(self):
+        before = {}
+
+        def call(tokens, rows):
+            b, k, n = tokens.shape
+            flat = tokens.flatten(0, 1)
+            if n == 1 and rows is None:
+                previous = flat[:, 0]
+            elif n == 1:
+                previous = before["last"][rows.flatten()]
+            else:
+                previous = flat[:, -2]
+            before["last"] = flat[:, -1]
+            return self.logits[previous, flat[:, -1]].view(b, k, -1)
+
+        return call
+
+    def logprobs(self, tokens):
+        """What may follow a list of tokens: float32 (V,)."""
+        previous = tokens[-2] if len(tokens) > 1 else tokens[-1]
+        return self.logits[previous, tokens[-1]].float().log_softmax(0)
+
+
+def every_caption(table, prompt, end, chosen):
+    """All captions and their scores, the best first: ended, or as long as they may be."""
+    found = []
+    words = [word for word in range(len(table.logits)) if word != end]
+    for count in range(chosen.max_length - len(prompt) + 1):
+        for said in itertools.product(words, repeat=count):
+            tokens, total = list(prompt), 0.0
+            for word in said:
+                total += table.logprobs(tokens)[word].item()
+                tokens.append(word)
+            if len(tokens) < chosen.max_length:
+                if len(tokens) < chosen.min_length:
+                    continue
+                total += table.logprobs(tokens)[end].item()
+            found.append((total / len(tokens) ** chosen.length_penalty, tokens))
+    return sorted(found, key=lambda pair: -pair[0])
+
+
+@st.composite
+def small_searches(draw):
+    """So few captions that every one of them has a beam."""
+    vocabulary = draw(st.integers(2, 4))
+    longest = {2: 5, 3: 3, 4: 2}[vocabulary]
+    prompt = draw(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=2))
+    max_length = len(prompt) + draw(st.integers(1, longest))
+    beams = sum((vocabulary - 1) ** n for n in range(longest + 1))
+    chosen = DecodingSettings(
+        num_beams=beams,
+        max_length=max_length,
+        min_length=draw(st.integers(0, max_length)),
+        length_penalty=draw(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])),
+    )
+    scale = draw(st.sampled_from([0.1, 1.0, 5.0]))
+    table = Table(vocabulary, draw(st.integers(0, 2**31)), scale, torch.float32)
+    return table, prompt, draw(st.integers(0, vocabulary - 1)), chosen
+
+
+@fuzzed(60)
+@given(small_searches())
+def test_with_a_beam_for_each_the_best_caption_of_all_is_found(search):
+    table, prompt, end, chosen = search
+    decoded = decode(table.step(), torch.tensor([prompt]), end, 99, chosen)
+    ranked = every_caption(table, prompt, end, chosen)
+    score = decoded.scores[0, 0].item()
+    torch.testing.assert_close(score, ranked[0][0], rtol=1e-4, atol=1e-4)
+    equals = [tokens for value, tokens in ranked if abs(value - score) < 1e-3]
+    found = [token for token in decoded.token_ids[0, 0].tolist() if token != 99]
+    assert (found[:-1] if len(found) > len(prompt) and found[-1] == end else found) in equals
+
+
+@st.composite
+def searches(draw):
+    vocabulary = draw(st.integers(2, 12))
+    words = st.integers(0, vocabulary - 1)
+    length = draw(st.integers(1, 3))
+    row = st.lists(words, min_size=length, max_size=length)
+    prompts = torch.tensor(draw(st.lists(row, min_size=1, max_size=4)))
+    max_length = length + draw(st.integers(1, 8))
+    beams, sample = draw(st.integers(1, 6)), draw(st.booleans())
+    chosen = DecodingSettings(
+        num_beams=beams,
+        num_return=draw(st.integers(1, 6 if sample else beams)),
+        max_length=max_length,
+        min_length=draw(st.integers(0, max_length)),
+        length_penalty=draw(st.floats(-2, 2)),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.1, 0.5, 10.0])),
+        sample=sample,
+        top_p=draw(st.floats(0.01, 1)),
+        top_k=draw(st.integers(0, 15)),
+        temperature=draw(st.sampled_from([0.01, 0.5, 1.0, 100.0])),
+    )
+    end = draw(words)
+    forbidden = draw(st.sets(words, max_size=vocabulary - 2))
+    scale = draw(st.sampled_from([0.0, 1.0, 100.0]))
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    table = Table(vocabulary, draw(st.integers(0, 2**31)), scale, dtype, forbidden)
+    assume(set(range(vocabulary)) - forbidden - {end})  # else nothing may be said before min_length
+    pad = draw(words if sample or beams == 1 else words | st.just(99))  # sampling reads it
+    return table, prompts, end, pad, forbidden, chosen
+
+
+@fuzzed(120)
+@given(searches())
+def test_what_holds_of_any_search(search):
+    table, prompts, end, pad, forbidden, chosen = search
+    torch.manual_seed(0)
+    ids, scores = decode(table.step(), prompts, end, pad, chosen)
+    start = prompts.size(1)
+    assert ids.shape[:2] == scores.shape == (len(prompts), chosen.num_return)
+    assert start < ids.size(2) <= chosen.max_length and ids.dtype == torch.int64
+    for prompt, rows, of_rows in zip(prompts.tolist(), ids.tolist(), scores.tolist()):
+        assert chosen.sample or of_rows == sorted(of_rows, reverse=True)
+        for row in rows:
+            assert row[:start] == prompt
+            said = row[start:]
+            if end in said:
+                said, rest = said[: said.index(end)], said[said.index(end) + 1 :]
+                assert set(rest) <= {pad} and start + len(said) >= chosen.min_length
+            assert len(said) <= chosen.max_length - start
+        best = rows[0][start:]
+        best = best[: best.index(end)] if end in best else best
+        assert not forbidden & set(best) and torch.tensor(of_rows[0]).isfinite()
+
+
+@fuzzed(80)
+@given(searches())
+def test_a_prompt_has_the_same_captions_in_any_batch(search):
+    table, prompts, end, pad, _, chosen = search
+    assume(not chosen.sample)
+    ids, scores = decode(table.step(), prompts, end, pad, chosen)
+    for number, prompt in enumerate(prompts):
+        alone, of_alone = decode(table.step(), prompt[None], end, pad, chosen)
+        width = alone.size(2)
+        assert torch.equal(ids[number, :, :width], alone[0])
+        assert (ids[number, :, width:] == pad).all()
+        assert torch.equal(scores[number], of_alone[0])

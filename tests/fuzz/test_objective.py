@@ -1,0 +1,138 @@
+"""Losses and gradients against sums written out in float64, over wide ranges.
+
+Ranges: 1 to 4 captions of 1 to 8 positions in a vocabulary of 1 to 30; logits normal times 0.01 to
+10,000, some of them equal, some alone 30,000 above the rest; float64, float32, bfloat16, float16;
+any labels ignored, from none to all, by an ignore_index beyond the vocabulary, of -100, or a word
+of it; every objective and mixtures of them; label smoothing 0 to 0.9.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smile import OBJECTIVES, Objective, random_subset_loss
+from tests.fuzz.examples import fuzzed
+
+# Some units in the last place of what is computed in; of what a gradient is rounded to.
+ROUNDING = {torch.float64: 1e-15, torch.float32: 3e-7}
+HALF = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9}
+
+
+@st.composite
+def problems(draw):
+    captions, length, vocabulary = (draw(st.integers(1, most)) for most in (4, 8, 30))
+    ignore_index = draw(st.sampled_from([-100, -1, vocabulary, 30524, 0]))
+    words = st.integers(0, vocabulary - 1)
+    label = draw(st.sampled_from([words, words | st.just(ignore_index), st.just(ignore_index)]))
+    row = st.lists(label, min_size=length, max_size=length)
+    labels = torch.tensor(draw(st.lists(row, min_size=captions, max_size=captions)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    logits = torch.randn(captions, length, vocabulary, dtype=torch.float64, generator=generator)
+    logits *= draw(st.sampled_from([0.0, 0.01, 1.0, 30.0, 10000.0]))
+    if draw(st.booleans()):
+        logits[..., draw(words)] += 30000
+    dtype = draw(st.sampled_from([*ROUNDING, *HALF]))
+    # Written out of what the type can hold, so that only computing may differ.
+    logits = logits.clamp(-60000, 60000).to(dtype)
+    drawn = torch.randint(vocabulary, (captions, length, 3), generator=generator)
+    pad = draw(st.none() | words)
+    return logits, labels, ignore_index, drawn, pad
+
+
+def written_out(name, logits, labels, ignore_index, drawn, pad, smoothing, first_token_mle):
+    """The loss in float64, and its gradient, one token after another."""
+    counted = labels != ignore_index
+    tokens = max(1, int(counted.sum()))
+    total, gradient = 0.0, torch.zeros(logits.shape, dtype=torch.float64)
+    everything = set(range(logits.size(2)))
+    for b, caption in enumerate(labels.tolist()):
+        own = {word for word in caption if word != ignore_index}
+        first = True
+        for n, word in enumerate(caption):
+            if word == ignore_index:
+                continue
+            subset = {
+                "mle": everything,
+                "smile": own,
+                "random": (set(drawn[b, n].tolist()) - {pad}) | {word},
+                "reverse": (everything - own - ({pad} if not counted[b, -1] else set())) | {word},
+            }[name]
+            if first and first_token_mle:
+                subset = everything
+            first = False
+            asked = {word: 1.0}
+            if name == "mle" and smoothing:
+                asked = dict.fromkeys(everything, smoothing / len(everything))
+                asked[word] += 1 - smoothing
+            row = {v: logits[b, n, v].item() for v in subset}
+            largest = max(row.values())
+            logsum = largest + math.log(math.fsum(math.exp(x - largest) for x in row.values()))
+            total += math.fsum(share * (logsum - row[v]) for v, share in asked.items())
+            for v, x in row.items():
+                gradient[b, n, v] += math.exp(x - logsum) / tokens
+            for v, share in asked.items():
+                gradient[b, n, v] -= share / tokens
+    return total / tokens, gradient
+
+
+def check(loss, given, expected, expected_gradient):
+    """Equal as far as the type of `given`, and the size of the logits, allow."""
+    assert loss.isfinite()
+    dtype = given.dtype
+    size = max(1.0, given.detach().abs().max().item())
+    off = ROUNDING.get(dtype, ROUNDING[torch.float32])
+    assert abs(loss.item() - expected) <= 4 * off * size
+    (found,) = torch.autograd.grad(loss, given, allow_unused=True)
+    found = torch.zeros_like(given) if found is None else found
+    assert found.dtype == dtype and found.isfinite().all()
+    # An error of the logits moves a probability by as much; the gradient is rounded to its type.
+    rounded = max(4 * off * size, HALF.get(dtype, 0.0))
+    assert (found.double() - expected_gradient).abs().max() <= rounded
+
+
+@fuzzed(80)
+@given(problems(), st.sampled_from(OBJECTIVES), st.booleans(), st.sampled_from([0.0, 0.1, 0.9]))
+def test_each_objective_is_what_is_written_out(problem, name, first, smoothing):
+    logits, labels, ignore_index, drawn, pad = problem
+    given_logits = logits.requires_grad_()
+    if name == "random":
+        subset = (ignore_index, first, pad)
+        loss = random_subset_loss(given_logits, labels, drawn, *subset)
+    else:
+        objective = Objective(name, smoothing, first, pad_token_id=pad, ignore_index=ignore_index)
+        loss = objective(given_logits, labels).loss
+    first = first and name != "mle"
+    check(loss, given_logits, *written_out(name, *problem, smoothing, first))
+
+
+weights = st.dictionaries(
+    st.sampled_from(("mle", "smile", "reverse")), st.floats(0.001, 100), min_size=1
+)
+
+
+@fuzzed(60)
+@given(problems(), weights, st.booleans(), st.sampled_from([0.0, 0.1]), st.booleans())
+def test_mixtures_of_hidden_states_are_what_is_written_out(problem, spec, first, smoothing, bias):
+    """The head is the identity, so that hidden states are logits, with a bias or without."""
+    logits, labels, ignore_index, _, pad = problem
+    hidden = logits.to(torch.float64).requires_grad_()
+    width = hidden.size(2)
+    head = torch.eye(width, dtype=torch.float64)
+    shift = torch.linspace(-1, 1, width, dtype=torch.float64) if bias else None
+    objective = Objective(spec, smoothing, first, pad_token_id=pad, ignore_index=ignore_index)
+    output = objective.from_hidden(hidden, head, shift, labels)
+    shifted = hidden.detach() + (0 if shift is None else shift)
+    problem = (shifted, *problem[1:])
+    expected, gradient = 0.0, torch.zeros_like(shifted)
+    for name, weight in spec.items():
+        value, slope = written_out(name, *problem, smoothing, first and name != "mle")
+        assert output.parts[name].item() == pytest.approx(value, rel=1e-9, abs=1e-7)
+        expected, gradient = expected + weight * value, gradient + weight * slope
+    total = sum(spec.values())
+    assert output.loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-7 * total)
+    (found,) = torch.autograd.grad(output.loss, hidden)
+    assert (found - gradient).abs().max() <= 1e-9 * total
+    assert output.tokens == (labels != ignore_index).sum()

@@ -1,0 +1,219 @@
+"""Ways to break the code, each of which a test has to notice; tried by `tests.soak.mutations`."""
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """Code that is replaced, once in a file, and the tests (pytest's arguments) that must fail."""
+
+    title: str
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+STOPPED = "tests/e2e/test_stopped_runs.py -k loss_scaling"
+TWO = "tests/e2e/test_stopped_runs.py -k test_two_processes"
+NOT_FINITE = "tests/captioning/test_not_finite.py"
+CHECKPOINTS = "tests/captioning/test_checkpointing.py"
+RECIPE = "captioning/recipe.py"
+
+MUTATIONS = [
+    Mutation(
+        "files are not synced before they are renamed",
+        "captioning/durable.py",
+        "            os.fsync(file.fileno())\n",
+        "",
+        "tests/captioning/test_durable.py",
+    ),
+    Mutation(
+        "the folder is not synced after a rename",
+        "captioning/durable.py",
+        "            temporary.unlink()\n    sync_folder(path.parent)",
+        "            temporary.unlink()",
+        "tests/captioning/test_durable.py",
+    ),
+    Mutation(
+        "checkpoints are written in place",
+        "captioning/durable.py",
+        'temporary = path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")',
+        "temporary = path",
+        f"{CHECKPOINTS} -k killed_before",
+    ),
+    Mutation(
+        "the manifest comes after the checkpoint",
+        "captioning/checkpointing.py",
+        "            write_manifest(hashed, path)\n",
+        "        write_manifest(hashed, path)\n",
+        f"{CHECKPOINTS} -k killed_before",
+    ),
+    Mutation(
+        "a hash that does not match is let through",
+        "captioning/manifest.py",
+        'if hashed.hexdigest() != expected.get("sha256"):',
+        "if False:",
+        "tests/captioning/test_manifest.py",
+    ),
+    Mutation(
+        "checkpoints are not verified on resume",
+        "captioning/checkpointing.py",
+        "            verify(path)\n",
+        "",
+        f"{CHECKPOINTS} -k flipped_bit",
+    ),
+    Mutation(
+        "one checkpoint is kept instead of two",
+        "captioning/checkpointing.py",
+        "LEAST = 2",
+        "LEAST = 1",
+        CHECKPOINTS,
+    ),
+    Mutation(
+        "what a killed run had begun to write stays",
+        "captioning/checkpointing.py",
+        "for path in [*staged_files(folder), *orphans]:",
+        "for path in []:",
+        CHECKPOINTS,
+    ),
+    Mutation(
+        "log lines of steps that are done again stay",
+        "captioning/run_log.py",
+        'return line["step"] <= step if line["event"] == "step" else line["step"] < epoch',
+        "return True",
+        "tests/captioning/test_run_log.py",
+    ),
+    Mutation(
+        "the optimiser is not restored",
+        "captioning/run_state.py",
+        '        self.optimizer.load_state_dict(content["optimizer"])\n',
+        "",
+        "tests/captioning/test_recipe.py -k interrupted",
+    ),
+    Mutation(
+        "the loss scale is not restored",
+        "captioning/run_state.py",
+        '            self.scaler.load_state_dict(content["scaler"])\n',
+        "            pass\n",
+        "tests/e2e/test_stopped_runs.py -k loss_scaling",
+    ),
+    Mutation(
+        "the place in the epoch is forgotten",
+        RECIPE,
+        "self.loader.set_epoch(epoch, place.steps * per_step)",
+        "self.loader.set_epoch(epoch)",
+        STOPPED,
+    ),
+    Mutation(
+        "what the epoch has summed up so far is forgotten",
+        RECIPE,
+        "Counter(place.sums), place",
+        "Counter(), place",
+        STOPPED,
+    ),
+    Mutation(
+        "dropout draws on from the generator's state",
+        RECIPE,
+        "            torch.manual_seed(seed)\n",
+        "",
+        STOPPED,
+    ),
+    Mutation(
+        "all ranks draw the same",
+        RECIPE,
+        "self.config.seed, number, distributed.rank())",
+        "self.config.seed, number, 0)",
+        "tests/e2e/test_not_finite.py -k gradient",
+    ),
+    Mutation(
+        "other numbers of images a step are let through on resume",
+        "captioning/resume.py",
+        "            _check_batches(config, content, folder)\n",
+        "",
+        "tests/e2e/test_stopped_runs.py -k another_number",
+    ),
+    Mutation(
+        "other settings are let through on resume",
+        "captioning/resume.py",
+        '            _check_settings(config, content["config"], folder)\n',
+        "",
+        "tests/captioning/test_recipe.py -k another_run",
+    ),
+    Mutation(
+        "ranks do not agree on a request to stop",
+        RECIPE,
+        "bool(stopping.asked())]",
+        "bool(stopping.asked() and distributed.is_main())]",
+        TWO,
+    ),
+    Mutation(
+        "a request to stop is not looked at in generation",
+        "captioning/distributed.py",
+        "    for _ in range(rounds):\n        stop_if_asked()\n",
+        "    for _ in range(rounds):\n",
+        "tests/captioning/test_stopping.py",
+    ),
+    Mutation(
+        "data workers take signals for theirs",
+        "captioning/stopping.py",
+        "        signal.signal(number, signal.SIG_IGN)",
+        "        pass",
+        "tests/captioning/test_stopping.py",
+    ),
+    Mutation(
+        "a process that hangs is not ended",
+        "captioning/watchdog.py",
+        "            if late and not distributed.is_waiting():",
+        "            if False:",
+        "tests/e2e/test_faults.py -k hangs",
+    ),
+    Mutation(
+        "what is not finite is swallowed",
+        RECIPE,
+        "        if problem:\n",
+        "        if False:\n",
+        NOT_FINITE,
+    ),
+    Mutation(
+        "an overflow is passed over for good",
+        "captioning/not_finite.py",
+        "LEAST_SCALE = 1.0",
+        "LEAST_SCALE = 0.0",
+        "tests/captioning/test_loss_scaling.py",
+    ),
+    Mutation(
+        "a step that failed is not kept",
+        "captioning/not_finite.py",
+        "            self.state.save_step(folder, place, step)\n",
+        "",
+        NOT_FINITE,
+    ),
+    Mutation(
+        "the wrong rank is blamed",
+        "captioning/not_finite.py",
+        "    rank, batch = causes[0]",
+        "    rank, batch = 0, found[0][0]",
+        "tests/e2e/test_not_finite.py -k gradient",
+    ),
+    Mutation(
+        "a batch without labels upsets those it is accumulated with",
+        RECIPE,
+        "reference = reference.where(reference > 0, totals[micro][0])",
+        "reference = totals[0][0].clamp(min=1)",
+        "tests/captioning/test_odd_batches.py -k accumulated",
+    ),
+    Mutation(
+        "a label beyond the head is an index crash",
+        "smile/labels.py",
+        "    if wrong.any():",
+        "    if False:",
+        "tests/smile/test_labels.py",
+    ),
+    Mutation(
+        "ranks save running statistics of their own",
+        "captioning/distributed.py",
+        "        for buffer in module.buffers():",
+        "        for buffer in []:",
+        "tests/captioning/test_distributed.py -k running_statistics",
+    ),
+]

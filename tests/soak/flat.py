@@ -1,0 +1,104 @@
+"""Whether what a run holds grows with its steps: memory, open files, processes.
+
+Sampled within the training loop, with data workers, evaluations and checkpoints as they come.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from captioning.config import load_config
+from captioning.recipe import FineTuning
+from tests.soak.disturbed import Broken
+from tests.soak.runs import write_config
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+# More than this a thousand steps is growth. What malloc keeps for later wanders by less.
+MOST_MEMORY = 4 << 20  # bytes, in the main process and in its workers together
+MOST_FILES = 0.5  # a file a thousand steps would be seen, and one more for a while is none
+
+
+class Sample(NamedTuple):
+    """What the process, and the processes it has started, hold at a step."""
+
+    step: int
+    memory: int  # resident, bytes
+    of_workers: int
+    files: int
+    processes: int
+
+
+def sample(step: int) -> Sample:
+    workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    held = [_resident(pid) for pid in workers]
+    return Sample(step, _resident("self"), sum(held), len(os.listdir("/proc/self/fd")), len(held))
+
+
+def _resident(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return 0
+
+
+def slope(steps: Sequence[int], values: Sequence[float]) -> float:
+    """How much a value grows a step: the median of the slopes between all pairs of points.
+
+    Theil and Sen's: a single jump, as of a library that is loaded late, does not move it.
+    """
+    pairs = torch.combinations(torch.arange(len(steps)))
+    x, y = torch.tensor(steps).double(), torch.tensor(values).double()
+    rise = (y[pairs[:, 1]] - y[pairs[:, 0]]) / (x[pairs[:, 1]] - x[pairs[:, 0]])
+    return rise.median().item()
+
+
+def watched(config: Path, folder: Path, every: int, *overrides: str) -> list[Sample]:
+    """Train in this process, with a sample every so many steps."""
+    samples: list[Sample] = []
+
+    class Watched(FineTuning):
+        def _optimiser_step(self, batches, step):
+            if step % every == 0:
+                samples.append(sample(step))
+            return super()._optimiser_step(batches, step)
+
+    settings = load_config(config, overrides, {"output_dir": str(folder)})
+    Watched(settings, torch.device("cpu")).run()
+    return samples
+
+
+def growth(samples: Sequence[Sample]) -> dict[str, float]:
+    """What is held, by name: how much more of it every thousand steps."""
+    steps = [one.step for one in samples]
+    names = ("memory", "of_workers", "files", "processes")
+    return {n: 1000 * slope(steps, [getattr(one, n) for one in samples]) for n in names}
+
+
+def problem(found: dict[str, float]) -> str:
+    """What grows too fast, or nothing."""
+    limits = {"memory": MOST_MEMORY, "of_workers": MOST_MEMORY}
+    limits |= {"files": MOST_FILES, "processes": MOST_FILES}
+    grown = [f"{name}: {found[name]:.6g}" for name, most in limits.items() if found[name] > most]
+    return ", ".join(grown)
+
+
+def flat(folder: Path, steps: int) -> dict[str, float]:
+    """A run of epochs of 50 steps, with two workers; what grew. Raises Broken where it did."""
+    config = write_config(folder, train_images=400)
+    given = [f"max_epoch={max(1, steps // 50)}", "num_workers=2", "checkpoint_every=20"]
+    samples = watched(config, folder / "run", 10, *given)
+    found = growth(samples)
+    if problem(found):
+        raise Broken(f"in {samples[-1].step} steps there grew {problem(found)} a thousand steps")
+    first, last = samples[len(samples) // 10], samples[-1]
+    return {
+        "steps": last.step,
+        "MB at a tenth of them": round(first.memory / 1e6, 1),
+        "MB at the end": round(last.memory / 1e6, 1),
+        "open files at a tenth": first.files,
+        "open files at the end": last.files,
+        **{f"{name}, more each 1000 steps": round(value, 3) for name, value in found.items()},
+    }
