@@ -9,6 +9,9 @@ from typing import Optional
 # Of pre-emption (SIGTERM, SIGUSR1: Slurm, Kubernetes, torchrun) and of a person at the keyboard.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
+# In the environment of a process that works for another one, which is its parent.
+PARENT = "CAPTIONING_PARENT"
+
 
 class Stopped(Exception):
     """Work has ended early because it was asked to. It has saved what is needed to go on."""
@@ -22,16 +25,22 @@ _launcher: Optional[int] = None  # the process that must live for this one to go
 def watch() -> Iterator[None]:
     """Within the block the signals set the flag, and nothing else; Ctrl-C twice ends at once.
 
-    A process that torchrun started is asked to stop, too, by torchrun's death.
+    A process that torchrun or a sweep started is asked to stop, too, by its parent's death.
     """
     global _asked, _launcher
-    _asked, _launcher = None, os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    _asked, _launcher = None, _parent()
     before = {number: signal.signal(number, _ask) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _parent() -> Optional[int]:
+    if PARENT in os.environ:  # it may have died before this process could ask
+        return int(os.environ[PARENT])
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def _ask(number: int, frame) -> None:
