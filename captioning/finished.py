@@ -7,13 +7,20 @@ from captioning.config import Config, load_config
 from captioning.validation_history import why_over
 
 
-def is_done(config: Config, split: str = "test") -> bool:
-    """Whether the run in its folder has no further epoch, and `is_scored`."""
-    epochs = checkpointing.of_epochs(Path(config.output_dir))
-    if not epochs or not is_scored(config, split):
+def is_done(trained: Config, scored: Config) -> bool:
+    """Whether the run has no further epoch, began where it should, and `is_scored`.
+
+    trained: its configuration in training; scored: in captioning, where `pretrained` on the command
+    line would name the weights to caption with.
+    """
+    folder = Path(trained.output_dir)
+    epochs, record = checkpointing.of_epochs(folder), folder / "config.yaml"
+    if not epochs or not record.exists() or not is_scored(scored):
+        return False
+    if load_config(record).pretrained != trained.pretrained:
         return False
     newest = int(epochs[-1].stem.rpartition("_")[2])
-    return why_over(config, Path(config.output_dir), newest + 1) is not None
+    return why_over(trained, folder, newest + 1) is not None
 
 
 def is_scored(config: Config, split: str = "test") -> bool:

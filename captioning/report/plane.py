@@ -86,7 +86,7 @@ def has_both(row: Row, axes: Pair) -> bool:
 
 
 def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Point:
-    """A row's marker with the intervals of both metrics; its name is written later."""
+    """A row's marker with the intervals of both metrics; its name is written later, or in a legend."""
     x, x_reach = axes.across.of(row.metrics[axes.across.metric])
     y, y_reach = axes.up.of(row.metrics[axes.up.metric])
     ax.errorbar(
@@ -99,6 +99,8 @@ def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Poin
         markersize=7,
         linewidth=1.2,
         capsize=2.5,
+        linestyle="none",
+        label=label,
     )
     return Point(x, y, x_reach, y_reach, label)
 

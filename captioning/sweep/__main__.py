@@ -91,9 +91,13 @@ def _run(arguments: argparse.Namespace) -> int:
     sweep = Sweep(arguments.config, arguments.pretrain, folder, arguments.overrides)
     sweep.choose(weights, ablations, sizes)
     failures = sweep.train(arguments.jobs)
-    draw(sweep.done(), arguments.collect, folder)
-    for name, reason in failures.items():
-        print(f"error: {name} failed: {reason}", file=sys.stderr)
+    try:
+        done = sweep.done()
+        if done or arguments.collect:
+            draw(done, arguments.collect, folder)
+    finally:
+        for name, reason in failures.items():
+            print(f"error: {name} failed: {reason}", file=sys.stderr)
     return FAILED if failures else 0
 
 

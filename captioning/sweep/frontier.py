@@ -20,8 +20,8 @@ from captioning.report.plane import (
     name_points,
 )
 
-PANEL = (4.6, 3.9)  # inches
-LINE, FAINT_LINE = STYLES["mixture"].colour, "#9aa5b1"
+_WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
+_BEHIND = "#9aa5b1"
 
 
 class Entry(NamedTuple):
@@ -42,7 +42,7 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     """Write the figure, of the kind that the path's ending names, and return it in words.
 
     None, and no file, where fewer than two entries have the metrics of an axis. Points have the
-    95 % intervals of both metrics. What is no mixture has a panel of its own, the line behind it.
+    95 % intervals of both metrics. What is no mixture has a panel of its own.
     """
     axes = choose_axes([entry.row for entry in entries])
     if axes is None:
@@ -51,23 +51,24 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     mixtures = sorted((e for e in entries if e.weight is not None), key=lambda e: e.weight)
     humans = [entry for entry in entries if entry.row.kind == "humans"]
     others = [entry for entry in entries if entry.weight is None and entry not in humans]
-    panels = [("mixtures of MLE and SMILE, by MLE's weight", [*humans, *mixtures], LINE)]
-    if others:
-        ends = [entry for entry in mixtures if entry.weight in (0, 1)]
-        panels.append(("ablations", [*ends, *others], FAINT_LINE))
     with look():
-        figure = Figure(figsize=(PANEL[0] * len(panels), PANEL[1]), layout="constrained")
-        drawn = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        named = []
-        for ax, (title, shown, colour) in zip(drawn, panels):
-            _join(ax, axes, mixtures, colour)
-            named.append((ax, _points(ax, axes, shown)))
+        figure = Figure(figsize=(_WIDE if others else _NARROW, _HEIGHT), layout="constrained")
+        left, *right = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
+        _join(left, axes, mixtures, STYLES["mixture"].colour)
+        points = _points(left, axes, [*humans, *mixtures])
+        left.set_title("Mixtures, by the weight of MLE")
+        name_axes(left, axes)
+        for ax in right:
+            ends = [entry for entry in mixtures if entry.weight in (0, 1)]
+            _join(ax, axes, mixtures, _BEHIND)
+            points += _points(ax, axes, [*ends, *others])
+            ax.set_title("Ablations, the line behind them")
             name_axes(ax, axes)
-            ax.set_title(title)
-        for ax, points in named:  # when the axes, which they share, have their limits
-            name_points(figure, ax, points)
+            handles, names = ax.get_legend_handles_labels()
+            figure.legend(handles, names, loc="outside right center")
+        name_points(figure, left, points[: len(humans) + len(mixtures)])
         figure.savefig(path, facecolor="white", dpi=150, metadata=_undated(path))
-    return described(axes, [point for _, points in named for point in points])
+    return described(axes, points)
 
 
 def _join(ax: Axes, axes: Pair, mixtures: Sequence[Entry], colour: str) -> None:

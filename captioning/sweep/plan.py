@@ -31,7 +31,7 @@ def plan(
     found = [_mixture(weight) for weight in sorted(set(weights))]
     for ablation in ablations:
         found += _of_ablation(ablation, sizes)
-    return list({variant.name: variant for variant in reversed(found)}.values())[::-1]
+    return list({variant.name: variant for variant in found}.values())
 
 
 def mle_share(config: Config) -> Optional[float]:

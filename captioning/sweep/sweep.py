@@ -14,6 +14,7 @@ from captioning.report.comparison import compare
 from captioning.run_log import say
 from captioning.sweep.frontier import Entry, draw_frontier
 from captioning.sweep.jobs import Job, run_jobs, slots
+from captioning.sweep.one_run import without_pretrained
 from captioning.sweep.plan import Variant, mle_share, plan
 from captioning.sweep.table import markdown_table
 
@@ -38,28 +39,32 @@ class Sweep:
                 raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
         self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
         if pretrain:
-            self._load(pretrain, PRETRAIN, ())
+            self._load(pretrain, PRETRAIN, keys)
         self.variants: list[Variant] = []
-        self.configs: dict[str, Config] = {}
+        self.trained: dict[str, Config] = {}
+        self.scored: dict[str, Config] = {}
 
     def choose(self, weights: Iterable[float], ablations: Iterable[str], sizes: Sequence[int]):
         """Which variants there are. Raises UserError where a key of theirs is impossible."""
         self.variants = plan(weights, ablations, sizes)
-        self.configs = {v.name: self._load(self.config, v.name, v.overrides) for v in self.variants}
+        for name, _, overrides, _ in self.variants:
+            self.trained[name] = self._load(self.config, name, self._overrides(name, overrides))
+            evaluated = without_pretrained(self._overrides(name, overrides))
+            self.scored[name] = self._load(self.config, name, evaluated)
 
     def done(self) -> list[tuple[Variant, Path]]:
         """The variants that are trained and scored, and their folders."""
-        found = [v for v in self.variants if is_done(self.configs[v.name])]
+        found = [v for v in self.variants if is_done(self.trained[v.name], self.scored[v.name])]
         return [(variant, self.folder / variant.name) for variant in found]
 
     def train(self, jobs: Optional[int]) -> dict[str, str]:
         """Do what is not done, `jobs` at a time; why, by name, of the runs that failed."""
         finished = {variant.name for variant, _ in self.done()}
         left = [variant for variant in self.variants if variant.name not in finished]
-        say(f"{len(self.variants)} runs in {self.folder}, {len(finished)} of them done")
+        say(f"runs in {self.folder}: {len(self.variants)}, of which {len(finished)} are done")
         if not left:
             return {}
-        free = slots(self.configs[left[0].name].device, jobs)
+        free = slots(self.trained[left[0].name].device, jobs)
         if self.pretrain:
             program = ["-m", "captioning.train", "--config", self.pretrain]
             failed = run_jobs([self._job(PRETRAIN, program, ())], free[:1])
@@ -75,7 +80,7 @@ class Sweep:
 
     def _load(self, config: str, name: str, overrides: Sequence[str]) -> Config:
         flags = {"output_dir": str(self.folder / name)}
-        return load_config(config, self._overrides(name, overrides), flags)
+        return load_config(config, overrides, flags)
 
     def _overrides(self, name: str, overrides: Sequence[str]) -> list[str]:
         given = [*self.keys, *overrides]
@@ -88,11 +93,9 @@ def draw(done: Sequence[tuple[Variant, Path]], collected: Sequence[Path], folder
     """Write frontier.svg and table.md of the finished runs, and print the table.
 
     collected: folders of runs from elsewhere, which are called what the report calls them. Raises
-    UserError for what is no run, and where there is none at all.
+    UserError for what is no run.
     """
     folders = [*(path for _, path in done), *collected]
-    if not folders:
-        raise UserError(f"no run in {folder} is done, so there is nothing to draw")
     comparison = compare(folders)
     runs = comparison.rows[-len(folders) :]
     entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
