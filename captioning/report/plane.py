@@ -86,7 +86,7 @@ def has_both(row: Row, axes: Pair) -> bool:
 
 
 def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Point:
-    """A row's marker with the intervals of both metrics; its name is written later, or in a legend."""
+    """A row's marker with the intervals of both metrics; its name stands in a legend, if any."""
     x, x_reach = axes.across.of(row.metrics[axes.across.metric])
     y, y_reach = axes.up.of(row.metrics[axes.up.metric])
     ax.errorbar(
