@@ -38,7 +38,8 @@ NEEDED_BY_SCRIPTS = ("bash", "dirname", "nproc", "getconf", "env")
 KNOWN_VARIABLES = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_ENDPOINT"}
 OF_SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}
 STAND_IN = """#!/bin/bash
-{{ printf '%s\\0' "${{0##*/}}" "$@"; printf '\\0'; env -0; printf '\\0\\0'; }} >> {record}
+{{ printf '%s\\0' "${{0##*/}}" "$@"; printf '\\0'; env -0; printf '\\0\\0'; }} > {record}.$$
+{cat} {record}.$$ >> {record}  # in one piece, whoever else writes in a pipe
 [[ ${{1:-}} != -c ]] || echo 1  # launch.sh asks how many GPUs there are
 """
 
@@ -80,7 +81,7 @@ class Stage:
         setup.write_text(f"echo {programs / 'python'}\n")  # nothing is to be installed
         for name in ("python", "torchrun", *FOREIGN):
             path = programs / name
-            path.write_text(STAND_IN.format(record=self.record))
+            path.write_text(STAND_IN.format(record=self.record, cat=shutil.which("cat")))
             path.chmod(path.stat().st_mode | stat.S_IXUSR)
         for name in NEEDED_BY_SCRIPTS:
             (programs / name).symlink_to(shutil.which(name))
