@@ -7,6 +7,7 @@ import pytest
 
 from tests.documented_commands import OWN, Stage, Wrong, blocks, pages
 
+FILE = r"(?<![\w/])(?:configs|scripts|docs|benchmarks|tests)/[\w/.-]*\.(?:yaml|json|sh|py|md)\b"
 LINK = r"\]\((?!https?:|#)([^)#\s]+)"
 
 
@@ -102,8 +103,7 @@ def test_what_pages_name_exists(repository):
         text = page.read_text(encoding="utf-8")
         links = re.findall(LINK, text)
         named = [page.parent / link for link in links]
-        files = r"(?<![\w/])(?:configs|scripts|docs|benchmarks|tests)/[\w/.-]*\.(?:yaml|json|sh|py|md)\b"
-        named += [repository / name for name in re.findall(files, text)]
+        named += [repository / name for name in re.findall(FILE, text)]
         missing += [f"{page.name}: {path}" for path in named if not path.exists()]
         for module in re.findall(r"\bpython -m ([\w.]+\w)", text):
             if module.split(".")[0] in OWN and importlib.util.find_spec(module) is None:
