@@ -15,6 +15,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from torch.distributed import run as torchrun
 from captioning.config import load_config
 from captioning.errors import UserError
 
-BLOCK = re.compile(r"^```(?:bash|sh|shell)\n(.*?)^```", re.S | re.M)
+BLOCK = re.compile(r"^( *)```(?:bash|sh|shell)\n(.*?)^\1```", re.S | re.M)  # in a list, indented
 OURS = re.compile(r"(?:configs|scripts|docs|tests|benchmarks)/[\w./-]+")
 OWN = ("smile", "decoding", "BLIP", "baselines", "captioning", "app", "benchmarks", "tests")
 # Programs that a page may call and that are not looked into.
@@ -66,7 +67,8 @@ def pages(repository):
 
 
 def blocks(page):
-    return BLOCK.findall(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    return [textwrap.dedent(block) for _, block in BLOCK.findall(text)]
 
 
 class Stage:

@@ -35,6 +35,12 @@ def test_every_command_of_every_page(stage, repository):
     assert seen > 20
 
 
+def test_blocks_are_found_in_lists_too(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```bash\na\n```\n- x\n  ```sh\n  b \\\n      c\n  ```\n\n```python\nd\n```\n")
+    assert blocks(page) == ["a\n", "b \\\n    c\n"]
+
+
 def test_bash_says_what_a_block_calls(stage):
     block = """
     # a comment
