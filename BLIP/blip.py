@@ -1,9 +1,12 @@
 """The captioner: image encoder, text decoder and tokeniser behind `forward` and `generate`."""
 
+from typing import Optional
+
 import torch
 from torch import Tensor, nn
 
 from BLIP.cached_step import CachedStep
+from BLIP.first_token import FirstTokenShift
 from BLIP.med import TextDecoder
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
@@ -17,6 +20,7 @@ class BlipCaptioner(nn.Module):
 
     prompt: what every caption starts with, not scored in training and cut off in generation.
     max_tokens: training captions are cut to so many tokens, [DEC] and [SEP] included.
+    shift: turns the first word of a caption into a piece, in training and generation.
     """
 
     def __init__(
@@ -26,6 +30,7 @@ class BlipCaptioner(nn.Module):
         tokenizer: CaptionTokenizer,
         prompt: str = "a picture of ",
         max_tokens: int = 40,
+        shift: Optional[FirstTokenShift] = None,
     ):
         super().__init__()
         self.visual_encoder = visual_encoder
@@ -34,6 +39,7 @@ class BlipCaptioner(nn.Module):
         self.prompt = prompt
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
+        self.shift = shift
         self.new_step = CachedStep  # or another maker of step functions, called as it is
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
@@ -60,6 +66,8 @@ class BlipCaptioner(nn.Module):
         captions_an_image(captions, len(image))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
+        if self.shift:
+            tokens = self.shift.apply(tokens, len(self.prompt_ids))
         labels = tokens.masked_fill(attention_mask == 0, self.text_decoder.objective.ignore_index)
         return tuple(
             t.to(image.device, non_blocking=True) for t in (tokens, attention_mask, labels)
@@ -76,4 +84,6 @@ class BlipCaptioner(nn.Module):
         return [captions[0] for captions in self.generate_details(image, settings).captions]
 
     def _caption(self, ids: Tensor) -> str:
+        if self.shift:
+            ids = self.shift.undo(ids.cpu(), len(self.prompt_ids))
         return self.tokenizer.decode(ids)[len(self.prompt) :]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Optional, Union
 
 from BLIP.blip import BlipCaptioner
+from BLIP.first_token import FirstTokenShift
 from BLIP.med import TextDecoder
 from BLIP.med_config import read_med_config
 from BLIP.tokenizer import CaptionTokenizer
@@ -24,6 +25,7 @@ def build_captioner(
     vit_grad_ckpt: bool = False,
     vit_ckpt_layer: int = 0,
     max_tokens: int = 40,
+    first_token_shift: bool = False,
 ) -> BlipCaptioner:
     """A BlipCaptioner; the arguments are the configuration's keys of the same names.
 
@@ -35,4 +37,5 @@ def build_captioner(
     objective.pad_token_id = words.pad
     encoder = ImageEncoder(vit, image_size, vit_grad_ckpt, vit_ckpt_layer)
     decoder = TextDecoder(sizes, len(words), encoder.embed_dim, objective)
-    return BlipCaptioner(encoder, decoder, words, prompt, max_tokens)
+    shift = FirstTokenShift(words) if first_token_shift else None
+    return BlipCaptioner(encoder, decoder, words, prompt, max_tokens, shift)

@@ -59,6 +59,7 @@ class Config(ClassicKeys):
     objective: Union[str, dict[str, float]] = "mle"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     first_token_mle: bool = True
+    first_token_shift: bool = False
     random_subset_size: int = Field(10, gt=0, le=100_000)
 
     dataset: Literal["coco", "flickr30k", "custom"] = "coco"
@@ -146,6 +147,8 @@ class Config(ClassicKeys):
         patch = 16 if isinstance(self.vit, str) else self.vit.patch_size
         if self.model == "blip" and self.image_size % patch:
             raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
+        if self.first_token_shift and self.model != "blip":
+            raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
         if not isinstance(self.vit, str) and self.vit.embed_dim % self.vit.num_heads:
             raise ValueError("vit: embed_dim must be a multiple of num_heads")
         if self.follows_bleu and "coco" not in self.metrics:

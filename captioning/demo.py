@@ -17,6 +17,7 @@ from typing import Callable, NamedTuple, Optional
 from captioning import checkpointing, stopping, train
 from captioning.config import load_config
 from captioning.errors import UserError
+from captioning.finished import is_scored
 from captioning.metrics.meteor import shared_process
 from captioning.model import REPOSITORY
 from captioning.report.comparison import Comparison, compare
@@ -118,7 +119,8 @@ class Demo:
 
     def _evaluate(self, name: str) -> None:
         overrides = self._overrides(FINETUNE, name)
-        if not self._is_evaluated(name, overrides):
+        flags = {"output_dir": str(self.folder / name), **self.flags}
+        if not is_scored(load_config(REPOSITORY / FINETUNE, overrides, flags)):
             self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 
     def _overrides(self, config: str, name: str) -> list[str]:
@@ -136,19 +138,6 @@ class Demo:
             raise Failed
         if stopping.asked():
             raise KeyboardInterrupt
-
-    def _is_evaluated(self, name: str, overrides: list[str]) -> bool:
-        """Whether the weights that are there have been scored under these very settings."""
-        folder = self.folder / name
-        scored = folder / "result" / "test" / "metrics.json"
-        settings = scored.with_name("config.yaml")
-        weights = folder / checkpointing.BEST
-        if not all(path.exists() for path in (scored, settings, weights)):
-            return False
-        if scored.stat().st_mtime < weights.stat().st_mtime:
-            return False
-        flags = {"output_dir": str(folder), **self.flags}
-        return load_config(settings) == load_config(REPOSITORY / FINETUNE, overrides, flags)
 
     def _report(self) -> None:
         self.comparison = compare(self.runs)

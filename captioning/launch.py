@@ -19,7 +19,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from captioning.stopping import LAUNCHER, SIGNALS
+from captioning.stopping import PARENT, SIGNALS
 
 USER_ERROR = 2  # the exit code of captioning.train after such a line
 
@@ -29,7 +29,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # torchrun installs the handler of this name for SIGTERM and SIGINT when it starts processes.
     api._terminate_process_handler = _pass_on
-    os.environ[LAUNCHER] = str(os.getpid())
+    os.environ[PARENT] = str(os.getpid())
     for number in SIGNALS:
         signal.signal(number, _pass_on)
     try:

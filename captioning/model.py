@@ -66,6 +66,7 @@ def _blip_from(config: Config) -> BlipCaptioner:
         vit_grad_ckpt=config.vit_grad_ckpt,
         vit_ckpt_layer=config.vit_ckpt_layer,
         max_tokens=config.max_tokens,
+        first_token_shift=config.first_token_shift,
     )
     check_lengths(config, len(captioner.prompt_ids), captioner.text_decoder.max_length)
     return captioner

@@ -15,7 +15,8 @@ from captioning.validation_history import why_over
 
 # What decides what a run becomes: with another value it would be another run.
 FIXED_KEYS = (
-    *("objective", "label_smoothing", "first_token_mle", "random_subset_size"),
+    *("objective", "label_smoothing", "first_token_mle", "first_token_shift"),
+    "random_subset_size",
     *("init_lr", "min_lr", "weight_decay", "warmup_steps", "warmup_lr", "clip_grad_norm"),
     *("dataset", "train_file", "captions_per_image", "max_words", "max_tokens", "image_size"),
     *("augmentation", "pretrained", "vit", "med_config", "prompt", "seed"),

@@ -10,7 +10,8 @@ from typing import Optional
 
 # Of pre-emption (SIGTERM, SIGUSR1: Slurm, Kubernetes, torchrun) and of a person at the keyboard.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-LAUNCHER = "CAPTIONING_LAUNCHER"  # the variable with its process id
+# In the environment of a process that works for another one, which is its parent: its id.
+PARENT = "CAPTIONING_PARENT"
 PR_SET_PDEATHSIG = 1
 
 
@@ -26,18 +27,22 @@ _launcher: Optional[int] = None  # the process that must live for this one to go
 def watch() -> Iterator[None]:
     """Within the block the signals set the flag, and nothing else; Ctrl-C twice ends at once.
 
-    A process that torchrun started is asked to stop, too, by torchrun's death.
+    A process that torchrun or a sweep started is asked to stop, too, by its parent's death.
     """
     global _asked, _launcher
-    _asked, _launcher = None, None
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _launcher = int(os.environ.get(LAUNCHER, os.getppid()))
+    _asked, _launcher = None, _parent()
     before = {number: signal.signal(number, _ask) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _parent() -> Optional[int]:
+    if PARENT in os.environ:  # it may have died before this process could ask
+        return int(os.environ[PARENT])
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def _ask(number: int, frame) -> None:

@@ -1,4 +1,4 @@
-"""What the README says of settings and commands is what there is."""
+"""What the README says of settings is what there is."""
 
 import re
 
@@ -29,11 +29,3 @@ def test_defaults_in_the_settings_table(repository, tmp_path):
                 assert getattr(config, name) == expected, name
                 checked += 1
     assert checked > 30
-
-
-def test_the_scripts_and_pages_it_names_exist(repository):
-    text = (repository / "README.md").read_text()
-    named = re.findall(r"scripts/\w+\.sh|configs/\w+\.(?:yaml|json)|\w+/README\.md", text)
-    assert len(set(named)) >= 7
-    for path in named:
-        assert (repository / path).exists(), path

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
-from captioning.report.figures import INK, look, new_figure, styles, svg
+from captioning.report.figures import INK, Style, look, new_figure, styles, svg
 
 
 class Axis(NamedTuple):
@@ -29,6 +29,21 @@ class Axis(NamedTuple):
         return value, (max(value - min(ends), 0.0), max(max(ends) - value, 0.0))
 
 
+class Pair(NamedTuple):
+    across: Axis
+    up: Axis
+
+
+class Point(NamedTuple):
+    """Where a row stands, and how far its intervals reach to either side; None without one."""
+
+    x: float
+    y: float
+    x_reach: Optional[tuple[float, float]]
+    y_reach: Optional[tuple[float, float]]
+    label: str
+
+
 # What is shown is the first of each that two rows or more have.
 DESCRIPTIVE = (
     Axis("true_facts", "true facts a caption"),
@@ -44,59 +59,80 @@ ACCURATE = (
 
 def plane(rows: list[Row]) -> Optional[Markup]:
     """The figure, or None where the rows lack the metrics for it."""
-    axes = _axes(rows)
+    axes = choose_axes(rows)
     if axes is None:
         return None
-    x_axis, y_axis = axes
     with look():
         figure = new_figure()
         ax = figure.add_subplot()
-        points = []
-        for row, style in zip(rows, styles([row.kind for row in rows])):
-            if x_axis.metric not in row.metrics or y_axis.metric not in row.metrics:
-                continue
-            x, x_reach = x_axis.of(row.metrics[x_axis.metric])
-            y, y_reach = y_axis.of(row.metrics[y_axis.metric])
-            ax.errorbar(
-                x,
-                y,
-                xerr=x_reach and [[end] for end in x_reach],
-                yerr=y_reach and [[end] for end in y_reach],
-                marker=style.marker,
-                color=style.colour,
-                markersize=7,
-                linewidth=1.2,
-                capsize=2.5,
-            )
-            points.append((x, y, x_reach, y_reach, row.label))
-        ax.margins(0.22)
-        if y_axis.offset:  # a share of 100: the margin above it has no numbers
-            ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= 100])
-        ax.grid()
-        ax.set_xlabel(f"{x_axis.label}  →")
-        ax.set_ylabel(f"{y_axis.label}  →")
-        _name_points(figure, ax, points)
-        described = "; ".join(f"{label} at {x:.2f}, {y:.2f}" for x, y, _, _, label in points)
-        return svg(figure, "plane", f"{y_axis.label} against {x_axis.label}: {described}")
+        points = [
+            draw_point(ax, axes, row, style, row.label)
+            for row, style in zip(rows, styles([row.kind for row in rows]))
+            if has_both(row, axes)
+        ]
+        name_axes(ax, axes)
+        name_points(figure, ax, points)
+        return svg(figure, "plane", described(axes, points))
 
 
 def axes_of(rows: list[Row]) -> Optional[tuple[str, str]]:
     """What is across and what is up, in words."""
-    axes = _axes(rows)
-    return axes and (axes[0].label, axes[1].label)
+    axes = choose_axes(rows)
+    return axes and (axes.across.label, axes.up.label)
 
 
-def _axes(rows: list[Row]) -> Optional[tuple[Axis, Axis]]:
+def has_both(row: Row, axes: Pair) -> bool:
+    return all(axis.metric in row.metrics for axis in axes)
+
+
+def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Point:
+    """A row's marker with the intervals of both metrics; its name stands in a legend, if any."""
+    x, x_reach = axes.across.of(row.metrics[axes.across.metric])
+    y, y_reach = axes.up.of(row.metrics[axes.up.metric])
+    ax.errorbar(
+        x,
+        y,
+        xerr=x_reach and [[end] for end in x_reach],
+        yerr=y_reach and [[end] for end in y_reach],
+        marker=style.marker,
+        color=style.colour,
+        markersize=7,
+        linewidth=1.2,
+        capsize=2.5,
+        linestyle="none",
+        label=label,
+    )
+    return Point(x, y, x_reach, y_reach, label)
+
+
+def name_axes(ax: Axes, axes: Pair) -> None:
+    ax.margins(0.22)
+    if axes.up.offset:  # a share of 100: the margin above it has no numbers
+        ax.set_yticks([tick for tick in ax.get_yticks() if 0 <= tick <= 100])
+    ax.grid()
+    ax.set_xlabel(f"{axes.across.label}  →")
+    ax.set_ylabel(f"{axes.up.label}  →")
+
+
+def described(axes: Pair, points: list[Point]) -> str:
+    """The figure in words, for those who do not see it."""
+    places = "; ".join(f"{point.label} at {point.x:.2f}, {point.y:.2f}" for point in points)
+    return f"{axes.up.label} against {axes.across.label}: {places}"
+
+
+def choose_axes(rows: list[Row]) -> Optional[Pair]:
+    """The first metrics of either kind that two rows or more have; None where there are none."""
+
     def shown(choices):
         return next((a for a in choices if sum(a.metric in r.metrics for r in rows) > 1), None)
 
     if shown(ACCURATE[:1]) and shown(DESCRIPTIVE[:1]):
-        return DESCRIPTIVE[0], ACCURATE[0]
+        return Pair(DESCRIPTIVE[0], ACCURATE[0])
     across, up = shown(DESCRIPTIVE[1:]), shown(ACCURATE[1:])
-    return (across, up) if across and up else None
+    return Pair(across, up) if across and up else None
 
 
-def _name_points(figure: Figure, ax: Axes, points: list[tuple]) -> None:
+def name_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
     """Write each point's name beside it, where it covers least of the others."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

@@ -105,6 +105,11 @@ def _cell(column: Column, metric: Optional[Estimate]) -> Optional[Cell]:
     return Cell(text(metric.value), interval)
 
 
+def shown_value(column: Column, metric: Optional[Estimate]) -> str:
+    """The value with its interval, "5.40 (5.14-5.66)", or "-" where there is none."""
+    return _one_line(_cell(column, metric))
+
+
 def _one_line(cell: Optional[Cell]) -> str:
     if cell is None:
         return "-"

@@ -4,11 +4,12 @@ images/scene_000000.png, ...
 scenes_{train,val,test}.json   images, each with five captions
 scenes.json                    what is in each image: seed, version and, by image id, the scene
 vocab.txt                      the words of the captions, for the tokeniser
+vocab_pieces.txt               the same and `##word` of those that begin one, for first_token_shift
 """
 
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Optional
 
@@ -22,6 +23,7 @@ from captioning.scenes.world import Scene, Thing, random_scene
 SPLITS = {"train": 6000, "val": 150, "test": 300}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PROMPT = "a picture of"
+PIECES = "vocab_pieces.txt"
 VERSION = 1  # of the world: another one draws other scenes from the same seed
 
 
@@ -35,6 +37,8 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     try:
         if folder.exists() and any(folder.iterdir()):
             _check(folder, made_from)
+            if not (folder / PIECES).exists():  # drawn before there was one
+                _write_pieces(folder, splits)
             return False
         _draw_all(folder, made_from)
     except OSError as error:
@@ -63,8 +67,18 @@ def _draw_all(folder: Path, made_from: dict) -> None:
                 bar.update()
             write_json(entries, staged / f"scenes_{split}.json")
     write_text("\n".join([*SPECIAL_TOKENS, *sorted(words)]) + "\n", staged / "vocab.txt")
+    _write_pieces(staged, splits)
     write_json({"made_from": made_from, "scenes": scenes}, staged / "scenes.json")
     staged.replace(folder)
+
+
+def _write_pieces(folder: Path, splits: Iterable[str]) -> None:
+    """In a file of its own: a larger vocabulary would draw the demo's captioner other weights."""
+    files = [folder / f"scenes_{split}.json" for split in splits]
+    captions = [text for path in files for entry in _json(path) for text in entry["caption"]]
+    first = sorted({caption.split()[0] for caption in captions})
+    pieces = "".join(f"##{word}\n" for word in first)
+    write_text(read_text(folder / "vocab.txt") + pieces, folder / PIECES)
 
 
 def read_scenes(path: Path) -> dict[int, Scene]:
@@ -91,8 +105,12 @@ def _check(folder: Path, made_from: dict) -> None:
         )
 
 
+def _json(path: Path):
+    return parse_json(read_text(path), path)
+
+
 def _read(path: Path) -> Optional[dict]:
-    content = parse_json(read_text(path), path)
+    content = _json(path)
     return (
         content if isinstance(content, dict) and {"made_from", "scenes"} <= set(content) else None
     )

@@ -38,6 +38,16 @@ def test_the_death_of_torchrun_is_a_request(monkeypatch):
         assert stopping.asked() == "the launcher's death"
 
 
+def test_the_death_of_a_sweep_is_a_request_even_before_it_is_looked_for(monkeypatch):
+    monkeypatch.setenv(stopping.PARENT, str(os.getppid()))
+    with stopping.watch():
+        assert stopping.asked() is None
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert stopping.asked() == "the launcher's death"
+    with stopping.watch():
+        assert stopping.asked() == "the launcher's death"
+
+
 def test_without_torchrun_the_death_of_a_parent_is_none(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     with stopping.watch():

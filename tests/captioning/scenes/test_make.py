@@ -6,8 +6,10 @@ import json
 import pytest
 from PIL import Image
 
+from captioning.config import load_config
 from captioning.data import read_annotations
 from captioning.errors import UserError
+from captioning.model import captioner_from
 from captioning.scenes.__main__ import main
 from captioning.scenes.annotators import ANNOTATORS
 from captioning.scenes.drawing import SIDE
@@ -42,6 +44,22 @@ def test_splits_are_annotations_with_five_captions_an_image(tmp_path):
             assert {word for text in sample.captions for word in text.split()} <= set(vocabulary)
             seen.append(sample.image_id)
     assert sorted(seen) == sorted(scenes) and len(set(seen)) == sum(SPLITS.values())
+
+
+def test_words_that_begin_a_caption_have_pieces_in_a_second_vocabulary(tmp_path, scenes_config):
+    make_scenes(tmp_path / "s", 0, SPLITS)
+    words, pieces = (
+        (tmp_path / "s" / name).read_text().split() for name in ("vocab.txt", "vocab_pieces.txt")
+    )
+    files = [tmp_path / "s" / f"scenes_{split}.json" for split in SPLITS]
+    captions = [text for file in files for s in read_annotations(file) for text in s.captions]
+    assert pieces == [*words, *sorted({"##" + caption.split()[0] for caption in captions})]
+    path = tmp_path / "s" / "vocab_pieces.txt"
+    settings = load_config(scenes_config, ["first_token_shift=true", f"tokenizer={path}"])
+    assert captioner_from(settings, None)[0].shift is not None
+    path.unlink()  # as in a folder of before there was one
+    assert not make_scenes(tmp_path / "s", 0, SPLITS)
+    assert path.read_text().split() == pieces
 
 
 def test_what_is_there_is_left_alone(tmp_path):

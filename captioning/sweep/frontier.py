@@ -1,0 +1,97 @@
+"""The frontier of accuracy and descriptiveness: the mixtures joined by a line, the rest beside."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from captioning.report.comparison import Row
+from captioning.report.figures import STYLES, Style, look, styles
+from captioning.report.plane import (
+    Pair,
+    Point,
+    choose_axes,
+    described,
+    draw_point,
+    has_both,
+    name_axes,
+    name_points,
+)
+
+_WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
+_BEHIND = "#9aa5b1"
+
+
+class Entry(NamedTuple):
+    """A line of the table and a point of the figure. weight: MLE's share, None off the frontier."""
+
+    row: Row
+    label: str
+    weight: Optional[float] = None
+
+    @property
+    def short(self) -> str:
+        """Its name in the figure, where a mixture needs but the number."""
+        between = self.weight is not None and 0 < self.weight < 1
+        return f"{self.weight:g}" if between else self.label
+
+
+def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
+    """Write the figure, of the kind that the path's ending names, and return it in words.
+
+    None, and no file, where fewer than two entries have the metrics of an axis. Points have the
+    95 % intervals of both metrics. What is no mixture has a panel of its own.
+    """
+    axes = choose_axes([entry.row for entry in entries])
+    if axes is None:
+        return None
+    entries = [entry for entry in entries if has_both(entry.row, axes)]
+    mixtures = sorted((e for e in entries if e.weight is not None), key=lambda e: e.weight)
+    humans = [entry for entry in entries if entry.row.kind == "humans"]
+    others = [entry for entry in entries if entry.weight is None and entry not in humans]
+    with look():
+        figure = Figure(figsize=(_WIDE if others else _NARROW, _HEIGHT), layout="constrained")
+        left, *right = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
+        _join(left, axes, mixtures, STYLES["mixture"].colour)
+        points = _points(left, axes, [*humans, *mixtures])
+        left.set_title("Mixtures, by the weight of MLE")
+        name_axes(left, axes)
+        for ax in right:
+            ends = [entry for entry in mixtures if entry.weight in (0, 1)]
+            _join(ax, axes, mixtures, _BEHIND)
+            points += _points(ax, axes, [*ends, *others])
+            ax.set_title("Ablations, the line behind them")
+            name_axes(ax, axes)
+            handles, names = ax.get_legend_handles_labels()
+            figure.legend(handles, names, loc="outside right center")
+        name_points(figure, left, points[: len(humans) + len(mixtures)])
+        figure.savefig(path, facecolor="white", dpi=150, metadata=_undated(path))
+    return described(axes, points)
+
+
+def _join(ax: Axes, axes: Pair, mixtures: Sequence[Entry], colour: str) -> None:
+    across, up = (
+        [axis.of(entry.row.metrics[axis.metric])[0] for entry in mixtures] for axis in axes
+    )
+    ax.plot(across, up, color=colour, linewidth=1.2, zorder=1)
+
+
+def _points(ax: Axes, axes: Pair, entries: Sequence[Entry]) -> list[Point]:
+    return [
+        draw_point(ax, axes, entry.row, style, entry.short)
+        for entry, style in zip(entries, _styles(entries))
+    ]
+
+
+def _styles(entries: Sequence[Entry]) -> list[Style]:
+    """As in the report, but what is on the line between MLE and SMILE looks alike."""
+    between = [entry.weight is not None and 0 < entry.weight < 1 for entry in entries]
+    others = iter(styles([e.row.kind for e, on_line in zip(entries, between) if not on_line]))
+    return [STYLES["mixture"] if on_line else next(others) for on_line in between]
+
+
+def _undated(path: Path) -> Optional[dict[str, None]]:
+    """The same runs give the same file."""
+    return {"Date": None} if path.suffix == ".svg" else None

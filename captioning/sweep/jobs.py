@@ -1,0 +1,136 @@
+"""Programs side by side, one a GPU or several on a CPU: stopped together, failing apart."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+
+from captioning import stopping
+from captioning.errors import UserError
+from captioning.run_log import say
+
+
+class Job(NamedTuple):
+    """A program and the file that its output is added to."""
+
+    name: str
+    command: list[str]
+    log: Path
+
+
+class Running(NamedTuple):
+    job: Job
+    process: subprocess.Popen
+    slot: dict[str, str]
+    began: float
+    log_began: int  # bytes of the log that are of earlier times
+
+
+def slots(device: str, jobs: Optional[int]) -> list[dict[str, str]]:
+    """The environment of each run that is to go at the same time as the others.
+
+    One a GPU, of those that this process sees; without GPUs `jobs`, which share the cores. Raises
+    UserError.
+    """
+    count = torch.cuda.device_count() if device in ("auto", "cuda") else 0
+    if count:
+        if jobs is not None and jobs > count:
+            raise UserError(f"--jobs is {jobs}, but there are {count} GPUs: it is one run a GPU")
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = seen.split(",") if seen else [str(number) for number in range(count)]
+        return [{"CUDA_VISIBLE_DEVICES": name} for name in names[: jobs or count]]
+    jobs = jobs or 1
+    if jobs > 1 and device.startswith("cuda"):
+        raise UserError(f"device is {device}, one GPU: leave --jobs or device to their defaults")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // jobs)))
+    return [{"OMP_NUM_THREADS": threads} for _ in range(jobs)]
+
+
+def run_jobs(jobs: Sequence[Job], free: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Run every job in the slots; why, by name, of those that failed, which ends no other.
+
+    Raises Stopped when this process was asked to stop and all jobs have ended for it, and
+    KeyboardInterrupt at once where Ctrl-C was pressed twice.
+    """
+    waiting, free, failures = list(jobs), list(free), {}
+    running: list[Running] = []
+    done, told, seconds = 0, None, []
+    width = len(free)
+    with stopping.watch():
+        try:
+            while running or (waiting and not stopping.asked()):
+                while waiting and free and not stopping.asked():
+                    running.append(_start(waiting.pop(0), free.pop(0)))
+                asked = stopping.asked()
+                if asked and told is None:
+                    told = asked
+                    say(f"stopping by {asked}: waiting for {len(running)} runs to save")
+                    for each in running:
+                        each.process.send_signal(signal.SIGTERM)
+                for each in [each for each in running if each.process.poll() is not None]:
+                    running.remove(each)
+                    free.append(each.slot)
+                    done += 1
+                    reason = _why_failed(each)
+                    took = time.monotonic() - each.began
+                    if told and reason:
+                        continue  # it goes on another time
+                    seconds.append(took)
+                    left = _left(seconds, len(jobs) - done, width)
+                    told_of = f"failed: {reason}" if reason else f"done in {took:.0f} s"
+                    say(f"[{done}/{len(jobs)}] {each.job.name}: {told_of}{left}")
+                    if reason:
+                        failures[each.job.name] = reason
+                time.sleep(0.05)
+        finally:
+            for each in running:  # Ctrl-C twice, or a bug here
+                each.process.kill()
+                each.process.wait()
+    if told:
+        raise stopping.Stopped
+    return failures
+
+
+def _start(job: Job, slot: dict[str, str]) -> Running:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(job.log, "ab") as log:
+        began = log.tell()
+        process = subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **slot, stopping.PARENT: str(os.getpid())},
+            start_new_session=True,  # Ctrl-C is for this process, which passes it on once
+        )
+    where = "".join(f" on GPU {value}" for key, value in slot.items() if key.startswith("CUDA"))
+    say(f"{job.name}: begun{where}, see {job.log}")
+    return Running(job, process, slot, time.monotonic(), began)
+
+
+def _why_failed(run: Running) -> Optional[str]:
+    """None for exit code 0, else the line in which it said what is wrong, or its exit code."""
+    code = run.process.returncode
+    if code == 0:
+        return None
+    with open(run.job.log, "rb") as log:
+        log.seek(run.log_began)
+        lines = log.read().decode(errors="replace").splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"it ended with {how}; its last lines are in {run.job.log}"
+
+
+def _left(seconds: list[float], jobs: int, width: int) -> str:
+    if not jobs:
+        return ""
+    minutes = sum(seconds) / len(seconds) * jobs / width / 60
+    return f", about {max(1, round(minutes))} min to go"

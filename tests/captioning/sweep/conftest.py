@@ -1,0 +1,44 @@
+"""Runs of a second each, in this process."""
+
+import pytest
+
+from captioning import stopping, train
+from captioning.sweep import one_run, sweep
+from tests.tiny_run import TINY_RUN
+
+
+@pytest.fixture(scope="session")
+def tiny_config(scenes, tmp_path_factory):
+    """Return the path of a configuration of one epoch of a few scenes."""
+    path = tmp_path_factory.mktemp("sweep") / "tiny.yaml"
+    text = TINY_RUN.format(data=scenes).replace("max_epoch: 3", "max_epoch: 1")
+    path.write_text(text + "max_length: 8\nmetrics: [length, facts]\nfacts_file: scenes.json\n")
+    return path
+
+
+@pytest.fixture
+def in_process(monkeypatch, tmp_path):
+    """Run jobs one after the other in this process; return the names of those that ran.
+
+    Those named in `fail` say what a program would have said; "stop" ends all.
+    """
+    monkeypatch.setenv("PATH", str(tmp_path))  # no Java: its start takes seconds
+    began, fail = [], {}
+
+    def run(jobs, slots):
+        failures = {}
+        for job in jobs:
+            if fail.get(job.name) == "stop":
+                raise stopping.Stopped
+            began.append(job.name)
+            if job.name in fail:
+                failures[job.name] = fail[job.name]
+                continue
+            module, arguments = job.command[2], job.command[3:]
+            program = {"captioning.train": train, "captioning.sweep.one_run": one_run}[module]
+            if program.main(arguments) != 0:
+                failures[job.name] = "it said why"
+        return failures
+
+    monkeypatch.setattr(sweep, "run_jobs", run)
+    return began, fail

@@ -1,0 +1,78 @@
+"""The figure and the table of a sweep show the runs' own numbers."""
+
+import re
+
+import pytest
+
+from captioning.metrics.bootstrap import Estimate
+from captioning.report.comparison import Row
+from captioning.sweep.frontier import Entry, draw_frontier
+from captioning.sweep.table import markdown_table
+
+
+def entry(label, kind, facts, wrong, weight=None):
+    metrics = {
+        "true_facts": Estimate(facts, facts - 0.25, facts + 0.25, 5),
+        "wrong_facts": Estimate(wrong, wrong - 1, wrong + 2, 5),
+        "lex_div": Estimate(0.05, None, None, 5),
+    }
+    return Entry(Row(label, kind, {}, metrics), label, weight)
+
+
+MIXTURES = [
+    entry("Humans", "humans", 3, 0),
+    entry("SMILE", "smile", 6, 10, 0.0),
+    entry("MLE", "mle", 2, 5, 1.0),
+    entry("0.01 MLE + 0.99 SMILE", "mixture", 5.5, 7, 0.01),
+]
+OTHERS = [entry("random subset of 10", "random", 2.5, 6), entry("reverse", "reverse", 1, 50)]
+
+
+def line_of(svg):
+    """The corners of the lines of three points, in the drawing's coordinates."""
+    found = []
+    for path in re.findall(r'<path d="([^"]*)"[^>]*/>', svg, re.S):
+        corners = re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)
+        if len(corners) == 3 and "z" not in path:
+            found.append([tuple(map(float, corner)) for corner in corners])
+    return found
+
+
+def test_mixtures_are_joined_in_the_order_of_their_weights(tmp_path):
+    path = tmp_path / "frontier.svg"
+    told = draw_frontier(MIXTURES, path)
+    assert told == (
+        "stated facts that are right (%) against true facts a caption: Humans at 3.00, 100.00; "
+        "SMILE at 6.00, 90.00; 0.01 at 5.50, 93.00; MLE at 2.00, 95.00"
+    )
+    (line,) = line_of(path.read_text())
+    (x0, y0), (x1, y1), (x2, y2) = line  # SMILE, 0.01, MLE; y is counted from above
+    assert (x0 - x1) / (x0 - x2) == pytest.approx((6 - 5.5) / (6 - 2), abs=1e-3)
+    assert (y0 - y1) / (y0 - y2) == pytest.approx((93 - 90) / (95 - 90), abs=1e-3)
+    again = tmp_path / "again.svg"
+    draw_frontier([MIXTURES[0], *MIXTURES[:0:-1]], again)
+    assert again.read_text() == path.read_text()
+
+
+def test_ablations_have_a_panel_of_their_own_with_the_line_behind_them(tmp_path):
+    told = draw_frontier([*MIXTURES, *OTHERS], tmp_path / "f.svg")
+    assert told.count("SMILE at 6.00, 90.00") == told.count("MLE at 2.00, 95.00") == 2
+    assert told.count("Humans") == told.count("random subset of 10 at 2.50, 94.00") == 1
+    assert len(line_of((tmp_path / "f.svg").read_text())) == 2
+    draw_frontier([*MIXTURES, *OTHERS], tmp_path / "f.png")
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_drawn_is_not(tmp_path):
+    assert draw_frontier(MIXTURES[1:2], tmp_path / "f.svg") is None
+    assert not (tmp_path / "f.svg").exists()
+
+
+def test_the_table_has_a_line_a_run_with_intervals():
+    without = Entry(Row("x", "mle", {}, {"true_facts": Estimate(4.0, None, None, 5)}), "x")
+    assert markdown_table([MIXTURES[3], without]).splitlines() == [
+        "|  | True facts, a caption | Wrong facts, % | Distinct words |",
+        "| --- | ---: | ---: | ---: |",
+        "| 0.01 MLE + 0.99 SMILE | 5.50 (5.25-5.75) | 7.0 (6.0-9.0) | 50 |",
+        "| x | 4.00 | - | - |",
+    ]

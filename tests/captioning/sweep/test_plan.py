@@ -1,0 +1,82 @@
+"""What a sweep's runs are: every published one, each once, each a configuration that is valid."""
+
+import pytest
+
+from captioning.config import load_config
+from captioning.sweep.plan import (
+    ABLATIONS,
+    mle_share,
+    plan,
+    read_ablations,
+    read_sizes,
+    read_weights,
+)
+
+
+@pytest.fixture
+def settings_of(scenes_config):
+    def settings(variant):
+        return load_config(scenes_config, variant.overrides)
+
+    return settings
+
+
+def test_mixtures_in_order_and_once(settings_of):
+    variants = plan([1, 0.01, 0, 0.5, 0.01], [])
+    assert [variant.name for variant in variants] == ["smile", "mle0.01", "mle0.5", "mle"]
+    assert [variant.weight for variant in variants] == [0, 0.01, 0.5, 1]
+    objectives = [settings_of(variant).objective for variant in variants]
+    mixed = [{"mle": 0.01, "smile": 0.99}, {"mle": 0.5, "smile": 0.5}]
+    assert objectives == ["smile", *mixed, "mle"]
+    assert [mle_share(settings_of(variant)) for variant in variants] == [0, 0.01, 0.5, 1]
+
+
+def test_the_ablations_are_the_published_ones(settings_of):
+    def told(name):
+        found = []
+        for variant in plan([], [name], [3, 10]):
+            config = settings_of(variant)
+            keys = (config.first_token_mle, config.first_token_shift, config.random_subset_size)
+            found.append((config.objective, *keys))
+        return found
+
+    usual = (True, False, 10)
+    assert told("objective") == [
+        ("mle", *usual),
+        ("smile", *usual),
+        ("random", *usual),
+        ("reverse", *usual),
+        ({"reverse": 0.5, "mle": 0.5}, *usual),
+    ]
+    assert told("first_token_mle") == [("smile", *usual), ("smile", False, False, 10)]
+    assert told("first_token_shift") == [("smile", *usual), ("smile", False, True, 10)]
+    assert told("subset_size") == [("random", True, False, 3), ("random", *usual)]
+
+
+def test_what_two_ablations_share_is_run_once(settings_of):
+    variants = plan([0, 0.01, 1], ABLATIONS)
+    told = [variant.name for variant in variants]
+    assert len(told) == len(set(told)) == 10
+    assert len({str(settings_of(variant)) for variant in variants}) == 10
+    assert told[:3] == ["smile", "mle0.01", "mle"]  # and these keep their place on the frontier
+    assert [variant.weight is None for variant in variants] == [False] * 3 + [True] * 7
+
+
+def test_a_share_of_other_objectives_is_none(scenes_config):
+    for objective, share in {"random": None, "{mle: 1, reverse: 1}": None}.items():
+        assert mle_share(load_config(scenes_config, [f"objective={objective}"])) is share
+    weights = load_config(scenes_config, ["objective={mle: 1, smile: 3}"])
+    assert mle_share(weights) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        *((read_weights, text) for text in ("", "0,x", "1.1", "-0.1", "nan", "0.1 0.2")),
+        *((read_sizes, text) for text in ("0", "1.5", "a")),
+        *((read_ablations, text) for text in ("first", "all,objective", "")),
+    ],
+)
+def test_what_cannot_be_read_is_named(read, text):
+    with pytest.raises(ValueError, match=f"^{text!r} |^'' |^'all' "):
+        read(text)

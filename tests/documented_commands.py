@@ -1,0 +1,225 @@
+"""The commands that a Markdown page shows, as bash runs them, and what is wrong with one.
+
+Each fenced bash block is run by bash itself, loops, variables and the project's scripts included,
+where every program but bash is a stand-in that writes down how it was called. What Python was to
+run is then given to the argument parser of that very module, and stops there.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import re
+import runpy
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.distributed import run as torchrun
+
+from captioning.config import load_config
+from captioning.errors import UserError
+
+BLOCK = re.compile(r"^( *)```(?:bash|sh|shell)\n(.*?)^\1```", re.S | re.M)  # in a list, indented
+OURS = re.compile(r"(?:configs|scripts|docs|tests|benchmarks)/[\w./-]+")
+OWN = ("smile", "decoding", "BLIP", "baselines", "captioning", "app", "benchmarks", "tests")
+# Programs that a page may call and that are not looked into.
+FOREIGN = (
+    *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "mkdir", "cp", "mv", "ls", "cat", "head"),
+    *("tail", "grep", "wc", "sleep", "nohup", "ssh", "srun", "sbatch", "scontrol", "nvidia-smi"),
+    *("tensorboard", "jq", "xdg-open"),
+)
+NEEDED_BY_SCRIPTS = ("bash", "dirname", "nproc", "getconf", "env")
+# What an environment variable before a command may be called, besides what our scripts read.
+KNOWN_VARIABLES = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_ENDPOINT"}
+OF_SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}
+STAND_IN = """#!/bin/bash
+{{ printf '%s\\0' "${{0##*/}}" "$@"; printf '\\0'; env -0; printf '\\0\\0'; }} > {record}.$$
+{cat} {record}.$$ >> {record}  # in one piece, whoever else writes in a pipe
+[[ ${{1:-}} != -c ]] || echo 1  # launch.sh asks how many GPUs there are
+"""
+
+
+class Wrong(Exception):
+    """What is wrong with a command."""
+
+
+class Command(NamedTuple):
+    """A program as it was called, and the variables that were set for it."""
+
+    words: list[str]
+    variables: dict[str, str]
+
+
+class _Parsed(BaseException):
+    """Ends a program when its arguments are read; nothing that it does is to catch this."""
+
+
+def pages(repository):
+    """The Markdown pages that a user reads."""
+    named = ("README.md", "docs/*.md", "data/README.md", "checkpoints/README.md")
+    return sorted(path for pattern in named for path in repository.glob(pattern))
+
+
+def blocks(page):
+    text = page.read_text(encoding="utf-8")
+    return [textwrap.dedent(block) for _, block in BLOCK.findall(text)]
+
+
+class Stage:
+    """A folder with the project's scripts in which blocks are run, to see what they call."""
+
+    def __init__(self, repository, folder):
+        self.repository, self.folder, self.record = repository, folder, folder / "record"
+        programs = folder / "bin"
+        programs.mkdir()
+        shutil.copytree(repository / "scripts", folder / "scripts")
+        setup = folder / "scripts" / "setup.sh"
+        setup.write_text(f"echo {programs / 'python'}\n")  # nothing is to be installed
+        for name in ("python", "torchrun", *FOREIGN):
+            path = programs / name
+            path.write_text(STAND_IN.format(record=self.record, cat=shutil.which("cat")))
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        for name in NEEDED_BY_SCRIPTS:
+            (programs / name).symlink_to(shutil.which(name))
+        self.variables = {"PATH": str(programs), "HOME": str(folder), **OF_SLURM}
+
+    def commands(self, block):
+        """What the block calls. Raises Wrong for what bash cannot run."""
+        self.record.unlink(missing_ok=True)
+        # Folders that a page makes are not there: mkdir is a stand-in, too.
+        text = f"set -eu -o pipefail\ncd() {{ :; }}\n{block}"
+        done = subprocess.run(
+            [shutil.which("bash"), "-c", text],
+            cwd=self.folder,
+            env=self.variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if done.returncode != 0:
+            raise Wrong(done.stderr.strip() or f"bash ended with {done.returncode}")
+        calls = (
+            self.record.read_bytes().decode().split("\0\0\0")[:-1] if self.record.exists() else []
+        )
+        return [self._command(call) for call in calls]
+
+    def _command(self, call):
+        words, _, variables = call.partition("\0\0")
+        found = dict(line.partition("=")[::2] for line in variables.split("\0"))
+        own = {"PWD", "OLDPWD", "SHLVL", "_", *self.variables}
+        return Command(words.split("\0"), {k: v for k, v in found.items() if k not in own})
+
+    def check(self, block):
+        """Raises Wrong, with the command, for the first of the block's that cannot be."""
+        for command in self.commands(block):
+            try:
+                self._check(command)
+            except (Wrong, UserError) as error:
+                raise Wrong(f"{' '.join(command.words)}: {error}") from error
+
+    def _check(self, command):
+        program, *words = command.words
+        scripts = "".join(path.read_text() for path in self.repository.glob("scripts/*.sh"))
+        for name in set(command.variables) - KNOWN_VARIABLES:
+            if not re.search(rf"\$\{{{name}\b", scripts):
+                raise Wrong(f"no script reads the variable {name}")
+        for word in words:
+            named = re.fullmatch(
+                r"(?:\./)?((?:configs|scripts|docs|tests|benchmarks)/[\w./-]+)", word
+            )
+            if named and not (self.repository / named[1]).exists():
+                raise Wrong(f"{named[1]} does not exist")
+        if program == "torchrun":
+            _check_launched(words)
+        elif program == "python" and words[:1] == ["-m"]:
+            check_module(words[1], words[2:])
+
+
+def check_module(name, words):
+    """Raises Wrong for a module that does not exist or that does not take the arguments."""
+    if name.split(".")[0] not in OWN:
+        if importlib.util.find_spec(name.split(".")[0]) is None and name not in FOREIGN:
+            raise Wrong(f"no module {name}")
+        return
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise Wrong(f"no module {name}")
+    if name == "captioning.launch":
+        _check_launched(words)
+    else:
+        check_settings(arguments_of(name, words))
+
+
+def _check_launched(words):
+    """The arguments are torchrun's, the last of them a program and its own."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            given = torchrun.parse_args(words)
+    except SystemExit:
+        raise Wrong(said.getvalue().strip().splitlines()[-1]) from None
+    if not given.module:
+        raise Wrong(f"{given.training_script} is launched, and not a module (-m)")
+    check_module(given.training_script, given.training_script_args)
+
+
+def arguments_of(module, words):
+    """What the module's own parser makes of the words. Raises Wrong."""
+    parsed = []
+
+    def stop_after(method):
+        def parse(parser, *given, **more):
+            parsed.append(method(parser, *given, **more))
+            raise _Parsed
+
+        return parse
+
+    methods = ("parse_args", "parse_intermixed_args")
+    before = {name: getattr(argparse.ArgumentParser, name) for name in methods}
+    argv = sys.argv
+    said = io.StringIO()
+    try:
+        for name, method in before.items():
+            setattr(argparse.ArgumentParser, name, stop_after(method))
+        sys.argv = [module, *words]
+        with contextlib.redirect_stderr(said), contextlib.suppress(_Parsed), _quietly():
+            runpy.run_module(module, run_name="__main__")
+    except SystemExit:
+        lines = said.getvalue().strip().splitlines() or ["it ended before it read its arguments"]
+        raise Wrong(lines[-1]) from None
+    finally:
+        sys.argv = argv
+        for name, method in before.items():
+            setattr(argparse.ArgumentParser, name, method)
+    if not parsed:
+        raise Wrong("it does not read its arguments with argparse")
+    return parsed[0]
+
+
+@contextlib.contextmanager
+def _quietly():
+    """Without runpy's warning that the module has been imported before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def check_settings(given):
+    """Raises UserError for configurations and key=value that cannot be, whatever program it is."""
+    configs = [getattr(given, name, None) for name in ("config", "pretrain")]
+    configs = [config for config in configs if config is not None]
+    # That of a run is where the page's other commands leave it.
+    configs = [config for config in configs if Path(config).parts[0] != "output"]
+    overrides = list(getattr(given, "overrides", []))
+    if overrides and not configs:
+        configs = ["configs/caption_coco.yaml"]
+    for config in configs:
+        load_config(config, overrides)

@@ -1,0 +1,132 @@
+"""Every command, file and module that the README and the pages in docs name is there, and works."""
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.documented_commands import OWN, Stage, Wrong, blocks, pages
+
+FILE = r"(?<![\w/])(?:configs|scripts|docs|benchmarks|tests)/[\w/.-]*\.(?:yaml|json|sh|py|md)\b"
+LINK = r"\]\((?!https?:|#)([^)#\s]+)"
+
+
+@pytest.fixture(scope="module")
+def stage(repository, tmp_path_factory):
+    return Stage(repository, tmp_path_factory.mktemp("stage"))
+
+
+@pytest.fixture(autouse=True)
+def in_the_repository(repository, monkeypatch):
+    """Relative paths in a page start there."""
+    monkeypatch.chdir(repository)
+
+
+def test_every_command_of_every_page(stage, repository):
+    wrong, seen = [], 0
+    for page in pages(repository):
+        for block in blocks(page):
+            seen += 1
+            try:
+                stage.check(block)
+            except Wrong as error:
+                wrong.append(f"{page.relative_to(repository)}: {error}")
+    assert wrong == []
+    assert seen > 20
+
+
+def test_blocks_are_found_in_lists_too(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```bash\na\n```\n- x\n  ```sh\n  b \\\n      c\n  ```\n\n```python\nd\n```\n")
+    assert blocks(page) == ["a\n", "b \\\n    c\n"]
+
+
+def test_bash_says_what_a_block_calls(stage):
+    block = """
+    # a comment
+    train="python -m captioning.train --config configs/caption_coco.yaml"
+    for weight in 0.1 0.5; do  # and another
+        $train objective="{mle: $weight, smile: 1}" \\
+            output_dir=output/$weight
+    done
+    NNODES=2 RDZV_ENDPOINT=a:1 NPROC_PER_NODE=4 bash scripts/eval.sh batch_size=8
+    """
+    first, second, third = stage.commands(block)
+    config = ["--config", "configs/caption_coco.yaml"]
+    assert first.words == [
+        *("python", "-m", "captioning.train", *config),
+        *("objective={mle: 0.1, smile: 1}", "output_dir=output/0.1"),
+    ]
+    assert second.words[-1] == "output_dir=output/0.5" and not second.variables.keys() - {"weight"}
+    assert third.words[1:7] == ["-m", "captioning.launch", "--nnodes", "2", "--nproc_per_node", "4"]
+    assert (
+        third.words[-7:]
+        == [*("captioning.train", *config, "--evaluate", "--eval_split", "test", "batch_size=8")][
+            -7:
+        ]
+    )
+    assert third.variables["NNODES"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        ("bash scripts/tune.sh", "scripts/tune.sh: No such file"),
+        ("bash scripts/train.sh configs/caption_coco.yml", "cannot read|does not exist"),
+        ("bash scripts/train.sh batchsize=3", "unknown key 'batchsize'; did you mean"),
+        ("bash scripts/train.sh objective=smil", "objective: found 'smil'"),
+        ("bash scripts/train.sh vit.depth=3", "vit is 'base', which holds no keys"),
+        ("bash scripts/train.sh --outputdir x", "unrecognized arguments: --outputdir"),
+        ("bash scripts/eval.sh --eval_split tset", "invalid choice: 'tset'"),
+        ("NPROC_PER_NOD=4 bash scripts/train.sh", "no script reads the variable NPROC_PER_NOD"),
+        ("NNODES=2 bash scripts/train.sh", "needs RDZV_ENDPOINT"),
+        ("NPROC_PER_NODE=2 bash scripts/train.sh keey=1", "unknown key 'keey'"),
+        ("bash scripts/demo.sh --fast", "unrecognized arguments: --fast"),
+        ("bash scripts/demo.sh bems=1", "unknown key 'bems'"),
+        ("bash scripts/soak.sh --kill x", "invalid int value: 'x'|unrecognized"),
+        ("python -m captioning.sweep configs/caption_coco.yaml --mles 0", "unrecognized"),
+        ("python -m captioning.sweep configs/none.yaml", "configs/none.yaml does not exist"),
+        ("python -m captioning.sweep configs/caption_coco.yaml --pretrain x.yaml", "cannot read"),
+        ("python -m captioning.tune", "no module captioning.tune"),
+        ("python -m caption.train", "no module caption.train"),
+        ("python -m captioning.config", "does not read its arguments"),
+        ("python -m captioning.launch --standalone train.py", "train.py is launched"),
+        ("torchrun --nproc_per_node 2 -m captioning.train --config a.yaml", "cannot read"),
+        ("torchrun --processes 2 -m captioning.train", "unrecognized arguments|required"),
+        ("python -m captioning.train --config configs/caption_coco.yaml | treee", "treee"),
+        ("for x in 1 2; do python -m captioning.report", "syntax error"),
+        ("bash scripts/train.sh $undefined", "undefined: unbound variable"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_found(stage, block, reason):
+    with pytest.raises(Wrong, match=reason):
+        stage.check(block)
+
+
+def test_what_pages_name_exists(repository):
+    missing = []
+    for page in pages(repository):
+        text = page.read_text(encoding="utf-8")
+        links = re.findall(LINK, text)
+        named = [page.parent / link for link in links]
+        named += [repository / name for name in re.findall(FILE, text)]
+        missing += [f"{page.name}: {path}" for path in named if not path.exists()]
+        for module in re.findall(r"\bpython -m ([\w.]+\w)", text):
+            if module.split(".")[0] in OWN and importlib.util.find_spec(module) is None:
+                missing.append(f"{page.name}: module {module}")
+    assert missing == []
+
+
+def test_pages_are_reached_from_the_readme(repository):
+    """A page that nothing links to is a page that nobody finds."""
+    seen, waiting = set(), [repository / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        seen.add(page)
+        for link in re.findall(
+            r"\]\((?!https?:|#)([^)#\s]+\.md)", page.read_text(encoding="utf-8")
+        ):
+            target = (page.parent / link).resolve()
+            if target not in seen and target.exists():
+                waiting.append(target)
+    assert [page for page in pages(repository) if page not in seen] == []
