@@ -36,7 +36,7 @@ def caption_images(
     loader = evaluation_loader(dataset, batch_size, rank(), world_size(), config.num_workers)
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
-    captioner = _ready(captioner, config, precision.dtype)
+    captioner = captioner.eval() if config.compile else ready(captioner, precision.dtype)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with progress(len(samples), description) as bar:
@@ -57,11 +57,11 @@ def caption_images(
     return [result for _, result in everything]
 
 
-def _ready(captioner: nn.Module, config: Config, dtype: torch.dtype) -> nn.Module:
+def ready(captioner: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The captioner that makes the captions: of BLIP a copy whose weights are cast only once.
 
-    Under `compile` it is the captioner itself, whose compiled parts a copy would leave behind.
+    It would leave parts behind that have been compiled.
     """
-    if isinstance(captioner, BlipCaptioner) and not config.compile:
+    if isinstance(captioner, BlipCaptioner):
         return inference_copy(captioner, dtype)
     return captioner.eval()
