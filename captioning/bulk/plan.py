@@ -1,6 +1,4 @@
-"""What is to be captioned, on disk: so that a program that was killed goes on with the very same."""
-
-from __future__ import annotations
+"""What is to be captioned, on disk: a program that was killed goes on with the very same."""
 
 import json
 from collections.abc import Iterable
