@@ -104,7 +104,7 @@ class Job:
         if self.write_shards:
             staged += self.write_shards.glob(f".*.tar.*{SUFFIX}")
         for path in staged:
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def _pairs(first: list[str], second: list[str]) -> list[str]:

@@ -8,14 +8,14 @@ from typing import Any
 from captioning.bulk import jsonl
 from captioning.bulk.job import Job
 from captioning.bulk.part import Part
-from captioning.bulk.plan import Plan, remove_plan
+from captioning.bulk.plan import Plan
 from captioning.bulk.planning import BASE
 from captioning.durable import staged
 from captioning.manifest import Hashed
 
 
 def merge(job: Job, plan: Plan) -> tuple[int, int]:
-    """Write `out` and `failed`, then `marker`, and remove the plan. Raises OSError.
+    """Write `out` and `failed`, then `marker`. Raises OSError.
 
     Returns how many images of the plan have captions, and how many failed.
 
@@ -39,7 +39,6 @@ def merge(job: Job, plan: Plan) -> tuple[int, int]:
     with staged(job.marker) as file:
         content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
         file.write(jsonl.encode(content))
-    remove_plan(job.parts)
     return tuple(sum(part[what] for part in counts) for what in ("images", "failed"))
 
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -72,6 +73,8 @@ class ShardImages(IterableDataset):
 
 def _decoded(name: str, data: Optional[bytes]) -> Image.Image:
     if data is None:
+        if not os.path.exists(name):
+            raise UserError(f"{name}: no such file")
         return load_image(name)
     try:
         return load_image(io.BytesIO(data))

@@ -125,13 +125,14 @@ class Run:
 
     def _merge(self) -> None:
         captioned, failed = merge(self.job, find(self.job.parts))
+        if self.job.parquet:
+            write_parquet(self.job.out, self.job.parquet)
+        remove_plan(self.job.parts)  # last: from here on the same command is another run
         self.captioned += captioned
         self.failed += failed
 
     def _end(self) -> None:
         job, tally = self.job, self.tally
-        if job.parquet:
-            write_parquet(job.out, job.parquet)
         rate = f" ({self.images / self.seconds:.1f} images a second)" if self.seconds else ""
         failed = self.failed + tally.failed
         why = f" ({job.failed} says why; --retry-failed tries them again)" if failed else ""

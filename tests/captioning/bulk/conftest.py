@@ -1,0 +1,52 @@
+"""A checkpoint of a tiny captioner, photos, and the program called as a user calls it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from captioning import caption
+from captioning.config import load_config
+from captioning.model import captioner_from
+
+
+@pytest.fixture(scope="session")
+def checkpoint(scenes_config, tmp_path_factory):
+    """Return the path of a checkpoint of a captioner with made-up weights."""
+    settings = ["max_length=9", 'prompt="a "', "num_beams=2", "batch_size=4", "seed=3"]
+    config = load_config(scenes_config, settings)
+    captioner, _ = captioner_from(config, None)
+    path = tmp_path_factory.mktemp("trained") / "checkpoint_best.pth"
+    torch.save({"model": captioner.state_dict(), "config": config.model_dump()}, path)
+    return path
+
+
+@pytest.fixture
+def photos(scenes, tmp_path):
+    """Return a folder of ten photos, one of them in a folder within."""
+    folder = tmp_path / "photos"
+    (folder / "within").mkdir(parents=True)
+    for path in sorted((scenes / "images").glob("*.png"))[:10]:
+        shutil.copy(path, folder)
+    last = max(folder.glob("*.png"))
+    last.rename(folder / "within" / last.name)
+    return folder
+
+
+def read_lines(path):
+    """Return the objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(checkpoint, tmp_path, capsys):
+    """Return a function that captions an input, and returns the lines and what was said."""
+
+    def call(source, *arguments, code=0):
+        out = tmp_path / "out" / "captions.jsonl"
+        given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu", *arguments]
+        assert caption.main(given) == code, capsys.readouterr().err
+        return (read_lines(out) if out.exists() else []), capsys.readouterr().err
+
+    return call
