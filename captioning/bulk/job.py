@@ -67,8 +67,7 @@ class Job:
         """Raise UserError where something cannot be written, before the work."""
         if self.out.is_dir() or self.out.suffix != ".jsonl":
             raise UserError(f"--out is {self.out}; it has to be a file that ends in .jsonl")
-        for folder in (self.out.parent, self.parts):
-            require_folder(folder)
+        require_folder(self.out.parent)
         if self.write_shards:
             require_webdataset("--write-shards")
             require_folder(self.write_shards)
@@ -77,6 +76,7 @@ class Job:
             if self.parquet.is_dir():
                 raise UserError(f"--parquet is {self.parquet}; it has to be a file")
             require_folder(self.parquet.parent)
+        require_folder(self.parts)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from typing import Callable
 
 import torch.distributed as dist
 
@@ -37,13 +38,18 @@ class Ranks:
             self.store.set("stop", "")
         return self.store.check(["stop"])
 
-    def wait_for_all(self) -> None:
-        """Return when every process has come here; after a while, where one was asked to stop."""
+    def wait_for_all(self, show: Callable[[int], None]) -> None:
+        """Return when every process has come here; after a while, where one was asked to stop.
+
+        show: is told of all images meanwhile.
+        """
         if self.store is None:
             return
         self.store.set(f"rank {distributed.rank()}", "")
         everyone = [f"rank {rank}" for rank in range(distributed.world_size())]
         waited = 0.0
         while not self.store.check(everyone) and waited < PATIENCE_S:
+            show(self.add("images", 0))
             time.sleep(PAUSE_S)
             waited = waited + PAUSE_S if self.asked_to_stop() else 0.0
+        show(self.add("images", 0))

@@ -117,7 +117,7 @@ class Run:
 
             with disks_told_of(self.job):
                 caption_shards(self.job, plan, own, self.model, ranks, show)
-            ranks.wait_for_all()
+            ranks.wait_for_all(show)
         self.images += ranks.add("images", 0)
         self.seconds += time.monotonic() - started
         if ranks.asked_to_stop():

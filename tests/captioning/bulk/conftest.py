@@ -13,8 +13,9 @@ from captioning.model import captioner_from
 
 @pytest.fixture(scope="session")
 def checkpoint(scenes_config, tmp_path_factory):
-    """Return the path of a checkpoint of a captioner with made-up weights."""
+    """Return the path of a checkpoint of a captioner that says something else of every photo."""
     settings = ["max_length=9", 'prompt="a "', "num_beams=2", "batch_size=4", "seed=3"]
+    settings += ["med_config.initializer_range=0.6"]
     config = load_config(scenes_config, settings)
     captioner, _ = captioner_from(config, None)
     path = tmp_path_factory.mktemp("trained") / "checkpoint_best.pth"

@@ -1,0 +1,348 @@
+"""A folder captioned as a user does it: every photo once, whatever some of the files are."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from PIL import Image
+
+from captioning import caption
+from captioning.bulk.model import Captioning
+from captioning.bulk.part import Part
+from captioning.data import evaluation_transform, load_image
+from captioning.trained import load_trained
+from decoding import DecodingSettings
+from tests.captioning.bulk.conftest import read_lines
+from tests.soak.processes import Processes
+
+
+@pytest.fixture
+def expected(checkpoint):
+    """Return a function that gives captions and scores of a photo, the captioner called for it."""
+    config, captioner = load_trained(str(checkpoint), None, torch.device("cpu"))
+    transform = evaluation_transform(config.image_size)
+
+    def call(path, **settings):
+        settings = DecodingSettings(**{"max_length": 9, "num_beams": 2, **settings})
+        found = captioner.generate_details(transform(load_image(path)).unsqueeze(0), settings)
+        return found.captions[0], found.scores[0].tolist()
+
+    return call
+
+
+@pytest.fixture
+def no_captioner(monkeypatch):
+    """Let the test fail where a captioner is loaded."""
+
+    def refuse(self, *arguments):
+        raise AssertionError("a captioner was loaded")
+
+    monkeypatch.setattr(Captioning, "__init__", refuse)
+
+
+def by_name(lines):
+    return {os.path.basename(line["image"]): line for line in lines}
+
+
+def test_every_photo_has_the_line_of_its_captioner(run, photos, expected, checkpoint):
+    lines, said = run(photos)
+    assert [line["image"] for line in lines] == sorted(map(str, photos.rglob("*.png")))
+    for line in lines:
+        captions, scores = expected(line["image"])
+        assert line["caption"] == captions[0] and "captions" not in line
+        assert line["score"] == pytest.approx(scores[0], abs=1e-4)
+        assert line["checkpoint"] == str(checkpoint)
+    assert lines[0]["settings"] == {
+        **{"num_beams": 2, "max_length": 9, "min_length": 5, "length_penalty": 1.0},
+        **{"repetition_penalty": 1.0, "num_return_sequences": 1, "precision": "fp32"},
+    }
+    assert "10/10" in said and "img/s" in said
+    assert "done 10 (" in said and "images a second), skipped 0, failed 0" in said
+    assert len({line["caption"] for line in lines}) == 10
+
+
+def test_decoding_settings_of_the_command_line(run, photos, expected):
+    flags = ["--num_beams", "3", "--num_return", "2", "--max_length", "7", "--prefix", "<"]
+    lines, _ = run(photos, *flags, "--length_penalty", "0.5", "--suffix", ">")
+    for line in lines:
+        captions, scores = expected(
+            line["image"], num_beams=3, num_return=2, max_length=7, length_penalty=0.5
+        )
+        assert line["captions"] == [f"<{text}>" for text in captions]
+        assert line["caption"] == line["captions"][0]
+        assert line["scores"] == pytest.approx(scores, abs=1e-4)
+        assert line["settings"]["num_return_sequences"] == 2
+
+
+def test_samples_depend_on_the_seed_alone(run, photos, tmp_path):
+    def sampled(*arguments):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        flags = ["--do_sample", "--top_p", "1", "--temperature", "2", "--num_return", "2"]
+        lines, _ = run(photos, "--shard_size", "4", *flags, *arguments)
+        assert lines[0]["settings"]["do_sample"] and "num_beams" not in lines[0]["settings"]
+        return [line["captions"] for line in lines]
+
+    first = sampled("--seed", "5")
+    assert sampled("--seed", "5", "--num_workers", "2") == first != sampled("--seed", "6")
+    assert any(one != two for one, two in first)
+
+
+def damage(photos):
+    """Put files beside the photos that are no photos, and two unusual ones that are."""
+    content = next(photos.glob("*.png")).read_bytes()
+    (photos / "cut.png").write_bytes(content[: len(content) // 2])
+    (photos / "empty.jpg").write_bytes(b"")
+    (photos / "text.jpg").write_text("no image")
+    (photos / "gone.jpg").symlink_to(photos / "nowhere.jpg")
+    Image.new("1", (14000, 14000)).save(photos / "vast.png")
+    Image.new("CMYK", (40, 30), (10, 20, 30, 40)).save(photos / "cmyk.jpg")
+    Image.new("L", (1, 300)).save(photos / "thin.png")
+    (photos / "notes.txt").write_text("not meant")
+    (photos / ".hidden.jpg").write_text("not meant")
+
+
+def test_bad_images_have_a_reason_and_end_nothing(run, photos, tmp_path, monkeypatch):
+    damage(photos)
+    lines, said = run(photos)
+    assert len(lines) == 12 and {"cmyk.jpg", "thin.png"} < set(by_name(lines))
+    failed = by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
+    assert (
+        "truncated" in failed["cut.png"]["error"] and "no such file" in failed["gone.jpg"]["error"]
+    )
+    assert "decompression bomb" in failed["vast.png"]["error"]
+    assert set(failed) == {"cut.png", "empty.jpg", "text.jpg", "gone.jpg", "vast.png"}
+    assert "failed 5" in said and "--retry-failed" in said
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioning, "__init__", lambda *a: pytest.fail("nothing is to be done"))
+        again, said = run(photos)
+    assert again == lines and "done 0, skipped 12, failed 5" in said
+    shutil.copy(photos / "thin.png", photos / "cut.png")
+    lines, said = run(photos, "--retry-failed")
+    assert len(lines) == 13 and lines[-1]["image"].endswith("cut.png")
+    assert "cut.png" not in by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
+    assert "done 1 (" in said and "skipped 12, failed 4" in said
+
+
+def test_failures_of_another_file_of_captions_stay(run, photos, tmp_path):
+    (tmp_path / "out").mkdir()
+    other = {"image": "x.jpg", "error": "no such file", "out": "other.jsonl"}
+    (tmp_path / "out" / "failed.jsonl").write_text(json.dumps(other) + "\n")
+    (photos / "text.jpg").write_text("no image")
+    run(photos)
+    failed = read_lines(tmp_path / "out" / "failed.jsonl")
+    assert [line["out"] for line in failed] == ["other.jsonl", "captions.jsonl"]
+    (photos / "text.jpg").unlink()
+    shutil.copy(next(photos.glob("*.png")), photos / "text.jpg")
+    run(photos, "--retry-failed")
+    assert read_lines(tmp_path / "out" / "failed.jsonl") == [other]
+
+
+@pytest.mark.parametrize(
+    ("existing", "text"),
+    [
+        ("skip", "{old}"),
+        ("overwrite", "<{new}"),
+        ("append", "{old} <{new}"),
+        ("prepend", "<{new} {old}"),
+    ],
+)
+def test_what_becomes_of_captions_that_are_there(run, photos, expected, tmp_path, existing, text):
+    before, _ = run(photos)
+    new = shutil.copy(photos / "within" / "scene_000009.png", photos / "new.png")
+    lines, said = run(photos, "--existing", existing, "--prefix", "<")
+    lines = {line["image"]: line["caption"] for line in lines}
+    assert len(lines) == 11
+    for line in before:
+        expectation = text.format(old=line["caption"], new=expected(line["image"])[0][0])
+        assert lines[line["image"]] == expectation
+    assert lines[str(new)] == "<" + expected(new)[0][0]
+    assert f"done {1 if existing == 'skip' else 11} (" in said
+
+
+def test_sidecars_beside_the_photos(run, photos, expected):
+    tagged, empty = sorted(photos.glob("*.png"))[:2]
+    tagged.with_suffix(".caption").write_text("two\nlines\n")
+    empty.with_suffix(".caption").write_text("")
+    lines, said = run(photos, "--sidecar", ".caption")
+    assert len(lines) == 9 and "skipped 1" in said  # a caption from elsewhere is one
+    for line in lines:
+        sidecar = os.path.splitext(line["image"])[0] + ".caption"
+        assert Path(sidecar).read_text() == expected(line["image"])[0][0] + "\n"
+    assert tagged.with_suffix(".caption").read_text() == "two\nlines\n"
+    flags = ["--sidecar", ".caption", "--existing", "prepend", "--num_return", "2"]
+    run(photos, *flags)
+    one, two = expected(tagged, num_return=2)[0]
+    assert tagged.with_suffix(".caption").read_text() == f"{one} two\n{two} lines\n"
+
+
+def test_sidecars_of_captions_that_are_there_need_no_captioner(run, photos, no_captioner, tmp_path):
+    photo = min(photos.glob("*.png"))
+    (tmp_path / "out").mkdir()
+    line = json.dumps({"image": str(photo), "caption": "a", "captions": ["a", "b"]})
+    (tmp_path / "out" / "captions.jsonl").write_text(line + "\n")
+    run(photo, "--sidecar")
+    assert photo.with_suffix(".txt").read_text() == "a\nb\n"
+
+
+REFUSED = [
+    (["--out", "{out}.json"], "has to be a file that ends in .jsonl"),
+    (["--out", "{photos}/scene_000000.png/a.jsonl"], "cannot write"),
+    (["--parquet", "{photos}"], "--parquet is"),
+    (["--write-shards", "{photos}/scene_000000.png"], "cannot write"),
+    (["--root", "{photos}"], "--root is for a list"),
+    (["--glob", "*.gif"], "found no images"),
+    (["--sidecar"], "would both have the sidecar"),
+    (["{out}.jpg"], "no such photo, folder or list"),
+    (["{out}{{1..3}}.tar"], "3 of 3 tars are missing"),
+]
+
+
+@pytest.mark.parametrize(("flags", "reason"), REFUSED)
+def test_what_cannot_be_is_one_line_before_the_captioner_is_loaded(
+    photos, tmp_path, capsys, no_captioner, flags, reason
+):
+    shutil.copy(photos / "scene_000000.png", photos / "scene_000000.jpg")
+    out = tmp_path / "captions.jsonl"
+    flags = [flag.format(out=out, photos=photos) for flag in flags]
+    source = [] if flags[0].startswith(str(out)) else [str(photos)]
+    assert caption.main(["x.pth", *source, "--out", str(out), "--device", "cpu", *flags]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("error: ") and reason in said[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_sidecars_that_cannot_be_written(run, photos, monkeypatch, no_captioner):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
+    _, said = run(photos, "--sidecar", code=2)
+    assert "within, where --sidecar puts captions" in said
+
+
+def test_two_programs_do_not_write_one_file(run, photos, tmp_path, no_captioner):
+    (tmp_path / "out" / "captions.jsonl.parts").mkdir(parents=True)
+    with FileLock(str(tmp_path / "out" / "captions.jsonl.parts" / "lock")):
+        _, said = run(photos, code=2)
+    assert "another program is writing it" in said
+
+
+def test_settings_that_do_not_go_together(run, photos):
+    _, said = run(photos, "--num_return", "3", code=2)
+    assert "num_return is 3 with num_beams 2" in said
+    _, said = run(photos, "--restart", "--max_length", "3", code=2)
+    assert "min_length is 5, above max_length, 3" in said
+
+
+def test_a_checkpoint_that_is_not_of_a_run_here_needs_a_config(
+    run, photos, checkpoint, scenes_config, tmp_path
+):
+    released = tmp_path / "released.pth"
+    torch.save({"model": torch.load(checkpoint)["model"]}, released)
+    out = str(tmp_path / "out" / "captions.jsonl")
+    given = [str(released), str(photos), "--out", out, "--device", "cpu"]
+    assert caption.main(given) == 2
+    given += ["--restart", "--config", str(scenes_config), "--max_length", "9"]
+    assert caption.main([*given, "--num_beams", "1"]) == 0
+    assert len(read_lines(tmp_path / "out" / "captions.jsonl")) == 10
+
+
+def test_a_runs_folder_stands_for_its_best_checkpoint(run, photos, checkpoint, tmp_path):
+    out = tmp_path / "a.jsonl"
+    assert caption.main([str(checkpoint.parent), str(photos), "--out", str(out)]) == 0
+    assert read_lines(out)[0]["checkpoint"] == str(checkpoint)
+    assert caption.main([str(photos), str(photos), "--out", str(out)]) == 2
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
+    run, photos, monkeypatch, tmp_path, workers
+):
+    whole, _ = run(photos)
+    shutil.rmtree(tmp_path / "out")
+    made = []
+    add = Part.add
+
+    def counted(self, lines):
+        add(self, lines)
+        made.extend(line["image"] for line in lines)
+        if len(made) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Part, "add", counted)
+    flags = ["--batch_size", "2", "--shard_size", "5", "--num_workers", workers]
+    lines, said = run(photos, *flags)
+    assert not lines and "stopped by SIGTERM; the same command goes on from here" in said
+    assert len(made) == 4
+    _, said = run(photos, *flags, "--num_beams", "1", code=2)
+    assert "an unfinished run had num_beams None, and now it is 1" in said and len(made) == 4
+    lines, said = run(photos, *flags)
+    assert ("going on" in said and "| 4/10" in said.replace("100%", "")) or "4/10" in said
+    assert sorted(made) == sorted(line["image"] for line in lines)  # each was made once
+    assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
+
+
+def test_an_unfinished_run_can_be_dropped(run, photos, tmp_path, monkeypatch):
+    def fail(self, batch, number, job):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioning, "lines", fail)
+        _, said = run(photos, code=2)
+    assert said.splitlines()[-1].endswith("captions.jsonl: No space left on device")
+    lines, _ = run(photos, "--num_beams", "1", "--restart")
+    assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_the_shards(run, photos, checkpoint, tmp_path, processes):
+    """Three have two shards among them: one has nothing to do."""
+    (photos / "text.jpg").write_text("no image")
+    alone, _ = run(photos)
+    out = tmp_path / "shared" / "captions.jsonl"
+    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
+    given += ["--shard_size", "6", "--num_workers", "1"]
+
+    def record(rank):
+        add = Part.add
+
+        def recorded(self, lines):
+            add(self, lines)
+            with open(tmp_path / f"rank{rank}", "a") as file:
+                file.writelines(line["image"] + "\n" for line in lines)
+
+        Part.add = recorded
+
+    shared = Processes(caption.main, given, tmp_path / "said", processes, record)
+    assert shared.wait() == [0] * processes, shared.said()
+    assert read_lines(out) == alone
+    counts = [len(path.read_text().splitlines()) for path in sorted(tmp_path.glob("rank*"))]
+    assert counts == [6, 5]
+    assert "11/11" in shared.said() and "done 10 (" in shared.said()
+
+
+def test_a_signal_to_one_of_two_processes_stops_both(run, photos, checkpoint, tmp_path):
+    out = tmp_path / "shared" / "captions.jsonl"
+    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
+    given += ["--shard_size", "5", "--batch_size", "1", "--num_workers", "0"]
+
+    def stop(rank):
+        add = Part.add
+
+        def stopped(self, lines):
+            add(self, lines)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        Part.add = stopped
+
+    both = Processes(caption.main, given, tmp_path / "said", 2, stop)
+    assert both.wait() == [0, 0], both.said()
+    assert "the same command goes on" in both.said() and not out.exists()
+    both = Processes(caption.main, given, tmp_path / "said", 2)
+    assert both.wait() == [0, 0], both.said()
+    alone, _ = run(photos)
+    assert read_lines(out) == alone
