@@ -54,7 +54,7 @@ def _csv(path: Path, column: Optional[str]) -> Iterator[Item]:
 def _jsonl(path: Path, column: Optional[str]) -> Iterator[Item]:
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
-            row = parse_json(line, path, first_line=number)
+            row = parse_json(line.rstrip("\n"), path, first_line=number)
             yield _item(row, f"{path}: line {number}", column)
 
 

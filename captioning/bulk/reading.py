@@ -77,10 +77,21 @@ def _decoded(name: str, data: Optional[bytes]) -> Image.Image:
             raise UserError(f"{name}: no such file")
         return load_image(name)
     try:
-        return load_image(io.BytesIO(data))
+        return load_image(_Member(data, name))
     except UserError as error:
         reason = str(error).partition("not a readable image")[2]
         raise UserError(f"{name}: not a readable image{reason}") from None
+
+
+class _Member(io.BytesIO):
+    """The bytes of an image under the name that Pillow gives it in errors."""
+
+    def __init__(self, data: bytes, name: str):
+        super().__init__(data)
+        self.name = name
+
+    def __repr__(self) -> str:
+        return repr(self.name)
 
 
 def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -96,7 +107,9 @@ def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 found = {"image": member.name, "image_id": member.key, "data": member.data}
                 yield {**found, "old": old[member.name]} if member.name in old else found
     except Exception as error:  # tarfile's, gzip's, the library's, of a tar that is not whole
-        reason = " ".join(str(error).split()) or type(error).__name__
+        # The library adds what it was reading to the first words of the error, and after them.
+        told = str(error.args[0]).partition(" @ ")[0] if error.args else ""
+        reason = " ".join(told.split()) or type(error).__name__
         yield {"image": entry["tar"], "error": f"{entry['tar']}: cannot be read on: {reason}"}
 
 

@@ -1,5 +1,6 @@
 """The shards of one process: captioned, written down batch by batch, and finished one by one."""
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -96,7 +97,9 @@ def _samples(
     if tar is None:
         for place, line in enumerate(lines):
             path = Path(line["image"])
-            yield f"{number:05d}{place:06d}", path.suffix[1:].lower(), path.read_bytes(), line
+            with contextlib.suppress(FileNotFoundError):  # removed since it was captioned
+                data = path.read_bytes()
+                yield f"{number:05d}{place:06d}", path.suffix[1:].lower(), data, line
         return
     by_name = {line["image"]: line for line in lines}
     for member in itertools.takewhile(lambda _: by_name, tars.members(tar)):  # no further than read

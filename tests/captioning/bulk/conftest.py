@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from captioning import caption
+from captioning.bulk.model import Captioning
 from captioning.config import load_config
+from captioning.data import evaluation_transform, load_image
 from captioning.model import captioner_from
+from captioning.trained import load_trained
+from decoding import DecodingSettings
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +52,30 @@ def run(checkpoint, tmp_path, capsys):
         out = tmp_path / "out" / "captions.jsonl"
         given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu", *arguments]
         assert caption.main(given) == code, capsys.readouterr().err
-        return (read_lines(out) if out.exists() else []), capsys.readouterr().err
+        return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err
 
     return call
+
+
+@pytest.fixture
+def expected(checkpoint):
+    """Return a function that gives captions and scores of a photo, the captioner called for it."""
+    config, captioner = load_trained(str(checkpoint), None, torch.device("cpu"))
+    transform = evaluation_transform(config.image_size)
+
+    def call(path, **settings):
+        settings = DecodingSettings(**{"max_length": 9, "num_beams": 2, **settings})
+        found = captioner.generate_details(transform(load_image(path)).unsqueeze(0), settings)
+        return found.captions[0], found.scores[0].tolist()
+
+    return call
+
+
+@pytest.fixture
+def no_captioner(monkeypatch):
+    """Let the test fail where a captioner is loaded."""
+
+    def refuse(self, *arguments):
+        raise AssertionError("a captioner was loaded")
+
+    monkeypatch.setattr(Captioning, "__init__", refuse)

@@ -3,46 +3,15 @@
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from PIL import Image
 
 from captioning import caption
 from captioning.bulk.model import Captioning
-from captioning.bulk.part import Part
-from captioning.data import evaluation_transform, load_image
-from captioning.trained import load_trained
-from decoding import DecodingSettings
 from tests.captioning.bulk.conftest import read_lines
-from tests.soak.processes import Processes
-
-
-@pytest.fixture
-def expected(checkpoint):
-    """Return a function that gives captions and scores of a photo, the captioner called for it."""
-    config, captioner = load_trained(str(checkpoint), None, torch.device("cpu"))
-    transform = evaluation_transform(config.image_size)
-
-    def call(path, **settings):
-        settings = DecodingSettings(**{"max_length": 9, "num_beams": 2, **settings})
-        found = captioner.generate_details(transform(load_image(path)).unsqueeze(0), settings)
-        return found.captions[0], found.scores[0].tolist()
-
-    return call
-
-
-@pytest.fixture
-def no_captioner(monkeypatch):
-    """Let the test fail where a captioner is loaded."""
-
-    def refuse(self, *arguments):
-        raise AssertionError("a captioner was loaded")
-
-    monkeypatch.setattr(Captioning, "__init__", refuse)
 
 
 def by_name(lines):
@@ -190,53 +159,6 @@ def test_sidecars_of_captions_that_are_there_need_no_captioner(run, photos, no_c
     assert photo.with_suffix(".txt").read_text() == "a\nb\n"
 
 
-REFUSED = [
-    (["--out", "{out}.json"], "has to be a file that ends in .jsonl"),
-    (["--out", "{photos}/scene_000000.png/a.jsonl"], "cannot write"),
-    (["--parquet", "{photos}"], "--parquet is"),
-    (["--write-shards", "{photos}/scene_000000.png"], "cannot write"),
-    (["--root", "{photos}"], "--root is for a list"),
-    (["--glob", "*.gif"], "found no images"),
-    (["--sidecar"], "would both have the sidecar"),
-    (["{out}.jpg"], "no such photo, folder or list"),
-    (["{out}{{1..3}}.tar"], "3 of 3 tars are missing"),
-]
-
-
-@pytest.mark.parametrize(("flags", "reason"), REFUSED)
-def test_what_cannot_be_is_one_line_before_the_captioner_is_loaded(
-    photos, tmp_path, capsys, no_captioner, flags, reason
-):
-    shutil.copy(photos / "scene_000000.png", photos / "scene_000000.jpg")
-    out = tmp_path / "captions.jsonl"
-    flags = [flag.format(out=out, photos=photos) for flag in flags]
-    source = [] if flags[0].startswith(str(out)) else [str(photos)]
-    assert caption.main(["x.pth", *source, "--out", str(out), "--device", "cpu", *flags]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith("error: ") and reason in said[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_sidecars_that_cannot_be_written(run, photos, monkeypatch, no_captioner):
-    monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
-    _, said = run(photos, "--sidecar", code=2)
-    assert "within, where --sidecar puts captions" in said
-
-
-def test_two_programs_do_not_write_one_file(run, photos, tmp_path, no_captioner):
-    (tmp_path / "out" / "captions.jsonl.parts").mkdir(parents=True)
-    with FileLock(str(tmp_path / "out" / "captions.jsonl.parts" / "lock")):
-        _, said = run(photos, code=2)
-    assert "another program is writing it" in said
-
-
-def test_settings_that_do_not_go_together(run, photos):
-    _, said = run(photos, "--num_return", "3", code=2)
-    assert "num_return is 3 with num_beams 2" in said
-    _, said = run(photos, "--restart", "--max_length", "3", code=2)
-    assert "min_length is 5, above max_length, 3" in said
-
-
 def test_a_checkpoint_that_is_not_of_a_run_here_needs_a_config(
     run, photos, checkpoint, scenes_config, tmp_path
 ):
@@ -255,94 +177,3 @@ def test_a_runs_folder_stands_for_its_best_checkpoint(run, photos, checkpoint, t
     assert caption.main([str(checkpoint.parent), str(photos), "--out", str(out)]) == 0
     assert read_lines(out)[0]["checkpoint"] == str(checkpoint)
     assert caption.main([str(photos), str(photos), "--out", str(out)]) == 2
-
-
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
-    run, photos, monkeypatch, tmp_path, workers
-):
-    whole, _ = run(photos)
-    shutil.rmtree(tmp_path / "out")
-    made = []
-    add = Part.add
-
-    def counted(self, lines):
-        add(self, lines)
-        made.extend(line["image"] for line in lines)
-        if len(made) == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Part, "add", counted)
-    flags = ["--batch_size", "2", "--shard_size", "5", "--num_workers", workers]
-    lines, said = run(photos, *flags)
-    assert not lines and "stopped by SIGTERM; the same command goes on from here" in said
-    assert len(made) == 4
-    _, said = run(photos, *flags, "--num_beams", "1", code=2)
-    assert "an unfinished run had num_beams None, and now it is 1" in said and len(made) == 4
-    lines, said = run(photos, *flags)
-    assert ("going on" in said and "| 4/10" in said.replace("100%", "")) or "4/10" in said
-    assert sorted(made) == sorted(line["image"] for line in lines)  # each was made once
-    assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
-
-
-def test_an_unfinished_run_can_be_dropped(run, photos, tmp_path, monkeypatch):
-    def fail(self, batch, number, job):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Captioning, "lines", fail)
-        _, said = run(photos, code=2)
-    assert said.splitlines()[-1].endswith("captions.jsonl: No space left on device")
-    lines, _ = run(photos, "--num_beams", "1", "--restart")
-    assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_processes_share_the_shards(run, photos, checkpoint, tmp_path, processes):
-    """Three have two shards among them: one has nothing to do."""
-    (photos / "text.jpg").write_text("no image")
-    alone, _ = run(photos)
-    out = tmp_path / "shared" / "captions.jsonl"
-    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
-    given += ["--shard_size", "6", "--num_workers", "1"]
-
-    def record(rank):
-        add = Part.add
-
-        def recorded(self, lines):
-            add(self, lines)
-            with open(tmp_path / f"rank{rank}", "a") as file:
-                file.writelines(line["image"] + "\n" for line in lines)
-
-        Part.add = recorded
-
-    shared = Processes(caption.main, given, tmp_path / "said", processes, record)
-    assert shared.wait() == [0] * processes, shared.said()
-    assert read_lines(out) == alone
-    counts = [len(path.read_text().splitlines()) for path in sorted(tmp_path.glob("rank*"))]
-    assert counts == [6, 5]
-    assert "11/11" in shared.said() and "done 10 (" in shared.said()
-
-
-def test_a_signal_to_one_of_two_processes_stops_both(run, photos, checkpoint, tmp_path):
-    out = tmp_path / "shared" / "captions.jsonl"
-    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
-    given += ["--shard_size", "5", "--batch_size", "1", "--num_workers", "0"]
-
-    def stop(rank):
-        add = Part.add
-
-        def stopped(self, lines):
-            add(self, lines)
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        Part.add = stopped
-
-    both = Processes(caption.main, given, tmp_path / "said", 2, stop)
-    assert both.wait() == [0, 0], both.said()
-    assert "the same command goes on" in both.said() and not out.exists()
-    both = Processes(caption.main, given, tmp_path / "said", 2)
-    assert both.wait() == [0, 0], both.said()
-    alone, _ = run(photos)
-    assert read_lines(out) == alone

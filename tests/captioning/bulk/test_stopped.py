@@ -1,0 +1,104 @@
+"""Runs that are stopped, go on, or are shared by several processes."""
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from captioning import caption
+from captioning.bulk.model import Captioning
+from captioning.bulk.part import Part
+from tests.captioning.bulk.conftest import read_lines
+from tests.soak.processes import Processes
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
+    run, photos, monkeypatch, tmp_path, workers
+):
+    whole, _ = run(photos)
+    shutil.rmtree(tmp_path / "out")
+    made = []
+    add = Part.add
+
+    def counted(self, lines):
+        add(self, lines)
+        made.extend(line["image"] for line in lines)
+        if len(made) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Part, "add", counted)
+    flags = ["--batch_size", "2", "--shard_size", "5", "--num_workers", workers]
+    lines, said = run(photos, *flags)
+    assert not lines and "stopped by SIGTERM; the same command goes on from here" in said
+    assert len(made) == 4
+    _, said = run(photos, *flags, "--num_beams", "1", code=2)
+    assert "an unfinished run had num_beams None, and now it is 1" in said and len(made) == 4
+    lines, said = run(photos, *flags)
+    assert ("going on" in said and "| 4/10" in said.replace("100%", "")) or "4/10" in said
+    assert sorted(made) == sorted(line["image"] for line in lines)  # each was made once
+    assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
+
+
+def test_an_unfinished_run_can_be_dropped(run, photos, tmp_path, monkeypatch):
+    def fail(self, batch, number, job):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioning, "lines", fail)
+        _, said = run(photos, code=2)
+    assert said.splitlines()[-1].endswith("captions.jsonl: No space left on device")
+    lines, _ = run(photos, "--num_beams", "1", "--restart")
+    assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_the_shards(run, photos, checkpoint, tmp_path, processes):
+    """Three have two shards among them: one has nothing to do."""
+    (photos / "text.jpg").write_text("no image")
+    alone, _ = run(photos)
+    out = tmp_path / "shared" / "captions.jsonl"
+    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
+    given += ["--shard_size", "6", "--num_workers", "1"]
+
+    def record(rank):
+        add = Part.add
+
+        def recorded(self, lines):
+            add(self, lines)
+            with open(tmp_path / f"rank{rank}", "a") as file:
+                file.writelines(line["image"] + "\n" for line in lines)
+
+        Part.add = recorded
+
+    shared = Processes(caption.main, given, tmp_path / "said", processes, record)
+    assert shared.wait() == [0] * processes, shared.said()
+    assert read_lines(out) == alone
+    counts = [len(path.read_text().splitlines()) for path in sorted(tmp_path.glob("rank*"))]
+    assert counts == [6, 5]
+    assert "11/11" in shared.said() and "done 10 (" in shared.said()
+
+
+def test_a_signal_to_one_of_two_processes_stops_both(run, photos, checkpoint, tmp_path):
+    out = tmp_path / "shared" / "captions.jsonl"
+    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
+    given += ["--shard_size", "5", "--batch_size", "1", "--num_workers", "0"]
+
+    def stop(rank):
+        add = Part.add
+
+        def stopped(self, lines):
+            add(self, lines)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        Part.add = stopped
+
+    both = Processes(caption.main, given, tmp_path / "said", 2, stop)
+    assert both.wait() == [0, 0], both.said()
+    assert "the same command goes on" in both.said() and not out.exists()
+    both = Processes(caption.main, given, tmp_path / "said", 2)
+    assert both.wait() == [0, 0], both.said()
+    alone, _ = run(photos)
+    assert read_lines(out) == alone
