@@ -38,14 +38,17 @@ class Run:
 
     def run(self) -> None:
         """Raises UserError, and Stopped when asked to stop: all that is done is kept."""
+        before = 0
         with ExitStack() as held:
             self._on_main(lambda: self._begin(held))
             resumed = distributed.broadcast_from_main(find(self.job.parts) is not None)
             if resumed:
                 self._finish()
+                before, self.failed = self.captioned, 0  # which the next plan counts again
             # Of a plan that overwrites or appends nothing is left to do when it is finished.
             if not resumed or self.job.keeps():
                 self._on_main(self._plan)
+                self.tally.skipped -= before
                 self._finish()
             self._on_main(self._end)
 
@@ -136,7 +139,8 @@ class Run:
         rate = f" ({self.images / self.seconds:.1f} images a second)" if self.seconds else ""
         failed = self.failed + tally.failed
         why = f" ({job.failed} says why; --retry-failed tries them again)" if failed else ""
-        for line in itertools.islice(filter(None, jsonl.read(job.out)), EXAMPLES):
+        examples = filter(None, jsonl.read(job.out)) if self.captioned else ()
+        for line in itertools.islice(examples, EXAMPLES):
             say(f"{line['image']}: {line['caption']}")
         say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
         say(f"captions are in {job.out}")
