@@ -103,6 +103,8 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         value = getattr(arguments, name)
         if value is not None and value < smallest:
             parser.error(f"--{name} is {value}; it has to be {smallest} or more")
+    if arguments.verify and arguments.existing != "skip":
+        parser.error(f"--verify leaves captions that are there; --existing {arguments.existing} no")
     extension = arguments.sidecar
     if extension is not None and (not extension.startswith(".") or os.sep in extension):
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")

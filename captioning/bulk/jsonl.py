@@ -14,6 +14,11 @@ def encode(entry: Any) -> bytes:
         return json.dumps(entry).encode() + b"\n"
 
 
+def printable(text: str) -> str:
+    """The text with what is no UTF-8, in a file name, written out."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def read(path: Path) -> Iterator[Optional[dict[str, Any]]]:
     """The object of each line, None for a line that is none; nothing where there is no file."""
     if not path.exists():

@@ -36,6 +36,7 @@ def _row(line):
     image_id = line.get("image_id")
     return {
         **line,
+        "image": jsonl.printable(line["image"]),
         "image_id": None if image_id is None else str(image_id),
         "captions": line.get("captions", [line["caption"]]),
         "settings": json.dumps(line.get("settings")),

@@ -141,7 +141,7 @@ class Run:
         why = f" ({job.failed} says why; --retry-failed tries them again)" if failed else ""
         examples = filter(None, jsonl.read(job.out)) if self.captioned else ()
         for line in itertools.islice(examples, EXAMPLES):
-            say(f"{line['image']}: {line['caption']}")
+            say(jsonl.printable(f"{line['image']}: {line['caption']}"))
         say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
         say(f"captions are in {job.out}")
 

@@ -78,7 +78,7 @@ def write(file: BinaryIO, samples: Iterable[tuple[str, str, bytes, dict[str, Any
     """
     from webdataset import TarWriter
 
-    with TarWriter(file, encoder=False, mtime=0) as writer:
+    with TarWriter(file, encoder=False, mtime=0, format="PAX_FORMAT") as writer:
         for key, extension, data, line in samples:
             text = "\n".join(line.get("captions", [line["caption"]]))
             content = {extension: data, "txt": text.encode(), "json": json.dumps(line).encode()}

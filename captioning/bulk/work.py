@@ -59,6 +59,8 @@ def caption_shards(
         return
     dataset = reading.ShardImages(plan, unread, model.batch_size, model.transform)
     for batch in reading.batches(dataset, model.config.num_workers):
+        if ranks.asked_to_stop():
+            return
         part = parts[batch.shard]
         if batch.last:
             part.seal()
@@ -68,8 +70,6 @@ def caption_shards(
         lines = model.lines(batch, part.batches, job)
         part.add(lines)
         show(ranks.add("images", len(lines)))
-        if ranks.asked_to_stop():
-            return
 
 
 def _publish(job: Job, plan: Plan, part: Part) -> None:

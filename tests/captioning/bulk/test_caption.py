@@ -11,6 +11,10 @@ from PIL import Image
 
 from captioning import caption
 from captioning.bulk.model import Captioning
+from captioning.classic_model import saved_beside_weights
+from captioning.config import load_config
+from captioning.data import evaluation_transform, load_image
+from captioning.model import captioner_from
 from tests.captioning.bulk.conftest import read_lines
 
 
@@ -177,3 +181,27 @@ def test_a_runs_folder_stands_for_its_best_checkpoint(run, photos, checkpoint, t
     assert caption.main([str(checkpoint.parent), str(photos), "--out", str(out)]) == 0
     assert read_lines(out)[0]["checkpoint"] == str(checkpoint)
     assert caption.main([str(photos), str(photos), "--out", str(out)]) == 2
+
+
+def test_a_classic_captioner(scenes_config, photos, tmp_path):
+    settings = ["model=lstm", "encoder=regnet_x_400mf", "encoder_weights=none", "encoder_lr=1e-3"]
+    settings += ["embed_dim=8", "hidden_dim=8", "image_size=32", 'prompt=""', "min_length=0"]
+    config = load_config(scenes_config, settings)
+    captioner, _ = captioner_from(config, None)
+    path = tmp_path / "lstm.pth"
+    content = {"model": captioner.state_dict(), "config": config.model_dump()}
+    torch.save({**content, **saved_beside_weights(captioner)}, path)
+    out = tmp_path / "captions.jsonl"
+    assert caption.main([str(path), str(photos), "--out", str(out), "--device", "cpu"]) == 0
+    images = [evaluation_transform(32)(load_image(line["image"])) for line in read_lines(out)]
+    captions = captioner.eval().generate(torch.stack(images), config.decoding_settings())
+    assert [line["caption"] for line in read_lines(out)] == captions
+
+
+def test_a_name_that_is_no_text(run, photos, tmp_path):
+    odd = os.fsencode(photos) + b"/caf\xe9.png"
+    shutil.copy(min(photos.glob("*.png")), odd)
+    lines, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
+    assert os.fsencode(by_name(lines)[os.fsdecode(b"caf\xe9.png")]["image"]) == odd
+    again, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
+    assert again == lines
