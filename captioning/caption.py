@@ -42,7 +42,7 @@ OF_THE_RUN = ("config", "num_return", "existing", "prefix", "suffix", "sidecar",
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
 
-def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m captioning.caption",
         description=__doc__,
@@ -92,12 +92,12 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     group.add_argument("--write-shards", "--write_shards", type=Path, metavar="FOLDER")
     group.add_argument("--parquet", type=Path, metavar="FILE")
     group.add_argument("--shard_size", type=int, help="images a shard of a folder or list")
+    return parser
+
+
+def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    parser = build_parser()
     arguments = parser.parse_args(argv)
-    _check(parser, arguments)
-    return arguments
-
-
-def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     least = {"batch_size": 1, "num_workers": 0, "num_return": 1, "shard_size": 1, "seed": 0}
     for name, smallest in least.items():
         value = getattr(arguments, name)
@@ -108,6 +108,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
     extension = arguments.sidecar
     if extension is not None and (not extension.startswith(".") or os.sep in extension):
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
+    return arguments
 
 
 def job_of(arguments: argparse.Namespace) -> Job:
