@@ -18,12 +18,11 @@ from typing import Any, Optional
 
 import torch
 
-from captioning import distributed, failing, stopping
+from captioning import distributed
 from captioning.bulk.job import EXISTING, Job
 from captioning.bulk.model import Captioning
 from captioning.bulk.run import Run
-from captioning.errors import UserError
-from captioning.run_log import say
+from captioning.program import exit_code
 from captioning.trained import checkpoint_file
 
 DECODING = {
@@ -146,27 +145,10 @@ def caption(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend.
-
-    0, too, when it has ended early because it was asked to, see `captioning.stopping`.
-    """
+    """Run the program; see `captioning.program`."""
     arguments = parse_arguments(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    with stopping.watch():
-        try:
-            caption(arguments)
-        except stopping.Stopped:
-            reason = stopping.asked() or "another process"
-            say(f"stopped by {reason}; the same command goes on from here")
-        except UserError as error:
-            failing.report(f"error: {error}")
-            return 2
-        except Exception:
-            failing.end_after_a_bug()
-            raise
-        finally:
-            distributed.stop()
-    return 0
+    return exit_code(lambda: caption(arguments))
 
 
 if __name__ == "__main__":
