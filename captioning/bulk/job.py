@@ -9,7 +9,7 @@ from typing import Optional
 
 from filelock import FileLock, Timeout
 
-from captioning.bulk.plan import HEADER, LOCK, remove_plan
+from captioning.bulk.plan import LOCK, begun, remove_plan
 from captioning.durable import SUFFIX
 from captioning.errors import UserError
 from captioning.json_file import require_folder
@@ -90,7 +90,7 @@ class Job:
             self._tidy()
             yield
         finally:
-            if not (self.parts / HEADER).exists():
+            if not begun(self.parts):
                 remove_plan(self.parts)
                 (self.parts / LOCK).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):

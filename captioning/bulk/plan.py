@@ -51,6 +51,11 @@ def find(folder: Path) -> Optional[Plan]:
     return Plan(folder) if (folder / HEADER).exists() else None
 
 
+def begun(folder: Path) -> bool:
+    """Whether anything has been captioned of the plan in a folder."""
+    return any(path.stem.isdigit() for path in folder.iterdir())
+
+
 def write_entries(folder: Path, entries: Iterable[dict[str, Any]]) -> int:
     """Write the entries, which are a plan when `write_header` has been called; how many."""
     count = 0

@@ -171,7 +171,7 @@ def test_a_checkpoint_that_is_not_of_a_run_here_needs_a_config(
     out = str(tmp_path / "out" / "captions.jsonl")
     given = [str(released), str(photos), "--out", out, "--device", "cpu"]
     assert caption.main(given) == 2
-    given += ["--restart", "--config", str(scenes_config), "--max_length", "9"]
+    given += ["--config", str(scenes_config), "--max_length", "9"]
     assert caption.main([*given, "--num_beams", "1"]) == 0
     assert len(read_lines(tmp_path / "out" / "captions.jsonl")) == 10
 

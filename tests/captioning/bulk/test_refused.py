@@ -48,8 +48,11 @@ def test_two_programs_do_not_write_one_file(run, photos, tmp_path, no_captioner)
     assert "another program is writing it" in said
 
 
-def test_settings_that_do_not_go_together(run, photos):
+def test_settings_that_do_not_go_together(run, photos, tmp_path):
     _, said = run(photos, "--num_return", "3", code=2)
     assert "num_return is 3 with num_beams 2" in said
-    _, said = run(photos, "--restart", "--max_length", "3", code=2)
+    _, said = run(photos, "--max_length", "3", code=2)
     assert "min_length is 5, above max_length, 3" in said
+    assert not list((tmp_path / "out").iterdir())  # nothing is left that would be another run
+    lines, _ = run(photos)
+    assert len(lines) == 10

@@ -41,14 +41,20 @@ def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
     assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
 
 
-def test_an_unfinished_run_can_be_dropped(run, photos, tmp_path, monkeypatch):
+def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
+    lines_of = Captioning.lines
+
     def fail(self, batch, number, job):
-        raise OSError(28, "No space left on device")
+        if number == 1:
+            raise OSError(28, "No space left on device")
+        return lines_of(self, batch, number, job)
 
     with monkeypatch.context() as patch:
         patch.setattr(Captioning, "lines", fail)
         _, said = run(photos, code=2)
     assert said.splitlines()[-1].endswith("captions.jsonl: No space left on device")
+    _, said = run(photos, "--num_beams", "1", code=2)
+    assert "or drop it with --restart" in said
     lines, _ = run(photos, "--num_beams", "1", "--restart")
     assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1
 
