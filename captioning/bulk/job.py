@@ -1,7 +1,6 @@
 """What a call asks for, as far as images and files go, and the files that come of it."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,9 +124,3 @@ def _require_pyarrow() -> None:
         import pyarrow  # noqa: F401
     except ImportError:
         raise UserError("--parquet needs the pyarrow library: pip install pyarrow") from None
-
-
-def require_writable(folders) -> None:
-    for folder in folders:
-        if not os.access(folder, os.W_OK):
-            raise UserError(f"cannot write {folder}, where --sidecar puts captions")

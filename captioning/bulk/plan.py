@@ -1,6 +1,7 @@
 """What is to be captioned, on disk: a program that was killed goes on with the very same."""
 
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
@@ -8,25 +9,25 @@ from typing import Any, Optional
 from captioning.bulk import jsonl
 from captioning.durable import staged
 
-ENTRIES, HEADER, LOCK = "plan.jsonl", "plan.json", "lock"
+HEADER, LOCK = "plan.json", "lock"
 
 
 class Plan:
     """Entries, an image or a tar of them each, in shards of `shard_size` entries.
 
-    header: `settings`, by which a later call tells whether it is the same work; `entries`, how many
-    there are, and `images`, of tars about so many; `first_shard`, the number of the first tar that
-    is written.
+    header: `file`, that of the entries; `settings`, by which a later call tells whether it is the
+    same work; `entries`, how many there are, and `images`, of tars about so many; `first_shard`,
+    the number of the first tar that is written.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.header: dict[str, Any] = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+    def __init__(self, folder: Path, header: dict[str, Any]):
+        self.header = header
+        self._path = folder / header["file"]
         self._offsets: list[int] = []  # where each shard begins
-        with open(folder / ENTRIES, "rb") as file:
+        with open(self._path, "rb") as file:
             position = 0
             for number, line in enumerate(file):
-                if number % self.header["shard_size"] == 0:
+                if number % header["shard_size"] == 0:
                     self._offsets.append(position)
                 position += len(line)
 
@@ -40,7 +41,7 @@ class Plan:
         old: captions that are there, of an image, or in a tar by image. skip: images of a tar that
         have one.
         """
-        with open(self.folder / ENTRIES, "rb") as file:
+        with open(self._path, "rb") as file:
             file.seek(self._offsets[shard])
             lines = (file.readline() for _ in range(self.header["shard_size"]))
             return [json.loads(line) for line in lines if line]
@@ -48,7 +49,10 @@ class Plan:
 
 def find(folder: Path) -> Optional[Plan]:
     """The plan in a folder, if there is a whole one."""
-    return Plan(folder) if (folder / HEADER).exists() else None
+    path = folder / HEADER
+    if not path.exists():
+        return None
+    return Plan(folder, json.loads(path.read_text(encoding="utf-8")))
 
 
 def begun(folder: Path) -> bool:
@@ -56,17 +60,21 @@ def begun(folder: Path) -> bool:
     return any(path.stem.isdigit() for path in folder.iterdir())
 
 
-def write_entries(folder: Path, entries: Iterable[dict[str, Any]]) -> int:
-    """Write the entries, which are a plan when `write_header` has been called; how many."""
-    count = 0
-    with staged(folder / ENTRIES) as file:
+def write_entries(folder: Path, entries: Iterable[dict[str, Any]]) -> tuple[str, int]:
+    """Write the entries, which are a plan when `write_header` has been called.
+
+    Returns the name of the file, which no other plan has had, and their number: another machine may
+    for a while see what a file of the same name was before.
+    """
+    name, count = f"plan_{time.time_ns():x}.jsonl", 0
+    with staged(folder / name) as file:
         for entry in entries:
             file.write(jsonl.encode(entry))
             count += 1
-    return count
+    return name, count
 
 
-def write_header(folder: Path, **header: Any) -> None:
+def write_header(folder: Path, header: dict[str, Any]) -> None:
     with staged(folder / HEADER) as file:
         file.write(jsonl.encode(header))
 
@@ -76,4 +84,4 @@ def remove_plan(folder: Path) -> None:
     (folder / HEADER).unlink(missing_ok=True)
     for path in folder.iterdir():
         if path.name != LOCK:
-            path.unlink()
+            path.unlink(missing_ok=True)

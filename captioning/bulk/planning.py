@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from captioning.bulk import tars
 from captioning.bulk.inputs import find_images
-from captioning.bulk.job import Job, require_webdataset, require_writable
+from captioning.bulk.job import Job, require_webdataset
 from captioning.bulk.plan import Plan, remove_plan, write_entries, write_header
 from captioning.bulk.sidecars import read_sidecar, write_missing
 from captioning.bulk.written import Written, read_written, write_without_faults
@@ -53,7 +54,7 @@ def make_plan(job: Job, settings: dict[str, Any], processes: int) -> tuple[Plan,
     remove_plan(job.parts)
     in_tars = tars.is_tars(job.source)
     entries = _tars(job, written, tally) if in_tars else _images(job, written, tally)
-    count = write_entries(job.parts, entries)
+    name, count = write_entries(job.parts, entries)
     if not tally.found and not count:
         raise UserError(f"{job.source}: found no images")
     write_missing(job, tally.no_sidecar)
@@ -61,15 +62,16 @@ def make_plan(job: Job, settings: dict[str, Any], processes: int) -> tuple[Plan,
         _link(job.out, job.parts / BASE)
     # Several shards for each process, that none be idle while another has many.
     size = job.shard_size or min(max(-(-count // (processes * SHARDS_A_PROCESS)), LEAST), MOST)
-    write_header(
-        job.parts,
-        settings=settings,
-        entries=count,
-        shard_size=1 if in_tars else size,
-        images=_estimate(job) if in_tars else count,
-        first_shard=_next_shard(job.write_shards) if job.write_shards else 0,
-    )
-    return Plan(job.parts), tally
+    header = {
+        "file": name,
+        "settings": settings,
+        "entries": count,
+        "shard_size": 1 if in_tars else size,
+        "images": tars.estimate(tars.expand(job.source)) if in_tars else count,
+        "first_shard": _next_shard(job.write_shards) if job.write_shards else 0,
+    }
+    write_header(job.parts, header)
+    return Plan(job.parts, header), tally
 
 
 def _images(job: Job, written: Written, tally: Tally) -> Iterator[dict[str, Any]]:
@@ -104,7 +106,8 @@ def _check_sidecar(sidecar: Path, image: str, sidecars: dict[str, str], folders:
         raise UserError(f"{other} and {image} would both have the sidecar {sidecar}: rename one")
     folder = os.path.dirname(image) or "."
     if folder not in folders and os.path.isdir(folder):
-        require_writable([folder])
+        if not os.access(folder, os.W_OK):
+            raise UserError(f"cannot write {folder}, where --sidecar puts captions")
         folders.add(folder)
 
 
@@ -154,10 +157,6 @@ def _is_done(job: Job, url: str, done: dict[str, Any], known: list[str]) -> bool
         return False
 
 
-def _estimate(job: Job):
-    return tars.estimate(tars.expand(job.source))
-
-
 def _next_shard(folder: Path) -> int:
     numbers = [int(path.stem) for path in folder.glob("*.tar") if path.stem.isdigit()]
     return max(numbers, default=-1) + 1
@@ -167,4 +166,4 @@ def _link(path: Path, name: Path) -> None:
     try:
         os.link(path, name)
     except OSError:  # a disk without links
-        name.write_bytes(path.read_bytes())
+        shutil.copyfile(path, name)

@@ -12,7 +12,7 @@ from captioning.bulk.job import Job
 from captioning.bulk.merging import merge
 from captioning.bulk.model import Captioning
 from captioning.bulk.parquet import write_parquet
-from captioning.bulk.plan import find, remove_plan
+from captioning.bulk.plan import Plan, find, remove_plan
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.ranks import Ranks
 from captioning.bulk.work import caption_shards, done_before, pending
@@ -41,7 +41,7 @@ class Run:
         before = 0
         with ExitStack() as held:
             self._on_main(lambda: self._begin(held))
-            resumed = distributed.broadcast_from_main(find(self.job.parts) is not None)
+            resumed = distributed.broadcast_from_main(self._planned())
             if resumed:
                 self._finish()
                 before, self.failed = self.captioned, 0  # which the next plan counts again
@@ -51,6 +51,10 @@ class Run:
                 self.tally.skipped -= before
                 self._finish()
             self._on_main(self._end)
+
+    def _planned(self) -> bool:
+        """Whether there is a plan; another machine that looked too early would remember none."""
+        return distributed.is_main() and find(self.job.parts) is not None
 
     def _on_main(self, do: Callable[[], None]) -> None:
         def told() -> None:
@@ -97,17 +101,19 @@ class Run:
 
     def _finish(self) -> None:
         """Caption what is left of the plan, on all processes, and put it together."""
-        shards = pending(self.job, find(self.job.parts)) if distributed.is_main() else None
-        shards = distributed.broadcast_from_main(shards)
+        left = None
+        if distributed.is_main():
+            plan = find(self.job.parts)
+            left = pending(self.job, plan), plan.header
+        shards, header = distributed.broadcast_from_main(left)
         if shards:
-            self._caption(shards)
+            self._caption(shards, Plan(self.job.parts, header))
         self._on_main(self._merge)
 
-    def _caption(self, shards: list[int]) -> None:
+    def _caption(self, shards: list[int], plan: Plan) -> None:
         if self.model is None:
             self.model = self.load()
             say(self.model.report)
-        plan = find(self.job.parts)
         self.rounds += 1
         ranks = Ranks(f"captions/{self.rounds}")
         begun = done_before(self.job, plan) if distributed.is_main() else 0
@@ -127,12 +133,14 @@ class Run:
             raise stopping.Stopped
 
     def _merge(self) -> None:
-        captioned, failed = merge(self.job, find(self.job.parts))
+        plan = find(self.job.parts)
+        if plan.header["entries"] or self.job.verify or not self.job.marker.exists():
+            captioned, failed = merge(self.job, plan)
+            self.captioned += captioned
+            self.failed += failed
         if self.job.parquet:
             write_parquet(self.job.out, self.job.parquet)
         remove_plan(self.job.parts)  # last: from here on the same command is another run
-        self.captioned += captioned
-        self.failed += failed
 
     def _end(self) -> None:
         job, tally = self.job, self.tally
