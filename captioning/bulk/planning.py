@@ -18,7 +18,9 @@ from captioning.bulk.written import Written, read_written, write_without_faults
 from captioning.errors import UserError
 
 BASE = "base.jsonl"  # what `out` held before, under a name that keeps it
-LEAST, MOST, SHARDS_A_PROCESS = 32, 512, 4  # images a shard of a folder or list; shards
+# Of a folder or list: images a shard, at least and at most, and so many shards in between. Were it
+# the number of processes that decided, other samples would be drawn with each.
+LEAST, MOST, SHARDS = 32, 512, 32
 
 _IN_TAR = re.compile(r"(.*?\.(?:tar|tar\.gz|tgz))/")
 
@@ -36,7 +38,7 @@ class Tally:
     checkpoints: set[str] = field(default_factory=set)
 
 
-def make_plan(job: Job, settings: dict[str, Any], processes: int) -> tuple[Plan, Tally]:
+def make_plan(job: Job, settings: dict[str, Any]) -> tuple[Plan, Tally]:
     """Write the plan of what is to be done, and mend what needs no captioner.
 
     Raises UserError.
@@ -60,8 +62,7 @@ def make_plan(job: Job, settings: dict[str, Any], processes: int) -> tuple[Plan,
     write_missing(job, tally.no_sidecar)
     if job.out.exists():
         _link(job.out, job.parts / BASE)
-    # Several shards for each process, that none be idle while another has many.
-    size = job.shard_size or min(max(-(-count // (processes * SHARDS_A_PROCESS)), LEAST), MOST)
+    size = job.shard_size or min(max(-(-count // SHARDS), LEAST), MOST)
     header = {
         "file": name,
         "settings": settings,

@@ -83,7 +83,7 @@ class Run:
         say(f"going on with {self.job.out}")
 
     def _plan(self) -> None:
-        plan, self.tally = make_plan(self.job, self.settings, distributed.world_size())
+        plan, self.tally = make_plan(self.job, self.settings)
         others = self.tally.checkpoints - {self.settings["checkpoint"]}
         if others and self.tally.skipped:
             say(
