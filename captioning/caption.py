@@ -37,6 +37,7 @@ DECODING = {
 }
 # What makes captions what they are: another value makes an unfinished run another run.
 OF_THE_RUN = ("config", "num_return", "existing", "prefix", "suffix", "sidecar", "write_shards")
+ONLY_SPEED = ("num_workers", "eval_batch_size")
 # The keys of a configuration that the flags of these names set.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -137,7 +138,7 @@ def caption(arguments: argparse.Namespace) -> None:
     settings = {
         "checkpoint": checkpoint,
         "checkpoint_time": os.path.getmtime(checkpoint) if os.path.exists(checkpoint) else None,
-        **{name: value for name, value in changes.items() if name != "num_workers"},
+        **{name: value for name, value in changes.items() if name not in ONLY_SPEED},
         **{name: getattr(arguments, name) for name in OF_THE_RUN},
     }
     settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])

@@ -54,12 +54,12 @@ class Captioning:
             },
         }
 
-    def lines(self, batch: Batch, number: int, job: Job) -> list[dict[str, Any]]:
-        """A line for each entry of the `number`th batch of a shard, failed or captioned.
+    def lines(self, batch: Batch, after: int, job: Job) -> list[dict[str, Any]]:
+        """A line for each entry of a batch, failed or captioned, `after` so many of its shard.
 
-        Sampled captions depend on the seed, the shard and that number alone.
+        Sampled captions depend on the seed and the place of the batch alone.
         """
-        drawn = iter(self._captions(batch.image, (batch.shard, number)))
+        drawn = iter(self._captions(batch.image, (batch.shard, after)))
         lines = []
         for entry in batch.entries:
             known = {key: entry[key] for key in ("image", "image_id") if key in entry}
@@ -82,8 +82,12 @@ class Captioning:
             return []
         torch.manual_seed(derived_seed("caption", self.config.seed, *place))
         image = image.to(self.device, non_blocking=True)
-        with self.precision.autocast():
-            found = self.captioner.generate_details(image, self.settings)
+        try:
+            with self.precision.autocast():
+                found = self.captioner.generate_details(image, self.settings)
+        except torch.OutOfMemoryError:
+            size = self.batch_size
+            raise UserError(f"out of GPU memory: lower --batch_size, which is {size}") from None
         scores = [[round(score, DIGITS) for score in row] for row in found.scores.tolist()]
         return list(zip(found.captions, scores))
 

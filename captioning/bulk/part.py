@@ -24,7 +24,6 @@ class Part:
         self.path = folder / f"{shard:06d}.jsonl"
         self.journal, self.marker = (self.path.with_suffix(s) for s in (".journal", ".done"))
         self.lines: list[Line] = []
-        self.batches = 0
         self._file = None
 
     def recover(self) -> "Part":
@@ -35,11 +34,10 @@ class Part:
         with open(self.journal, "rb") as file:
             for text in file:
                 entry = jsonl.decode(text)
-                if entry is None or entry["batch"] != self.batches:
+                if entry is None or entry["after"] != len(self.lines):
                     break
                 whole += len(text)
                 self.lines += entry["lines"]
-                self.batches += 1
         os.truncate(self.journal, whole)
         return self
 
@@ -47,10 +45,9 @@ class Part:
         """Keep the lines of one more batch."""
         if self._file is None:
             self._file = open(self.journal, "ab", buffering=0)  # noqa: SIM115
-        text = jsonl.encode({"batch": self.batches, "lines": lines})
+        text = jsonl.encode({"after": len(self.lines), "lines": lines})
         self._file.write(text)
         self.lines += lines
-        self.batches += 1
 
     def seal(self) -> None:
         """All lines are there: write the part."""

@@ -33,9 +33,9 @@ class Batch(NamedTuple):
 
 
 class ShardImages(IterableDataset):
-    """Batches of `batch_size` images of shards, each from a batch of it on.
+    """Batches of `batch_size` images of shards, each from an image of it on.
 
-    shards: their numbers, and how many batches of each are made already. Every worker process has
+    shards: their numbers, and how many images of each are done already. Every worker process has
     whole shards for itself, so a tar is read once, from its beginning to its end. Where a batch
     begins depends on nothing but the plan: what is made again comes out as it did.
     """
@@ -51,7 +51,7 @@ class ShardImages(IterableDataset):
         own = self.shards[worker.id :: worker.num_workers] if worker else self.shards
         for shard, done in own:
             sources = itertools.chain.from_iterable(map(_sources, self.plan.entries(shard)))
-            sources = itertools.islice(sources, done * self.batch_size, None)
+            sources = itertools.islice(sources, done, None)
             while chosen := list(itertools.islice(sources, self.batch_size)):
                 yield self._batch(shard, chosen)
             yield Batch(shard, [], None, last=True)

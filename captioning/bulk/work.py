@@ -54,7 +54,7 @@ def caption_shards(
             _publish(job, plan, part)
         else:
             parts[shard] = part.recover()
-    unread = [(shard, part.batches) for shard, part in parts.items()]
+    unread = [(shard, len(part.lines)) for shard, part in parts.items()]
     if not unread:
         return
     dataset = reading.ShardImages(plan, unread, model.batch_size, model.transform)
@@ -67,7 +67,7 @@ def caption_shards(
             _publish(job, plan, part)
             del parts[batch.shard]
             continue
-        lines = model.lines(batch, part.batches, job)
+        lines = model.lines(batch, len(part.lines), job)
         part.add(lines)
         show(ranks.add("images", len(lines)))
 

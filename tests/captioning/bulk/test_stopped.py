@@ -5,7 +5,9 @@ import shutil
 import signal
 
 import pytest
+import torch
 
+from BLIP import BlipCaptioner
 from captioning import caption
 from captioning.bulk.model import Captioning
 from captioning.bulk.part import Part
@@ -41,13 +43,31 @@ def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
     assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
 
 
+def test_out_of_memory_it_goes_on_with_smaller_batches(run, photos, monkeypatch):
+    whole, _ = run(photos)
+    generate = BlipCaptioner.generate_details
+
+    def short_of_memory(self, image, settings):
+        if len(image) > 2 and made:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made.append(len(image))
+        return generate(self, image, settings)
+
+    made = []
+    monkeypatch.setattr(BlipCaptioner, "generate_details", short_of_memory)
+    _, said = run(photos, "--existing", "overwrite", "--batch_size", "3", code=2)
+    assert said.splitlines()[-1] == ("error: out of GPU memory: lower --batch_size, which is 3")
+    lines, _ = run(photos, "--existing", "overwrite", "--batch_size", "2")
+    assert lines == whole and made == [3, 2, 2, 2, 1]
+
+
 def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
     lines_of = Captioning.lines
 
-    def fail(self, batch, number, job):
-        if number == 1:
+    def fail(self, batch, after, job):
+        if after > 0:
             raise OSError(28, "No space left on device")
-        return lines_of(self, batch, number, job)
+        return lines_of(self, batch, after, job)
 
     with monkeypatch.context() as patch:
         patch.setattr(Captioning, "lines", fail)

@@ -83,9 +83,9 @@ def test_memory_stays_flat(checkpoint, photos, tmp_path, monkeypatch):
     sizes = []
     lines = Captioning.lines
 
-    def measured(self, batch, number, job):
+    def measured(self, batch, after, job):
         sizes.append(resident())
-        return lines(self, batch, number, job)
+        return lines(self, batch, after, job)
 
     monkeypatch.setattr(Captioning, "lines", measured)
     given = [str(checkpoint), str(many), "--out", str(tmp_path / "a.jsonl"), "--device", "cpu"]
