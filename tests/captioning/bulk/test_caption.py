@@ -205,3 +205,17 @@ def test_a_name_that_is_no_text(run, photos, tmp_path):
     assert os.fsencode(by_name(lines)[os.fsdecode(b"caf\xe9.png")]["image"]) == odd
     again, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
     assert again == lines
+
+
+def test_real_photos(run, shared_data, expected):
+    """Of a folder that nothing can be written to, as far as the program is concerned."""
+    folder = shared_data / "photos" / "coco"
+    before = sorted(folder.iterdir())
+    lines, said = run(folder, "--glob", "*val2014_0000000000*.jpg", "--num_workers", "1")
+    assert [line["image"] for line in lines] == sorted(
+        map(str, folder.glob("*val2014_0000000000*.jpg"))
+    )
+    assert len(lines) > 3 and "failed 0" in said
+    for line in lines:
+        assert line["caption"] == expected(line["image"])[0][0]
+    assert sorted(folder.iterdir()) == before
