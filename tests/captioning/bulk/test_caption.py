@@ -208,7 +208,7 @@ def test_a_name_that_is_no_text(run, photos, tmp_path):
 
 
 def test_real_photos(run, shared_data, expected):
-    """Of a folder that nothing can be written to, as far as the program is concerned."""
+    """And nothing is left beside them."""
     folder = shared_data / "photos" / "coco"
     before = sorted(folder.iterdir())
     lines, said = run(folder, "--glob", "*val2014_00000000*.jpg", "--num_workers", "1")
