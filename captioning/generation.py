@@ -42,7 +42,7 @@ def caption_images(
     loader = evaluation_loader(dataset, batch_size, rank(), world_size(), config.num_workers)
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
-    captioner = _ready(captioner, config, precision.dtype)
+    captioner = ready(captioner, precision.dtype, config.compile)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with progress(len(samples), description) as bar:
@@ -62,8 +62,8 @@ def caption_images(
     return [result for _, result in everything]
 
 
-def _ready(captioner: nn.Module, config: Config, dtype: torch.dtype) -> nn.Module:
+def ready(captioner: nn.Module, dtype: torch.dtype, compiled: bool) -> nn.Module:
     """The captioner that makes the captions: of BLIP a copy whose weights are cast only once."""
     if isinstance(captioner, BlipCaptioner):
-        return inference_copy(captioner, dtype, config.compile)
+        return inference_copy(captioner, dtype, compiled)
     return captioner.eval()

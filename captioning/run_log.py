@@ -140,14 +140,17 @@ def part_of(work: str) -> Iterator[None]:
         _work.pop()
 
 
-def progress(total: int, description: str, unit: str = "img") -> tqdm:
+def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:
     """A bar that counts images (or `unit`), how many a second and the time left; on rank 0 alone.
+
+    initial: those that an earlier program has done. total: None where nobody knows.
 
     Where nobody watches (a log file), it prints a line every half minute instead of ten a second.
     """
     interval = 0.1 if sys.stderr.isatty() else 30.0
     return tqdm(
         total=total,
+        initial=initial,
         desc=" ".join([*_work, description]),
         unit=unit,
         disable=not is_main(),

@@ -10,13 +10,14 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
-from captioning import checkpointing, distributed, failing, stopping
+from captioning import checkpointing, distributed
 from captioning.config import Config, load_config
 from captioning.errors import UserError
 from captioning.model import captioner_from
 from captioning.precision import check_precision
+from captioning.program import exit_code
 from captioning.recipe import FineTuning
 from captioning.run_log import record_run, say
 from captioning.split_evaluation import SplitEvaluation, remove_scores
@@ -67,39 +68,22 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend.
-
-    0, too, when it has ended early because it was asked to, see `captioning.stopping`.
-    """
+    """Run the program; see `captioning.program`."""
     arguments = parse_arguments(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    return exit_code(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> None:
     named = {name: getattr(arguments, name) for name in ("output_dir", "device", "seed")}
     flags = {name: value for name, value in named.items() if value is not None}
-    with stopping.watch():
-        return _run(arguments, flags)
-
-
-def _run(arguments: argparse.Namespace, flags: dict[str, Any]) -> int:
-    try:
-        config = load_config(arguments.config, arguments.overrides, flags)
-        device = distributed.start(config.device)
-        check_precision(config, device)
-        if arguments.evaluate:
-            evaluate(config, device, arguments.eval_split, arguments.overrides)
-        else:
-            FineTuning(config, device).run()
-    except stopping.Stopped:
-        reason = stopping.asked() or "another process"
-        say(f"stopped by {reason}; the same command goes on from here")
-    except UserError as error:
-        failing.report(f"error: {error}")
-        return 2
-    except Exception:
-        failing.end_after_a_bug()
-        raise
-    finally:
-        distributed.stop()
-    return 0
+    config = load_config(arguments.config, arguments.overrides, flags)
+    device = distributed.start(config.device)
+    check_precision(config, device)
+    if arguments.evaluate:
+        evaluate(config, device, arguments.eval_split, arguments.overrides)
+    else:
+        FineTuning(config, device).run()
 
 
 if __name__ == "__main__":

@@ -91,6 +91,14 @@ def test_eval_adds_the_split_before_the_users(launch):
     assert given == [*evaluate, "test", "--eval_split", "val"]  # the last one counts
 
 
+def test_caption_passes_everything_on(launch):
+    arguments = ["my runs/a", "shards/{00..99}.tar", "--out", "a b.jsonl", "--num_return", "3"]
+    assert launch("caption.sh", *arguments)[1] == ["-m", "captioning.caption", *arguments]
+    _, given = launch("caption.sh", *arguments, NNODES="2", RDZV_ENDPOINT="node0:29400", gpus=8)
+    assert given[-8:] == ["-m", "captioning.caption", *arguments]
+    assert given[:6] == ["-m", "captioning.launch", "--nnodes", "2", "--nproc_per_node", "8"]
+
+
 def test_a_setting_that_names_a_yaml_is_no_configuration(launch):
     given = launch("train.sh", "med_config=sizes.yaml")[1]
     assert given[-2:] == ["configs/caption_coco.yaml", "med_config=sizes.yaml"]

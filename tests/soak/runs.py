@@ -1,21 +1,14 @@
-"""Tiny runs in processes that can be killed: forked, so that a start takes no import."""
+"""Tiny runs in processes that can be killed, and what two of them differ in."""
 
 import json
-import os
-import signal
-import socket
-import sys
-import threading
-import time
-import traceback
 from pathlib import Path
 from typing import Callable, Optional
 
 import torch
-from tqdm import tqdm
 
 from captioning import checkpointing, failing, train
 from captioning.scenes.make import make_scenes
+from tests.soak.processes import Processes
 from tests.tiny_run import TINY_RUN
 
 SOAKED = """
@@ -37,8 +30,8 @@ def write_config(folder: Path, train_images: int = 64) -> Path:
     return path
 
 
-class Run:
-    """captioning.train in one or more forked processes, each of which is a rank."""
+class Run(Processes):
+    """captioning.train in one or more processes; see `Processes`."""
 
     def __init__(
         self,
@@ -49,86 +42,15 @@ class Run:
         hook: Optional[Callable[[int], None]] = None,
         output: Optional[Path] = None,
     ):
-        """hook: called in each process before training, with its rank; output: what is said."""
         self.folder = folder
-        self.output = output or folder.with_name(folder.name + ".output")
-        self.output.unlink(missing_ok=True)
         given = ["--config", str(config), "--output_dir", str(folder), *arguments]
-        port = _free_port()
-        self.ranks: list[int] = []
-        self.codes: dict[int, int] = {}  # of those that have ended
-        for rank in range(processes):
-            child = os.fork()
-            if child == 0:
-                _be_rank(rank, processes, port, self.output, given, hook)
-            self.ranks.append(child)
-
-    def send(self, number: int, ranks: Optional[list[int]] = None) -> None:
-        """A signal to those ranks, or all, that have not ended."""
-        for rank in range(len(self.ranks)) if ranks is None else ranks:
-            if self.ranks[rank] not in self.codes:
-                os.kill(self.ranks[rank], number)
-
-    def ended(self) -> bool:
-        """Whether all processes have."""
-        for child in set(self.ranks) - set(self.codes):
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                self.codes[child] = _exit_code(status)
-        return len(self.codes) == len(self.ranks)
-
-    def wait(self, seconds: float = 120) -> list[int]:
-        """The exit codes, -9 of a killed one. What is left after so long is killed."""
-        until = time.monotonic() + seconds
-        while not self.ended():
-            if time.monotonic() > until:
-                self.send(signal.SIGKILL)
-            time.sleep(0.005)
-        return [self.codes[child] for child in self.ranks]
-
-    def said(self) -> str:
-        return self.output.read_text(errors="replace") if self.output.exists() else ""
+        output = output or folder.with_name(folder.name + ".output")
+        super().__init__(train.main, given, output, processes, hook)
 
 
 def be_quick(rank: int) -> None:
     """A hook: a process that was failed by another waits less for the other to say why."""
     failing.HEAD_START_S = 1
-
-
-def _be_rank(rank, processes, port, output, arguments, hook):
-    code = 70
-    try:
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        # tqdm's own is shared by forked processes: who is killed with it would stop all others.
-        tqdm.set_lock(threading.RLock())
-        if processes > 1:
-            os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes),
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-            )  # fmt: skip
-        if hook is not None:
-            hook(rank)
-        code = train.main(arguments)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _exit_code(status: int) -> int:
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def log(folder: Path) -> list[dict]:

@@ -1,0 +1,1 @@
+"""Captions of a million images: divided into shards, resumed, each image once and none missing."""

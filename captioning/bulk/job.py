@@ -1,0 +1,126 @@
+"""What a call asks for, as far as images and files go, and the files that come of it."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from filelock import FileLock, Timeout
+
+from captioning.bulk.plan import LOCK, begun, remove_plan
+from captioning.durable import SUFFIX
+from captioning.errors import UserError
+from captioning.json_file import require_folder
+
+EXISTING = ("skip", "overwrite", "append", "prepend")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call. The files: `out`, a line an image; `failed`, a line for each that has no caption;
+    `marker`, written last; `parts`, a folder that is there until all is done."""
+
+    source: str
+    out: Path
+    existing: str = "skip"
+    recursive: bool = True
+    glob: Optional[str] = None
+    root: Optional[Path] = None
+    column: Optional[str] = None
+    sidecar: Optional[str] = None
+    prefix: str = ""
+    suffix: str = ""
+    retry_failed: bool = False
+    verify: bool = False
+    shard_size: Optional[int] = None
+    write_shards: Optional[Path] = None
+    parquet: Optional[Path] = None
+
+    @property
+    def failed(self) -> Path:
+        return self.out.with_name("failed.jsonl")
+
+    @property
+    def marker(self) -> Path:
+        return self.out.with_name(self.out.name + ".done")
+
+    @property
+    def parts(self) -> Path:
+        return self.out.with_name(self.out.name + ".parts")
+
+    def sidecar_of(self, image: str) -> Path:
+        return Path(image).with_suffix(self.sidecar)
+
+    def keeps(self) -> bool:
+        """Whether an image that has a caption is left alone."""
+        return self.existing == "skip"
+
+    def joined(self, old: list[str], new: list[str]) -> list[str]:
+        """The captions that an image then has: the first with the first, and so on."""
+        if self.existing == "append":
+            return _pairs(old, new)
+        return _pairs(new, old) if self.existing == "prepend" else new
+
+    def check_outputs(self) -> None:
+        """Raise UserError where something cannot be written, before the work."""
+        if self.out.is_dir() or self.out.suffix != ".jsonl":
+            raise UserError(f"--out is {self.out}; it has to be a file that ends in .jsonl")
+        require_folder(self.out.parent)
+        if self.write_shards:
+            require_webdataset("--write-shards")
+            require_folder(self.write_shards)
+        if self.parquet:
+            _require_pyarrow()
+            if self.parquet.is_dir():
+                raise UserError(f"--parquet is {self.parquet}; it has to be a file")
+            require_folder(self.parquet.parent)
+        require_folder(self.parts)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other programs away from `out`; raises UserError where one is at work."""
+        lock = FileLock(str(self.parts / LOCK))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(f"{self.out}: another program is writing it; wait for it") from None
+        try:
+            self._tidy()
+            yield
+        finally:
+            if not begun(self.parts):
+                remove_plan(self.parts)
+                (self.parts / LOCK).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self.parts.rmdir()
+            lock.release()
+
+    def _tidy(self) -> None:
+        """Remove what a killed program had begun to write."""
+        patterns = [f".{path.name}.*{SUFFIX}" for path in (self.out, self.failed, self.marker)]
+        staged = [path for pattern in patterns for path in self.out.parent.glob(pattern)]
+        if self.write_shards:
+            staged += self.write_shards.glob(f".*.tar.*{SUFFIX}")
+        for path in staged:
+            path.unlink(missing_ok=True)
+
+
+def _pairs(first: list[str], second: list[str]) -> list[str]:
+    count = max(len(first), len(second))
+    padded = [texts + [""] * (count - len(texts)) for texts in (first, second)]
+    return [" ".join(filter(None, pair)) for pair in zip(*padded)]
+
+
+def require_webdataset(why: str) -> None:
+    try:
+        import webdataset  # noqa: F401
+    except ImportError:
+        raise UserError(f"{why} needs the webdataset library: pip install webdataset") from None
+
+
+def _require_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise UserError("--parquet needs the pyarrow library: pip install pyarrow") from None

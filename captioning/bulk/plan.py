@@ -1,0 +1,87 @@
+"""What is to be captioned, on disk: a program that was killed goes on with the very same."""
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Optional
+
+from captioning.bulk import jsonl
+from captioning.durable import staged
+
+HEADER, LOCK = "plan.json", "lock"
+
+
+class Plan:
+    """Entries, an image or a tar of them each, in shards of `shard_size` entries.
+
+    header: `file`, that of the entries; `settings`, by which a later call tells whether it is the
+    same work; `entries`, how many there are, and `images`, of tars about so many; `first_shard`,
+    the number of the first tar that is written.
+    """
+
+    def __init__(self, folder: Path, header: dict[str, Any]):
+        self.header = header
+        self._path = folder / header["file"]
+        self._offsets: list[int] = []  # where each shard begins
+        with open(self._path, "rb") as file:
+            position = 0
+            for number, line in enumerate(file):
+                if number % header["shard_size"] == 0:
+                    self._offsets.append(position)
+                position += len(line)
+
+    def __len__(self) -> int:
+        """The number of shards."""
+        return len(self._offsets)
+
+    def entries(self, shard: int) -> list[dict[str, Any]]:
+        """{"image", "image_id", "old"} or {"tar", "skip", "old"}, what is empty left out.
+
+        old: captions that are there, of an image, or in a tar by image. skip: images of a tar that
+        have one.
+        """
+        with open(self._path, "rb") as file:
+            file.seek(self._offsets[shard])
+            lines = (file.readline() for _ in range(self.header["shard_size"]))
+            return [json.loads(line) for line in lines if line]
+
+
+def find(folder: Path) -> Optional[Plan]:
+    """The plan in a folder, if there is a whole one."""
+    path = folder / HEADER
+    if not path.exists():
+        return None
+    return Plan(folder, json.loads(path.read_text(encoding="utf-8")))
+
+
+def begun(folder: Path) -> bool:
+    """Whether anything has been captioned of the plan in a folder."""
+    return any(path.stem.isdigit() for path in folder.iterdir())
+
+
+def write_entries(folder: Path, entries: Iterable[dict[str, Any]]) -> tuple[str, int]:
+    """Write the entries, which are a plan when `write_header` has been called.
+
+    Returns the name of the file, which no other plan has had, and their number: another machine may
+    for a while see what a file of the same name was before.
+    """
+    name, count = f"plan_{time.time_ns():x}.jsonl", 0
+    with staged(folder / name) as file:
+        for entry in entries:
+            file.write(jsonl.encode(entry))
+            count += 1
+    return name, count
+
+
+def write_header(folder: Path, header: dict[str, Any]) -> None:
+    with staged(folder / HEADER) as file:
+        file.write(jsonl.encode(header))
+
+
+def remove_plan(folder: Path) -> None:
+    """Remove a plan and all that belongs to it, the header first: what is left then is no plan."""
+    (folder / HEADER).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.name != LOCK:
+            path.unlink(missing_ok=True)

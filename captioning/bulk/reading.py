@@ -1,0 +1,129 @@
+"""The images of shards as batches, read by worker processes, whatever some of the files are."""
+
+import io
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from captioning import stopping
+from captioning.bulk import tars
+from captioning.bulk.plan import Plan
+from captioning.data import load_image
+from captioning.errors import UserError
+
+Transform = Callable[[Image.Image], Tensor]
+
+
+class Batch(NamedTuple):
+    """Some entries of a shard. image: (b, 3, S, S) of those without an "error", None for none.
+
+    last: the shard ends here, with a batch that may have no entry.
+    """
+
+    shard: int
+    entries: list[dict[str, Any]]
+    image: Optional[Tensor]
+    last: bool
+
+
+class ShardImages(IterableDataset):
+    """Batches of `batch_size` images of shards, each from an image of it on.
+
+    shards: their numbers, and how many images of each are done already. Every worker process has
+    whole shards for itself, so a tar is read once, from its beginning to its end. Where a batch
+    begins depends on nothing but the plan: what is made again comes out as it did.
+    """
+
+    def __init__(
+        self, plan: Plan, shards: list[tuple[int, int]], batch_size: int, transform: Transform
+    ):
+        self.plan, self.shards = plan, shards
+        self.batch_size, self.transform = batch_size, transform
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = get_worker_info()
+        own = self.shards[worker.id :: worker.num_workers] if worker else self.shards
+        for shard, done in own:
+            sources = itertools.chain.from_iterable(map(_sources, self.plan.entries(shard)))
+            sources = itertools.islice(sources, done, None)
+            while chosen := list(itertools.islice(sources, self.batch_size)):
+                yield self._batch(shard, chosen)
+            yield Batch(shard, [], None, last=True)
+
+    def _batch(self, shard: int, sources: list[dict[str, Any]]) -> Batch:
+        images = []
+        for entry in sources:
+            data = entry.pop("data", None)
+            if "error" in entry:
+                continue
+            try:
+                images.append(self.transform(_decoded(entry["image"], data)))
+            except UserError as error:
+                entry["error"] = str(error)
+            except Exception as error:  # whatever else an image does, the others have captions
+                entry["error"] = f"{type(error).__name__}: {error}"
+        return Batch(shard, sources, torch.stack(images) if images else None, last=False)
+
+
+def _decoded(name: str, data: Optional[bytes]) -> Image.Image:
+    if data is None:
+        if not os.path.exists(name):
+            raise UserError(f"{name}: no such file")
+        return load_image(name)
+    try:
+        return load_image(_Member(data, name))
+    except UserError as error:
+        reason = str(error).partition("not a readable image")[2]
+        raise UserError(f"{name}: not a readable image{reason}") from None
+
+
+class _Member(io.BytesIO):
+    """The bytes of an image under the name that Pillow gives it in errors."""
+
+    def __init__(self, data: bytes, name: str):
+        super().__init__(data)
+        self.name = name
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+
+def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The images of an entry of the plan: itself, or those of its tar with their bytes."""
+    if "tar" not in entry:
+        yield entry
+        return
+    skip, old = set(entry.get("skip", ())), entry.get("old", {})
+    members = tars.members(entry["tar"])
+    try:
+        for member in members:
+            if member.name not in skip:
+                found = {"image": member.name, "image_id": member.key, "data": member.data}
+                yield {**found, "old": old[member.name]} if member.name in old else found
+    except Exception as error:  # tarfile's, gzip's, the library's, of a tar that is not whole
+        # The library adds what it was reading to the first words of the error, and after them.
+        told = str(error.args[0]).partition(" @ ")[0] if error.args else ""
+        reason = " ".join(told.split()) or type(error).__name__
+        yield {"image": entry["tar"], "error": f"{entry['tar']}: cannot be read on: {reason}"}
+
+
+def batches(dataset: ShardImages, workers: int) -> Iterable[Batch]:
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=min(workers, len(dataset.shards)),
+        worker_init_fn=stopping.ignore,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # DataLoader draws from the caller's otherwise
+    )
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch

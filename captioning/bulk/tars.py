@@ -1,0 +1,89 @@
+"""Images in tar shards, as the webdataset library reads and writes them."""
+
+import json
+import os
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple, Optional
+
+from captioning.errors import UserError
+from captioning.metrics.pool import IMAGE_SUFFIXES
+
+SUFFIXES = (".tar", ".tar.gz", ".tgz")
+
+
+class Member(NamedTuple):
+    """One sample of a tar. name: the tar's, a slash and the image's within it."""
+
+    name: str
+    key: str
+    data: bytes
+
+
+def is_tars(source: str) -> bool:
+    return source.endswith(SUFFIXES)
+
+
+def expand(source: str) -> list[str]:
+    """The tars that a brace pattern such as shards/{00000..00099}.tar stands for.
+
+    Raises UserError where one is missing.
+    """
+    from webdataset.shardlists import expand_urls
+
+    urls = expand_urls(source)
+    missing = [url for url in urls if ":" not in url and not os.path.isfile(url)]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of {len(urls)} tars are missing, the first is {missing[0]}"
+        )
+    return urls
+
+
+def size(url: str) -> Optional[int]:
+    """Bytes of a tar that is a file, None of another."""
+    return os.path.getsize(url) if os.path.isfile(url) else None
+
+
+def estimate(urls: Sequence[str]) -> Optional[int]:
+    """About how many images they hold, by the first and the sizes; None where it cannot be told."""
+    sizes = [size(url) for url in urls]
+    try:
+        with tarfile.open(urls[0]) as tar:
+            count = sum(_is_image(os.path.splitext(member.name)[1]) for member in tar)
+    except (tarfile.TarError, OSError, EOFError):
+        return None
+    return round(count * sum(filter(None, sizes)) / max(sizes[0], 1))
+
+
+def members(url: str) -> Iterator[Member]:
+    """The images of a tar, in its order. Raises whatever a broken one makes the library raise.
+
+    A sample without an image is passed over; of one with several the first counts.
+    """
+    from webdataset.tariterators import tarfile_samples
+
+    for sample in tarfile_samples([{"url": url}]):
+        for extension, data in sample.items():
+            if not extension.startswith("__") and _is_image("." + extension.rpartition(".")[2]):
+                key = sample["__key__"]
+                yield Member(f"{url}/{key}.{extension}", key, data)
+                break
+
+
+def write(file: BinaryIO, samples: Iterable[tuple[str, str, bytes, dict[str, Any]]]) -> None:
+    """A tar of samples: key, extension and bytes of the image, and its line.
+
+    Each becomes key.jpg (or whatever it is), key.txt, the captions a line each, and key.json.
+    """
+    from webdataset import TarWriter
+
+    with TarWriter(file, encoder=False, mtime=0, format="PAX_FORMAT") as writer:
+        for key, extension, data, line in samples:
+            text = "\n".join(line.get("captions", [line["caption"]]))
+            content = {extension: data, "txt": text.encode(), "json": json.dumps(line).encode()}
+            writer.write({"__key__": key, **content})
+
+
+def _is_image(suffix: str) -> bool:
+    return suffix.lower() in IMAGE_SUFFIXES

@@ -1,0 +1,156 @@
+"""Caption a photo, a folder, a list or tar shards with a checkpoint.
+
+    python -m captioning.caption output/caption_coco photos --out captions.jsonl
+    python -m captioning.caption blip.pth 'shards/{00000..00099}.tar' --out captions.jsonl \\
+        --config configs/caption_coco.yaml --num_beams 5 --num_return 3
+
+One JSON line an image. Called again, it goes on where it was stopped; docs/captioning.md tells
+more. With torchrun the work is divided among the processes.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from captioning import distributed
+from captioning.bulk.job import EXISTING, Job
+from captioning.bulk.model import Captioning
+from captioning.bulk.run import Run
+from captioning.program import exit_code
+from captioning.trained import checkpoint_file
+
+DECODING = {
+    "num_beams": (int, "beams; 1 is greedy"),
+    "max_length": (int, "tokens of a caption at most, the prompt's counted"),
+    "min_length": (int, "and at least"),
+    "length_penalty": (float, "of beams: above 0 favours longer ones"),
+    "repetition_penalty": (float, "above 1 disfavours words that are there already"),
+    "top_p": (float, "sample from the likeliest words that together have this probability"),
+    "top_k": (int, "and from so many at most; 0 is all"),
+    "temperature": (float, "of sampling"),
+}
+# What makes captions what they are: another value makes an unfinished run another run.
+OF_THE_RUN = ("config", "num_return", "existing", "prefix", "suffix", "sidecar", "write_shards")
+ONLY_SPEED = ("num_workers", "eval_batch_size")
+# The keys of a configuration that the flags of these names set.
+KEYS = (*DECODING, "seed", "num_workers", "precision")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m captioning.caption",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a run's folder, or a file: path, URL or hf://")
+    add(
+        "input", metavar="INPUT", help="photo, folder, list (.txt .csv .json .jsonl) or .tar shards"
+    )
+    add("--out", type=Path, required=True, help="a .jsonl file: a line an image")
+    add("--config", help="a YAML file, where the checkpoint is not of a run here")
+    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    add("--precision", choices=("fp32", "bf16", "fp16"), help="default: bf16 on a GPU, else fp32")
+    add("--batch_size", type=int, help="images at once; default: the configuration's")
+    add("--num_workers", type=int, help="processes that read images; default: the configuration's")
+
+    group = parser.add_argument_group("how captions are drawn (default: as the checkpoint's run)")
+    for name, (kind, text) in DECODING.items():
+        group.add_argument(f"--{name}", type=kind, help=text)
+    group.add_argument("--do_sample", action="store_true", help="sample instead of searching")
+    group.add_argument("--seed", type=int, help="of sampling")
+    group.add_argument(
+        "--num_return", "--num_return_sequences", type=int, default=1, help="captions an image"
+    )
+
+    group = parser.add_argument_group("which images")
+    group.add_argument(
+        "--recursive", action=argparse.BooleanOptionalAction, default=True, help="folders within"
+    )
+    group.add_argument("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
+    group.add_argument("--root", type=Path, help="where paths of a list start; default: its folder")
+    group.add_argument("--column", help="of a list that holds the paths; default: image, path, ...")
+    group.add_argument(
+        "--existing", choices=EXISTING, default="skip", help="what of images that have a caption"
+    )
+    group.add_argument("--retry-failed", "--retry_failed", action="store_true", help="try again")
+    group.add_argument("--verify", action="store_true", help="find gaps, and mend them")
+    group.add_argument("--restart", action="store_true", help="drop an unfinished run")
+
+    group = parser.add_argument_group("what is written")
+    group.add_argument("--prefix", default="", help="put before each caption")
+    group.add_argument("--suffix", default="", help="put after each caption")
+    group.add_argument(
+        "--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos"
+    )
+    group.add_argument("--write-shards", "--write_shards", type=Path, metavar="FOLDER")
+    group.add_argument("--parquet", type=Path, metavar="FILE")
+    group.add_argument("--shard_size", type=int, help="images a shard of a folder or list")
+    return parser
+
+
+def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    least = {"batch_size": 1, "num_workers": 0, "num_return": 1, "shard_size": 1, "seed": 0}
+    for name, smallest in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < smallest:
+            parser.error(f"--{name} is {value}; it has to be {smallest} or more")
+    if arguments.verify and arguments.existing != "skip":
+        parser.error(f"--verify leaves captions that are there; --existing {arguments.existing} no")
+    extension = arguments.sidecar
+    if extension is not None and (not extension.startswith(".") or os.sep in extension):
+        parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
+    return arguments
+
+
+def job_of(arguments: argparse.Namespace) -> Job:
+    names = set(Job.__dataclass_fields__) - {"source"}
+    return Job(arguments.input, **{name: getattr(arguments, name) for name in names})
+
+
+def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """The keys of the checkpoint's configuration that are to have other values."""
+    given = {name: getattr(arguments, name) for name in KEYS}
+    given["eval_batch_size"] = arguments.batch_size
+    given["sample"] = arguments.do_sample or None
+    if arguments.precision is None:
+        given["precision"] = "bf16" if device.type == "cuda" else "fp32"
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def caption(arguments: argparse.Namespace) -> None:
+    """Do what is asked. Raises UserError and Stopped."""
+    device = distributed.start(arguments.device)
+    checkpoint = checkpoint_file(arguments.checkpoint)
+    changes = changes_of(arguments, device)
+
+    def load() -> Captioning:
+        return Captioning(checkpoint, arguments.config, changes, arguments.num_return, device)
+
+    settings = {
+        "checkpoint": checkpoint,
+        "checkpoint_time": os.path.getmtime(checkpoint) if os.path.exists(checkpoint) else None,
+        **{name: value for name, value in changes.items() if name not in ONLY_SPEED},
+        **{name: getattr(arguments, name) for name in OF_THE_RUN},
+    }
+    settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])
+    Run(job_of(arguments), settings, load, arguments.restart).run()
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; see `captioning.program`."""
+    arguments = parse_arguments(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    return exit_code(lambda: caption(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""A checkpoint of a tiny captioner, photos, and the program called as a user calls it."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from captioning import caption
+from captioning.bulk.model import Captioning
+from captioning.config import load_config
+from captioning.data import evaluation_transform, load_image
+from captioning.model import captioner_from
+from captioning.trained import load_trained
+from decoding import DecodingSettings
+
+
+@pytest.fixture(scope="session")
+def checkpoint(scenes_config, tmp_path_factory):
+    """Return the path of a checkpoint of a captioner that says something else of every photo."""
+    settings = ["max_length=9", 'prompt="a "', "num_beams=2", "batch_size=4", "seed=3"]
+    settings += ["med_config.initializer_range=0.6"]
+    config = load_config(scenes_config, settings)
+    captioner, _ = captioner_from(config, None)
+    path = tmp_path_factory.mktemp("trained") / "checkpoint_best.pth"
+    torch.save({"model": captioner.state_dict(), "config": config.model_dump()}, path)
+    return path
+
+
+@pytest.fixture
+def photos(scenes, tmp_path):
+    """Return a folder of ten photos, one of them in a folder within."""
+    folder = tmp_path / "photos"
+    (folder / "within").mkdir(parents=True)
+    for path in sorted((scenes / "images").glob("*.png"))[:10]:
+        shutil.copy(path, folder)
+    last = max(folder.glob("*.png"))
+    last.rename(folder / "within" / last.name)
+    return folder
+
+
+def read_lines(path):
+    """Return the objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(checkpoint, tmp_path, capsys):
+    """Return a function that captions an input, and returns the lines and what was said."""
+
+    def call(source, *arguments, code=0):
+        out = tmp_path / "out" / "captions.jsonl"
+        given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu", *arguments]
+        assert caption.main(given) == code, capsys.readouterr().err
+        return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err
+
+    return call
+
+
+@pytest.fixture
+def expected(checkpoint):
+    """Return a function that gives captions and scores of a photo, the captioner called for it."""
+    config, captioner = load_trained(str(checkpoint), None, torch.device("cpu"))
+    transform = evaluation_transform(config.image_size)
+
+    def call(path, **settings):
+        settings = DecodingSettings(**{"max_length": 9, "num_beams": 2, **settings})
+        found = captioner.generate_details(transform(load_image(path)).unsqueeze(0), settings)
+        return found.captions[0], found.scores[0].tolist()
+
+    return call
+
+
+@pytest.fixture
+def no_captioner(monkeypatch):
+    """Let the test fail where a captioner is loaded."""
+
+    def refuse(self, *arguments):
+        raise AssertionError("a captioner was loaded")
+
+    monkeypatch.setattr(Captioning, "__init__", refuse)

@@ -1,0 +1,221 @@
+"""A folder captioned as a user does it: every photo once, whatever some of the files are."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from captioning import caption
+from captioning.bulk.model import Captioning
+from captioning.classic_model import saved_beside_weights
+from captioning.config import load_config
+from captioning.data import evaluation_transform, load_image
+from captioning.model import captioner_from
+from tests.captioning.bulk.conftest import read_lines
+
+
+def by_name(lines):
+    return {os.path.basename(line["image"]): line for line in lines}
+
+
+def test_every_photo_has_the_line_of_its_captioner(run, photos, expected, checkpoint):
+    lines, said = run(photos)
+    assert [line["image"] for line in lines] == sorted(map(str, photos.rglob("*.png")))
+    for line in lines:
+        captions, scores = expected(line["image"])
+        assert line["caption"] == captions[0] and "captions" not in line
+        assert line["score"] == pytest.approx(scores[0], abs=1e-4)
+        assert line["checkpoint"] == str(checkpoint)
+    assert lines[0]["settings"] == {
+        **{"num_beams": 2, "max_length": 9, "min_length": 5, "length_penalty": 1.0},
+        **{"repetition_penalty": 1.0, "num_return_sequences": 1, "precision": "fp32"},
+    }
+    assert "10/10" in said and "img/s" in said
+    assert "done 10 (" in said and "images a second), skipped 0, failed 0" in said
+    assert len({line["caption"] for line in lines}) == 10
+
+
+def test_decoding_settings_of_the_command_line(run, photos, expected):
+    flags = ["--num_beams", "3", "--num_return", "2", "--max_length", "7", "--prefix", "<"]
+    lines, _ = run(photos, *flags, "--length_penalty", "0.5", "--suffix", ">")
+    for line in lines:
+        captions, scores = expected(
+            line["image"], num_beams=3, num_return=2, max_length=7, length_penalty=0.5
+        )
+        assert line["captions"] == [f"<{text}>" for text in captions]
+        assert line["caption"] == line["captions"][0]
+        assert line["scores"] == pytest.approx(scores, abs=1e-4)
+        assert line["settings"]["num_return_sequences"] == 2
+
+
+def test_samples_depend_on_the_seed_alone(run, photos, tmp_path):
+    def sampled(*arguments):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        flags = ["--do_sample", "--top_p", "1", "--temperature", "2", "--num_return", "2"]
+        lines, _ = run(photos, "--shard_size", "4", *flags, *arguments)
+        assert lines[0]["settings"]["do_sample"] and "num_beams" not in lines[0]["settings"]
+        return [line["captions"] for line in lines]
+
+    first = sampled("--seed", "5")
+    assert sampled("--seed", "5", "--num_workers", "2") == first != sampled("--seed", "6")
+    assert any(one != two for one, two in first)
+
+
+def damage(photos):
+    """Put files beside the photos that are no photos, and two unusual ones that are."""
+    content = next(photos.glob("*.png")).read_bytes()
+    (photos / "cut.png").write_bytes(content[: len(content) // 2])
+    (photos / "empty.jpg").write_bytes(b"")
+    (photos / "text.jpg").write_text("no image")
+    (photos / "gone.jpg").symlink_to(photos / "nowhere.jpg")
+    Image.new("1", (14000, 14000)).save(photos / "vast.png")
+    Image.new("CMYK", (40, 30), (10, 20, 30, 40)).save(photos / "cmyk.jpg")
+    Image.new("L", (1, 300)).save(photos / "thin.png")
+    (photos / "notes.txt").write_text("not meant")
+    (photos / ".hidden.jpg").write_text("not meant")
+
+
+def test_bad_images_have_a_reason_and_end_nothing(run, photos, tmp_path, monkeypatch):
+    damage(photos)
+    lines, said = run(photos)
+    assert len(lines) == 12 and {"cmyk.jpg", "thin.png"} < set(by_name(lines))
+    failed = by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
+    assert (
+        "truncated" in failed["cut.png"]["error"] and "no such file" in failed["gone.jpg"]["error"]
+    )
+    assert "decompression bomb" in failed["vast.png"]["error"]
+    assert set(failed) == {"cut.png", "empty.jpg", "text.jpg", "gone.jpg", "vast.png"}
+    assert "failed 5" in said and "--retry-failed" in said
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioning, "__init__", lambda *a: pytest.fail("nothing is to be done"))
+        again, said = run(photos)
+    assert again == lines and "done 0, skipped 12, failed 5" in said
+    shutil.copy(photos / "thin.png", photos / "cut.png")
+    lines, said = run(photos, "--retry-failed")
+    assert len(lines) == 13 and lines[-1]["image"].endswith("cut.png")
+    assert "cut.png" not in by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
+    assert "done 1 (" in said and "skipped 12, failed 4" in said
+
+
+def test_failures_of_another_file_of_captions_stay(run, photos, tmp_path):
+    (tmp_path / "out").mkdir()
+    other = {"image": "x.jpg", "error": "no such file", "out": "other.jsonl"}
+    (tmp_path / "out" / "failed.jsonl").write_text(json.dumps(other) + "\n")
+    (photos / "text.jpg").write_text("no image")
+    run(photos)
+    failed = read_lines(tmp_path / "out" / "failed.jsonl")
+    assert [line["out"] for line in failed] == ["other.jsonl", "captions.jsonl"]
+    (photos / "text.jpg").unlink()
+    shutil.copy(next(photos.glob("*.png")), photos / "text.jpg")
+    run(photos, "--retry-failed")
+    assert read_lines(tmp_path / "out" / "failed.jsonl") == [other]
+
+
+@pytest.mark.parametrize(
+    ("existing", "text"),
+    [
+        ("skip", "{old}"),
+        ("overwrite", "<{new}"),
+        ("append", "{old} <{new}"),
+        ("prepend", "<{new} {old}"),
+    ],
+)
+def test_what_becomes_of_captions_that_are_there(run, photos, expected, tmp_path, existing, text):
+    before, _ = run(photos)
+    new = shutil.copy(photos / "within" / "scene_000009.png", photos / "new.png")
+    lines, said = run(photos, "--existing", existing, "--prefix", "<")
+    lines = {line["image"]: line["caption"] for line in lines}
+    assert len(lines) == 11
+    for line in before:
+        expectation = text.format(old=line["caption"], new=expected(line["image"])[0][0])
+        assert lines[line["image"]] == expectation
+    assert lines[str(new)] == "<" + expected(new)[0][0]
+    assert f"done {1 if existing == 'skip' else 11} (" in said
+
+
+def test_sidecars_beside_the_photos(run, photos, expected):
+    tagged, empty = sorted(photos.glob("*.png"))[:2]
+    tagged.with_suffix(".caption").write_text("two\nlines\n")
+    empty.with_suffix(".caption").write_text("")
+    lines, said = run(photos, "--sidecar", ".caption")
+    assert len(lines) == 9 and "skipped 1" in said  # a caption from elsewhere is one
+    for line in lines:
+        sidecar = os.path.splitext(line["image"])[0] + ".caption"
+        assert Path(sidecar).read_text() == expected(line["image"])[0][0] + "\n"
+    assert tagged.with_suffix(".caption").read_text() == "two\nlines\n"
+    flags = ["--sidecar", ".caption", "--existing", "prepend", "--num_return", "2"]
+    run(photos, *flags)
+    one, two = expected(tagged, num_return=2)[0]
+    assert tagged.with_suffix(".caption").read_text() == f"{one} two\n{two} lines\n"
+
+
+def test_sidecars_of_captions_that_are_there_need_no_captioner(run, photos, no_captioner, tmp_path):
+    photo = min(photos.glob("*.png"))
+    (tmp_path / "out").mkdir()
+    line = json.dumps({"image": str(photo), "caption": "a", "captions": ["a", "b"]})
+    (tmp_path / "out" / "captions.jsonl").write_text(line + "\n")
+    run(photo, "--sidecar")
+    assert photo.with_suffix(".txt").read_text() == "a\nb\n"
+
+
+def test_a_checkpoint_that_is_not_of_a_run_here_needs_a_config(
+    run, photos, checkpoint, scenes_config, tmp_path
+):
+    released = tmp_path / "released.pth"
+    torch.save({"model": torch.load(checkpoint)["model"]}, released)
+    out = str(tmp_path / "out" / "captions.jsonl")
+    given = [str(released), str(photos), "--out", out, "--device", "cpu"]
+    assert caption.main(given) == 2
+    given += ["--config", str(scenes_config), "--max_length", "9"]
+    assert caption.main([*given, "--num_beams", "1"]) == 0
+    assert len(read_lines(tmp_path / "out" / "captions.jsonl")) == 10
+
+
+def test_a_runs_folder_stands_for_its_best_checkpoint(run, photos, checkpoint, tmp_path):
+    out = tmp_path / "a.jsonl"
+    assert caption.main([str(checkpoint.parent), str(photos), "--out", str(out)]) == 0
+    assert read_lines(out)[0]["checkpoint"] == str(checkpoint)
+    assert caption.main([str(photos), str(photos), "--out", str(out)]) == 2
+
+
+def test_a_classic_captioner(scenes_config, photos, tmp_path):
+    settings = ["model=lstm", "encoder=regnet_x_400mf", "encoder_weights=none", "encoder_lr=1e-3"]
+    settings += ["embed_dim=8", "hidden_dim=8", "image_size=32", 'prompt=""', "min_length=0"]
+    config = load_config(scenes_config, settings)
+    captioner, _ = captioner_from(config, None)
+    path = tmp_path / "lstm.pth"
+    content = {"model": captioner.state_dict(), "config": config.model_dump()}
+    torch.save({**content, **saved_beside_weights(captioner)}, path)
+    out = tmp_path / "captions.jsonl"
+    assert caption.main([str(path), str(photos), "--out", str(out), "--device", "cpu"]) == 0
+    images = [evaluation_transform(32)(load_image(line["image"])) for line in read_lines(out)]
+    captions = captioner.eval().generate(torch.stack(images), config.decoding_settings())
+    assert [line["caption"] for line in read_lines(out)] == captions
+
+
+def test_a_name_that_is_no_text(run, photos, tmp_path):
+    odd = os.fsencode(photos) + b"/caf\xe9.png"
+    shutil.copy(min(photos.glob("*.png")), odd)
+    lines, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
+    assert os.fsencode(by_name(lines)[os.fsdecode(b"caf\xe9.png")]["image"]) == odd
+    again, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
+    assert again == lines
+
+
+def test_real_photos(run, shared_data, expected):
+    """And nothing is left beside them."""
+    folder = shared_data / "photos" / "coco"
+    before = sorted(folder.iterdir())
+    lines, said = run(folder, "--glob", "*val2014_00000000*.jpg", "--num_workers", "1")
+    assert [line["image"] for line in lines] == sorted(
+        map(str, folder.glob("*val2014_00000000*.jpg"))
+    )
+    assert len(lines) > 3 and "failed 0" in said
+    for line in lines:
+        assert line["caption"] == expected(line["image"])[0][0]
+    assert sorted(folder.iterdir()) == before

@@ -1,0 +1,88 @@
+"""Killed at any instant, the program goes on where it was: no image twice, none missing."""
+
+import os
+import random
+import signal
+import sys
+
+import pytest
+
+from captioning import caption
+from tests.captioning.bulk.conftest import read_lines
+from tests.soak.processes import Processes
+
+# Told by Python of every file that is opened, renamed, linked, removed or cut off.
+OPERATIONS = ("open", "os.rename", "os.link", "os.remove", "os.truncate", "os.mkdir", "os.rmdir")
+
+
+def kill_before(operation, folder):
+    """A hook: the process is killed by -9 before so many operations on files in `folder`."""
+
+    def hook(rank):
+        left = operation
+
+        def audit(event, given):
+            nonlocal left
+            if event in OPERATIONS and str(given[0]).startswith(str(folder)):
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(audit)
+
+    return hook
+
+
+@pytest.fixture
+def until_done(checkpoint, tmp_path):
+    """Return a function that calls the program, kills it at random, and calls it again."""
+
+    def call(photos, folder, dice, *arguments):
+        """How often it was killed. dice: None lets it be."""
+        given = [str(checkpoint), str(photos), "--out", str(folder / "captions.jsonl")]
+        given += ["--device", "cpu", "--shard_size", "3", "--batch_size", "2", *arguments]
+        for kills in range(200):
+            hook = kill_before(dice.randint(1, 130), tmp_path) if dice else None
+            process = Processes(caption.main, given, tmp_path / "said", hook=hook)
+            codes = process.wait()
+            assert codes in ([0], [-9]), process.said()
+            marker, plan = (folder / f"captions.jsonl{n}" for n in (".done", ".parts/plan.json"))
+            if codes == [0] or (marker.exists() and not plan.exists()):
+                return kills  # killed later, it has done all but say so
+        raise AssertionError("it never ended")
+
+    return call
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_random_it_writes_what_it_would_have(until_done, photos, tmp_path, seed):
+    """Beside photos, too, where a caption that is appended twice would be seen."""
+    (photos / "bad.png").write_bytes(b"no image")
+    for path in photos.glob("scene*.png"):
+        path.with_suffix(".txt").write_text("a tag\n")
+    dice = random.Random(seed)
+    settings = ["--existing", "append", "--sidecar", "--write-shards"]
+
+    def sidecars():
+        return {path.name: path.read_text() for path in sorted(photos.rglob("*.txt"))}
+
+    before = sidecars()
+    assert until_done(photos, tmp_path / "a", None, *settings, str(tmp_path / "a/tars")) == 0
+    expected = sidecars()
+    for name, text in before.items():
+        (photos / name).write_text(text)
+    for path in (photos / "within").glob("*.txt"):
+        path.unlink()
+    kills = until_done(photos, tmp_path / "b", dice, *settings, str(tmp_path / "b/tars"))
+    assert kills > 1
+    assert sidecars() == expected and len(expected) == 10
+    names = ["captions.jsonl", "captions.jsonl.done", "failed.jsonl", "tars"]
+    found = {path.name for path in (tmp_path / "b").iterdir()} - {"captions.jsonl.parts"}
+    assert sorted(found) == names
+    for name in names[:3]:
+        one, two = ((tmp_path / folder / name).read_text() for folder in "ab")
+        assert one.replace("/a/", "/b/") == two
+    for tar in sorted((tmp_path / "a" / "tars").iterdir()):
+        assert tar.read_bytes() == (tmp_path / "b" / "tars" / tar.name).read_bytes()
+    assert not [path for path in photos.rglob("*.staged")]
+    assert len(read_lines(tmp_path / "b" / "captions.jsonl")) == 10

@@ -1,0 +1,91 @@
+"""The images of folders and of lists in every format."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from captioning.bulk.inputs import find_images
+from captioning.bulk.job import Job
+from captioning.errors import UserError
+
+ROWS = {
+    "a.txt": "one.jpg\n\n within/two.jpg \none.jpg\n",
+    "a.csv": "id,image\n7,one.jpg\n8,within/two.jpg\n",
+    "a.jsonl": '{"file_name": "one.jpg", "image_id": 7}\n{"image": "within/two.jpg", "id": 8}\n',
+    "a.json": '["one.jpg", "within/two.jpg"]',
+    "b.json": '[{"image": "one.jpg", "caption": "x"}, {"image": "one.jpg", "caption": "y"}, '
+    '{"image": "within/two.jpg", "caption": "z"}]',
+    "c.json": '{"images": [{"file_name": "one.jpg", "id": 7}, '
+    '{"file_name": "within/two.jpg", "id": 8}]}',
+    "d.json": '{"7": "one.jpg", "8": "within/two.jpg"}',
+}
+IDS = {"a.csv": ["7", "8"], "a.jsonl": [7, 8], "c.json": [7, 8], "d.json": ["7", "8"]}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_list_names_each_image_once(tmp_path, name):
+    (tmp_path / name).write_text(ROWS[name], encoding="utf-8-sig")
+    items = list(find_images(Job(str(tmp_path / name), tmp_path / "out.jsonl")))
+    assert [item.image for item in items] == [
+        str(tmp_path / "one.jpg"),
+        str(tmp_path / "within" / "two.jpg"),
+    ]
+    assert [item.image_id for item in items] == IDS.get(name, [None, None])
+
+
+def test_where_paths_start_and_what_the_column_is_called(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('image,photo\nx,"a, b.jpg"\n')
+    job = Job(str(path), tmp_path / "out.jsonl", root=Path("/photos"), column="photo")
+    assert [item.image for item in find_images(job)] == ["/photos/a, b.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.csv", "name,size\nx,1\n", "line 2 names no image: looked for one of image, path"),
+        ("a.csv", 'image\n"x"y\n', "not valid CSV at line 2"),
+        ("a.jsonl", '{"image": "x"}\n{"image"\n', "not valid JSON at line 2"),
+        ("a.jsonl", '{"image": 3}\n', "line 1 names no image"),
+        ("a.json", '{"x": 1}', "expected a list of images, or"),
+        ("a.json", "[[1]]", "row 1 names no image"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_told_with_its_place(tmp_path, name, text, reason):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=reason):
+        list(find_images(Job(str(tmp_path / name), tmp_path / "out.jsonl")))
+
+
+def test_a_list_that_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not UTF-8"):
+        list(find_images(Job(str(tmp_path / "a.txt"), tmp_path / "out.jsonl")))
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Return a folder of files of many names, with a link to itself within."""
+    names = ["b.JPG", "a.png", "notes.txt", ".hid.png", "cats/c.webp", "cats/x/d.tiff", ".h/e.png"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "cats" / "again").symlink_to(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, ["a.png", "b.JPG", "cats/c.webp", "cats/x/d.tiff"]),
+        ({"recursive": False}, ["a.png", "b.JPG"]),
+        ({"glob": "*.t*"}, ["cats/x/d.tiff", "notes.txt"]),
+        ({"glob": "cats/*"}, ["cats/c.webp", "cats/x/d.tiff"]),
+    ],
+)
+def test_photos_of_a_folder(tree, settings, names):
+    job = Job(str(tree), tree / "out.jsonl", **settings)
+    found = [os.path.relpath(item.image, tree) for item in find_images(job)]
+    assert found == names

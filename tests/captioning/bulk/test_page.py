@@ -1,0 +1,31 @@
+"""The page on captioning names every flag, and its commands are what the program takes."""
+
+import re
+import shlex
+
+import pytest
+
+from captioning.caption import build_parser, parse_arguments
+
+
+@pytest.fixture
+def page(repository):
+    return (repository / "docs" / "captioning.md").read_text(encoding="utf-8")
+
+
+def test_the_table_has_every_flag_and_no_other(page):
+    table = page.split("## Flags")[1].split("##")[0]
+    rows = re.findall(r"^\| (.+?) \|", table, re.M)
+    named = {flag for row in rows for flag in re.findall(r"--[\w-]+", row)}
+    flags = {flag for action in build_parser()._actions for flag in action.option_strings}
+    twice = {"--retry_failed", "--write_shards"}  # other spellings
+    assert named == flags - twice - {"-h", "--help"}
+
+
+def test_the_commands_of_the_page_and_of_the_readme_are_taken(page, repository):
+    text = page + (repository / "README.md").read_text(encoding="utf-8")
+    text = text.replace("\\\n", " ")
+    commands = re.findall(r"^ *bash scripts/caption\.sh (.+)$", text, re.M)
+    for command in commands:
+        parse_arguments(shlex.split(command, comments=True))
+    assert len(commands) >= 4

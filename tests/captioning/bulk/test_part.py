@@ -1,0 +1,28 @@
+"""The journal of a shard: what a power cut leaves of it."""
+
+import pytest
+
+from captioning.bulk.part import Part
+
+
+@pytest.mark.parametrize("torn", [1, 10, 40])
+def test_a_line_that_was_cut_off_is_done_again(tmp_path, torn):
+    part = Part(tmp_path, 3)
+    part.add([{"image": "a"}, {"image": "b"}])
+    whole = part.journal.read_bytes()
+    part.add([{"image": "c"}, {"image": "d"}])
+    part.journal.write_bytes(part.journal.read_bytes()[:-torn])
+    again = Part(tmp_path, 3).recover()
+    assert [line["image"] for line in again.lines] == ["a", "b"]
+    assert part.journal.read_bytes() == whole
+    again.add([{"image": "c"}])
+    assert [line["image"] for line in Part(tmp_path, 3).recover().lines] == ["a", "b", "c"]
+
+
+def test_lines_after_a_damaged_one_do_not_count(tmp_path):
+    part = Part(tmp_path, 0)
+    for image in "abc":
+        part.add([{"image": image}])
+    lines = part.journal.read_bytes().splitlines(keepends=True)
+    part.journal.write_bytes(lines[0] + b"\0" * len(lines[1][:-1]) + b"\n" + lines[2])
+    assert [line["image"] for line in Part(tmp_path, 0).recover().lines] == ["a"]

@@ -1,0 +1,130 @@
+"""Runs that are stopped, go on, or are shared by several processes."""
+
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+
+from BLIP import BlipCaptioner
+from captioning import caption
+from captioning.bulk.model import Captioning
+from captioning.bulk.part import Part
+from tests.captioning.bulk.conftest import read_lines
+from tests.soak.processes import Processes
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
+    run, photos, monkeypatch, tmp_path, workers
+):
+    whole, _ = run(photos)
+    shutil.rmtree(tmp_path / "out")
+    made = []
+    add = Part.add
+
+    def counted(self, lines):
+        add(self, lines)
+        made.extend(line["image"] for line in lines)
+        if len(made) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Part, "add", counted)
+    flags = ["--batch_size", "2", "--shard_size", "5", "--num_workers", workers]
+    lines, said = run(photos, *flags)
+    assert not lines and "stopped by SIGTERM; the same command goes on from here" in said
+    assert len(made) == 4
+    _, said = run(photos, *flags, "--num_beams", "1", code=2)
+    assert "an unfinished run had num_beams None, and now it is 1" in said and len(made) == 4
+    lines, said = run(photos, *flags)
+    assert ("going on" in said and "| 4/10" in said.replace("100%", "")) or "4/10" in said
+    assert sorted(made) == sorted(line["image"] for line in lines)  # each was made once
+    assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
+
+
+def test_out_of_memory_it_goes_on_with_smaller_batches(run, photos, monkeypatch):
+    whole, _ = run(photos)
+    generate = BlipCaptioner.generate_details
+
+    def short_of_memory(self, image, settings):
+        if len(image) > 2 and made:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        made.append(len(image))
+        return generate(self, image, settings)
+
+    made = []
+    monkeypatch.setattr(BlipCaptioner, "generate_details", short_of_memory)
+    _, said = run(photos, "--existing", "overwrite", "--batch_size", "3", code=2)
+    assert said.splitlines()[-1] == ("error: out of GPU memory: lower --batch_size, which is 3")
+    lines, _ = run(photos, "--existing", "overwrite", "--batch_size", "2")
+    assert lines == whole and made == [3, 2, 2, 2, 1]
+
+
+def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
+    lines_of = Captioning.lines
+
+    def fail(self, batch, after, job):
+        if after > 0:
+            raise OSError(28, "No space left on device")
+        return lines_of(self, batch, after, job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioning, "lines", fail)
+        _, said = run(photos, code=2)
+    assert said.splitlines()[-1].endswith("captions.jsonl: No space left on device")
+    _, said = run(photos, "--num_beams", "1", code=2)
+    assert "or drop it with --restart" in said
+    lines, _ = run(photos, "--num_beams", "1", "--restart")
+    assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_the_shards(run, photos, checkpoint, tmp_path, processes):
+    """Three have two shards among them: one has nothing to do."""
+    (photos / "text.jpg").write_text("no image")
+    alone, _ = run(photos)
+    out = tmp_path / "shared" / "captions.jsonl"
+    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
+    given += ["--shard_size", "6", "--num_workers", "1"]
+
+    def record(rank):
+        add = Part.add
+
+        def recorded(self, lines):
+            add(self, lines)
+            with open(tmp_path / f"rank{rank}", "a") as file:
+                file.writelines(line["image"] + "\n" for line in lines)
+
+        Part.add = recorded
+
+    shared = Processes(caption.main, given, tmp_path / "said", processes, record)
+    assert shared.wait() == [0] * processes, shared.said()
+    assert read_lines(out) == alone
+    counts = [len(path.read_text().splitlines()) for path in sorted(tmp_path.glob("rank*"))]
+    assert counts == [6, 5]
+    assert "11/11" in shared.said() and "done 10 (" in shared.said()
+
+
+def test_a_signal_to_one_of_two_processes_stops_both(run, photos, checkpoint, tmp_path):
+    out = tmp_path / "shared" / "captions.jsonl"
+    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
+    given += ["--shard_size", "5", "--batch_size", "1", "--num_workers", "0"]
+
+    def stop(rank):
+        add = Part.add
+
+        def stopped(self, lines):
+            add(self, lines)
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        Part.add = stopped
+
+    both = Processes(caption.main, given, tmp_path / "said", 2, stop)
+    assert both.wait() == [0, 0], both.said()
+    assert "the same command goes on" in both.said() and not out.exists()
+    both = Processes(caption.main, given, tmp_path / "said", 2)
+    assert both.wait() == [0, 0], both.said()
+    alone, _ = run(photos)
+    assert read_lines(out) == alone

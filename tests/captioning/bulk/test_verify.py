@@ -1,0 +1,95 @@
+"""Gaps and damage found and mended; parquet; memory."""
+
+import os
+
+import pyarrow.parquet
+
+from captioning import caption
+from captioning.bulk.model import Captioning
+from captioning.data import read_annotations
+
+
+def test_damage_is_told_and_mended(run, photos, tmp_path):
+    (photos / "text.jpg").write_text("no image")
+    whole, _ = run(photos, "--sidecar")
+    out = tmp_path / "out" / "captions.jsonl"
+    texts = out.read_text().splitlines()
+    texts[3] = texts[3][:40]  # torn
+    texts[5] = texts[4]  # repeated, and one is missing
+    out.write_text("\n".join(texts) + "\n")
+    sidecars = sorted(photos.glob("*.txt"))
+    sidecars[0].unlink()
+    before = {path: path.read_text() for path in sidecars[1:]}
+    _, said = run(photos, "--sidecar", code=2)
+    assert "1 lines are damaged, 1 repeat an image: --verify mends it" in said
+    for path in sidecars[3:6]:  # or they would count as captions that are there
+        path.unlink()
+    lines, said = run(photos, "--sidecar", "--verify")
+    assert "verify: 8 have a caption, 2 have none, 1 failed before; 1 damaged lines" in said
+    assert "1 repeated, 2 sidecars were missing" in said and "done 2 (" in said
+    assert sorted(line["image"] for line in lines) == [line["image"] for line in whole]
+    by_image = {line["image"]: line for line in whole}
+    assert all(line == by_image[line["image"]] for line in lines)
+    assert {path: path.read_text() for path in sidecars[1:]} == before
+    _, said = run(photos, "--sidecar", "--verify")
+    assert "verify: 10 have a caption, 0 have none, 1 failed before; 0 damaged" in said
+
+
+def test_captions_of_another_checkpoint_are_pointed_out(run, photos, tmp_path):
+    lines, _ = run(photos)
+    out = tmp_path / "out" / "captions.jsonl"
+    out.write_text(out.read_text().replace(lines[0]["checkpoint"], "old.pth"))
+    _, said = run(photos)
+    assert "has captions of old.pth, which stay; --existing overwrite" in said
+
+
+def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("captioning.bulk.parquet.ROWS", 3)
+    path = tmp_path / "captions.parquet"
+    (photos.parent / "list.csv").write_text(
+        "image,id\n" + "".join(f"{p},{n}\n" for n, p in enumerate(sorted(photos.rglob("*.png"))))
+    )
+    lines, _ = run(photos.parent / "list.csv", "--parquet", str(path), "--num_return", "2")
+    table = pyarrow.parquet.read_table(path).to_pylist()
+    assert len(table) == 10
+    for number, (row, line) in enumerate(zip(table, lines)):
+        assert row["image_id"] == line["image_id"] == str(number)
+        assert all(row[key] == line[key] for key in ("image", "caption", "captions", "score"))
+    run(photos.parent / "list.csv", "--parquet", str(path))  # nothing left to caption
+    assert pyarrow.parquet.read_table(path).num_rows == 10
+
+
+def test_the_captions_are_an_annotation_file_to_train_on(run, photos, tmp_path):
+    lines, _ = run(photos, "--num_return", "2")
+    samples = read_annotations(tmp_path / "out" / "captions.jsonl")
+    assert [(s.image, list(s.captions)) for s in samples] == [
+        (line["image"], line["captions"]) for line in lines
+    ]
+
+
+def resident():
+    """Bytes of memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_stays_flat(checkpoint, photos, tmp_path, monkeypatch):
+    """Were images or their captions kept, 1,500 more of them would take 20 MB and more."""
+    names = sorted(photos.rglob("*.png"))
+    many = tmp_path / "many"
+    many.mkdir()
+    for number in range(2000):
+        os.link(names[number % len(names)], many / f"{number:04d}.png")
+    sizes = []
+    lines = Captioning.lines
+
+    def measured(self, batch, after, job):
+        sizes.append(resident())
+        return lines(self, batch, after, job)
+
+    monkeypatch.setattr(Captioning, "lines", measured)
+    given = [str(checkpoint), str(many), "--out", str(tmp_path / "a.jsonl"), "--device", "cpu"]
+    given += ["--num_beams", "1", "--max_length", "8", "--batch_size", "50"]
+    assert caption.main(given) == 0
+    assert len(sizes) >= 40
+    assert max(sizes[10:]) - sizes[10] < 8e6
