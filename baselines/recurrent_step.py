@@ -2,7 +2,6 @@
 
 from typing import Optional
 
-import torch
 from torch import Tensor
 
 from baselines.decoder import RecurrentDecoder

@@ -1,0 +1,141 @@
+"""The page: tabs to compare checkpoints on a photo, to caption several photos, and about it."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app import view
+from app.about import about
+from app.batch import caption_all, write_zip
+from app.controls import controls
+from app.desk import Desk
+from app.gradio_versions import private, taken
+from app.limits import Limits
+from app.photos import read_photo
+from captioning.errors import UserError
+
+HERE = Path(__file__).parent
+FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+# No button that shares or sends a photo elsewhere, in the words of either version.
+PLAIN = {"buttons": [], "show_download_button": False, "show_share_button": False}
+WAITING = '<p class="smile-empty">The captions appear here.</p>'
+
+
+class Photo(gr.Image):
+    """Gradio's image field that hands over (file, the visitor's name of it), whatever it holds.
+
+    Gradio's own decodes it, without bounds, and fails without a word for a visitor. The file is
+    one of those uploaded: that was checked before.
+    """
+
+    is_template = True  # to the browser it is an Image
+
+    def preprocess(self, payload: Any) -> Any:
+        if payload is None or payload.path is None:
+            return None
+        return payload.path, payload.orig_name or Path(payload.path).name
+
+
+def look() -> dict[str, Any]:
+    """Theme, style and script, which Gradio 4 takes with the page and Gradio 6 with the server."""
+    return {
+        "theme": gr.themes.Default(primary_hue="blue", neutral_hue="slate", **FONTS),
+        "css": (HERE / "page.css").read_text(encoding="utf-8"),
+        "head": f"<script>{(HERE / 'page.js').read_text(encoding='utf-8')}</script>",
+    }
+
+
+def build_page(desk: Desk, limits: Limits, examples: Sequence[Path], address: str) -> gr.Blocks:
+    """The page with its events. examples: pictures to try; address: of the server, for About."""
+    with gr.Blocks(
+        title="SMILE captions",
+        analytics_enabled=False,
+        delete_cache=(600, 3600),  # seconds: looked through so often, kept so long
+        **taken(gr.Blocks.__init__, look()),
+    ) as page:
+        gr.HTML((HERE / "header.html").read_text(encoding="utf-8"))
+        with gr.Tabs():
+            with gr.Tab("Compare"):
+                _compare(desk, limits, examples)
+            with gr.Tab("Batch"):
+                _batch(desk, limits)
+            with gr.Tab("About"):
+                gr.HTML(about(desk, limits, address))
+    page.queue(max_size=limits.queue, api_open=False)
+    return page
+
+
+def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
+    with gr.Row():
+        with gr.Column(scale=2, min_width=290):
+            photo = Photo(
+                type="filepath",
+                sources=["upload", "webcam", "clipboard"],
+                label="Photo",
+                height=280,
+                elem_id="photo",
+                **taken(gr.Image.__init__, PLAIN),
+            )
+            button = gr.Button("Caption", variant="primary", elem_id="caption")
+            gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
+            settings = controls(desk)
+        with gr.Column(scale=3, min_width=290):
+            shown = gr.HTML(WAITING, elem_id="results")
+
+    def caption(file: Any, *values: Any) -> str:
+        try:
+            if file is None:
+                raise UserError("no photo: drop one, take one with the camera, or try an example")
+            labels, options = settings.read(values)
+            path, name = file
+            read = read_photo(path, name, limits)
+            captions = [desk.caption(read, c, options) for c in desk.chosen(labels)]
+            return view.results(name, read, captions)
+        except UserError as error:
+            return view.error(str(error))
+
+    button.click(caption, [photo, *settings.inputs], shown, **private(button.click))
+    photo.clear(lambda: WAITING, None, shown, **private(photo.clear))
+
+
+def _batch(desk: Desk, limits: Limits) -> None:
+    with gr.Row():
+        with gr.Column(scale=2, min_width=290):
+            files = gr.File(
+                file_count="multiple",
+                file_types=["image"],
+                label=f"Photos, up to {limits.photos}",
+                height=220,
+                elem_id="photos",
+            )
+            button = gr.Button("Caption all", variant="primary", elem_id="caption-all")
+            settings = controls(desk)
+        with gr.Column(scale=3, min_width=290):
+            archive = gr.File(label="ZIP of the captions", interactive=False, elem_id="zip")
+            shown = gr.HTML(WAITING, elem_id="batch-results")
+
+    def caption_photos(given: Any, *values: Any, progress=gr.Progress()) -> tuple[Any, str]:  # noqa: B008
+        try:
+            if not given:
+                raise UserError("no photos: drop some, or choose them")
+            labels, options = settings.read(values)
+            photos = [(Path(file), Path(file).name) for file in given]
+            steps = caption_all(desk, photos, desk.chosen(labels), options, limits)
+            progress((0, len(photos)), desc="captioning", unit="photos")
+            done = []
+            for captioned in steps:
+                done.append(captioned)
+                progress((len(done), len(photos)), desc="captioning", unit="photos")
+        except UserError as error:
+            return None, view.error(str(error))
+        path = Path(tempfile.mkdtemp(dir=tempfile.gettempdir())) / "captions.zip"
+        write_zip(done, path)
+        rows = [(d.name, c.checkpoint.label, c.told.caption) for d in done for c in d.captions]
+        return str(path), view.batch_table(rows, [(d.name, d.reason) for d in done if d.reason])
+
+    button.click(
+        caption_photos, [files, *settings.inputs], [archive, shown], **private(button.click)
+    )
