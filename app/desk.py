@@ -57,7 +57,7 @@ class Desk:
         return found
 
     def caption(self, photo: Image.Image, checkpoint: Checkpoint, options: Options) -> Caption:
-        """What a checkpoint says of an RGB photo. Raises UserError for settings it cannot follow."""
+        """What a checkpoint says of an RGB photo. Raises UserError for impossible settings."""
         settings = options.decoding_settings()
         device, size = checkpoint.device, checkpoint.config.image_size
         image = evaluation_transform(size)(photo).to(device)  # (3, S, S)

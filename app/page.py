@@ -24,19 +24,15 @@ PLAIN = {"buttons": [], "show_download_button": False, "show_share_button": Fals
 WAITING = '<p class="smile-empty">The captions appear here.</p>'
 
 
-class Photo(gr.Image):
-    """Gradio's image field that hands over (file, the visitor's name of it), whatever it holds.
+def _as_uploaded(payload: Any) -> Any:
+    """(file, the visitor's name of it) of what an image field holds, whatever that is.
 
-    Gradio's own decodes it, without bounds, and fails without a word for a visitor. The file is
-    one of those uploaded: that was checked before.
+    Gradio's own way decodes it, without bounds, and fails without a word for a visitor. That the
+    file is an uploaded one was checked before.
     """
-
-    is_template = True  # to the browser it is an Image
-
-    def preprocess(self, payload: Any) -> Any:
-        if payload is None or payload.path is None:
-            return None
-        return payload.path, payload.orig_name or Path(payload.path).name
+    if payload is None or payload.path is None:
+        return None
+    return payload.path, payload.orig_name or Path(payload.path).name
 
 
 def look() -> dict[str, Any]:
@@ -70,8 +66,8 @@ def build_page(desk: Desk, limits: Limits, examples: Sequence[Path], address: st
 
 def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
     with gr.Row():
-        with gr.Column(scale=2, min_width=290):
-            photo = Photo(
+        with gr.Column(scale=2, min_width=280):
+            photo = gr.Image(
                 type="filepath",
                 sources=["upload", "webcam", "clipboard"],
                 label="Photo",
@@ -79,10 +75,11 @@ def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
                 elem_id="photo",
                 **taken(gr.Image.__init__, PLAIN),
             )
+            photo.preprocess = _as_uploaded  # a subclass would have Gradio write beside this file
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
             settings = controls(desk)
-        with gr.Column(scale=3, min_width=290):
+        with gr.Column(scale=5, min_width=280):
             shown = gr.HTML(WAITING, elem_id="results")
 
     def caption(file: Any, *values: Any) -> str:
@@ -97,13 +94,19 @@ def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
         except UserError as error:
             return view.error(str(error))
 
-    button.click(caption, [photo, *settings.inputs], shown, **private(button.click))
+    button.click(
+        caption,
+        [photo, *settings.inputs],
+        shown,
+        scroll_to_output=True,
+        **private(button.click),
+    )
     photo.clear(lambda: WAITING, None, shown, **private(photo.clear))
 
 
 def _batch(desk: Desk, limits: Limits) -> None:
     with gr.Row():
-        with gr.Column(scale=2, min_width=290):
+        with gr.Column(scale=2, min_width=280):
             files = gr.File(
                 file_count="multiple",
                 file_types=["image"],
@@ -113,11 +116,15 @@ def _batch(desk: Desk, limits: Limits) -> None:
             )
             button = gr.Button("Caption all", variant="primary", elem_id="caption-all")
             settings = controls(desk)
-        with gr.Column(scale=3, min_width=290):
-            archive = gr.File(label="ZIP of the captions", interactive=False, elem_id="zip")
+        with gr.Column(scale=5, min_width=280):
+            archive = gr.File(
+                label="ZIP of the captions", interactive=False, visible=False, elem_id="zip"
+            )
             shown = gr.HTML(WAITING, elem_id="batch-results")
 
-    def caption_photos(given: Any, *values: Any, progress=gr.Progress()) -> tuple[Any, str]:  # noqa: B008
+    bar = gr.Progress()
+
+    def caption_photos(given: Any, progress: Any = bar, *values: Any) -> tuple[Any, str]:
         try:
             if not given:
                 raise UserError("no photos: drop some, or choose them")
@@ -130,12 +137,15 @@ def _batch(desk: Desk, limits: Limits) -> None:
                 done.append(captioned)
                 progress((len(done), len(photos)), desc="captioning", unit="photos")
         except UserError as error:
-            return None, view.error(str(error))
-        path = Path(tempfile.mkdtemp(dir=tempfile.gettempdir())) / "captions.zip"
+            return gr.update(value=None, visible=False), view.error(str(error))
+        path = Path(tempfile.mkdtemp()) / "captions.zip"
         write_zip(done, path)
-        rows = [(d.name, c.checkpoint.label, c.told.caption) for d in done for c in d.captions]
-        return str(path), view.batch_table(rows, [(d.name, d.reason) for d in done if d.reason])
+        return gr.update(value=str(path), visible=True), view.batch_table(done)
 
     button.click(
-        caption_photos, [files, *settings.inputs], [archive, shown], **private(button.click)
+        caption_photos,
+        [files, *settings.inputs],
+        [archive, shown],
+        scroll_to_output=True,
+        **private(button.click),
     )

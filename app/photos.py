@@ -18,7 +18,7 @@ def read_photo(path: os.PathLike, name: str, limits: Limits) -> Image.Image:
     Raises UserError.
     """
     path = Path(path)
-    megabytes = path.stat().st_size / 1e6
+    megabytes = path.stat().st_size / 2**20
     if megabytes > limits.upload_mb:
         raise UserError(
             f"{name}: {megabytes:.1f} MB; this page takes up to {limits.upload_mb:g} MB a photo"

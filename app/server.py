@@ -7,6 +7,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from app.confined import Confined
 from app.desk import Desk
 from app.gradio_versions import SILENCE, taken
 from app.limits import Limits
@@ -16,11 +17,6 @@ from captioning.scenes.drawing import draw
 from captioning.scenes.world import random_scene
 
 EXAMPLES, EXAMPLES_SEED = 6, 11
-# The browser may ask this server and no other, whatever a library's page would like to load.
-POLICY = (
-    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; "
-    "form-action 'self'"
-)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -78,7 +74,7 @@ def build(desk: Desk, limits: Limits, folder: Path, address: str):
         show_error=True,
         **taken(gr.mount_gradio_app, settings),
     )
-    return _Confined(server)
+    return Confined(server)
 
 
 def draw_examples(folder: Path) -> list[Path]:
@@ -88,19 +84,3 @@ def draw_examples(folder: Path) -> list[Path]:
     for path in paths:
         draw(random_scene(rng), rng).save(path)
     return paths
-
-
-class _Confined:
-    """An ASGI application whose every answer carries POLICY."""
-
-    def __init__(self, application):
-        self.application = application
-
-    async def __call__(self, scope, receive, send):
-        async def send_with_policy(message):
-            if message["type"] == "http.response.start":
-                policy = (b"content-security-policy", POLICY.encode())
-                message = {**message, "headers": [*message["headers"], policy]}
-            await send(message)
-
-        await self.application(scope, receive, send_with_policy)

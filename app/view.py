@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 from PIL import Image
 
+from app.batch import Captioned
 from app.desk import Caption
 from app.gaze_pictures import gaze_pictures
 from captioning.report.picture import embedded
@@ -44,10 +45,11 @@ def error(message: str) -> str:
     )
 
 
-def batch_table(rows: Sequence[tuple[str, str, str]], failed: Sequence[tuple[str, str]]) -> str:
-    """rows: (photo, label, caption); failed: (photo, reason)."""
+def batch_table(done: Sequence[Captioned]) -> str:
+    """A table of what was said, and a line for each photo that has no caption."""
+    photos = [photo for photo in done if not photo.reason]
     template = templates.get_template("batch.html")
-    return template.render(rows=rows, failed=[reason for _, reason in failed])
+    return template.render(photos=photos, failed=[photo.reason for photo in done if photo.reason])
 
 
 def _card(caption: Caption) -> dict[str, Any]:
