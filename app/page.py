@@ -1,6 +1,7 @@
 """The page: tabs to compare checkpoints on a photo, to caption several photos, and about it."""
 
 import tempfile
+from abc import ABCMeta
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ PLAIN = {"buttons": [], "show_download_button": False, "show_share_button": Fals
 WAITING = '<p class="smile-empty">The captions appear here.</p>'
 
 
-def _as_uploaded(payload: Any) -> Any:
+def _as_uploaded(field: gr.Image, payload: Any) -> Any:
     """(file, the visitor's name of it) of what an image field holds, whatever that is.
 
     Gradio's own way decodes it, without bounds, and fails without a word for a visitor. That the
@@ -33,6 +34,13 @@ def _as_uploaded(payload: Any) -> Any:
     if payload is None or payload.path is None:
         return None
     return payload.path, payload.orig_name or Path(payload.path).name
+
+
+# An image field with that way. Gradio remakes a field whose value it sets, so the class must have
+# it; made by a class statement, Gradio would write a .pyi file beside this one.
+Photo = ABCMeta.__new__(
+    type(gr.Image), "Photo", (gr.Image,), {"preprocess": _as_uploaded, "is_template": True}
+)
 
 
 def look() -> dict[str, Any]:
@@ -67,7 +75,7 @@ def build_page(desk: Desk, limits: Limits, examples: Sequence[Path], address: st
 def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
-            photo = gr.Image(
+            photo = Photo(
                 type="filepath",
                 sources=["upload", "webcam", "clipboard"],
                 label="Photo",
@@ -75,7 +83,6 @@ def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
                 elem_id="photo",
                 **taken(gr.Image.__init__, PLAIN),
             )
-            photo.preprocess = _as_uploaded  # a subclass would have Gradio write beside this file
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
             settings = controls(desk)

@@ -144,7 +144,8 @@ class Browser:
     def hover(self, selector: str) -> None:
         """Move the mouse to the middle of the element."""
         box = self.ask(
-            f"{{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
+            f"{{ const e = document.querySelector({selector!r});"
+            " e.scrollIntoView({block: 'center'});"
             " const b = e.getBoundingClientRect(); [b.x + b.width / 2, b.y + b.height / 2] }"
         )
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
