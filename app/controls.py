@@ -36,8 +36,12 @@ def controls(desk: Desk) -> Controls:
     made: dict[str, gr.components.Component] = {}
     with gr.Accordion("Lengths, prompt and more", open=False):
         with gr.Row():
-            made["min_length"] = _slider("Shortest, tokens", 0, LONGEST, 1, defaults["min_length"])
-            made["max_length"] = _slider("Longest, tokens", 1, LONGEST, 1, defaults["max_length"])
+            made["min_length"] = _slider(
+                "Shortest caption, tokens", 0, LONGEST, 1, defaults["min_length"]
+            )
+            made["max_length"] = _slider(
+                "Longest caption, tokens", 1, LONGEST, 1, defaults["max_length"]
+            )
         made["prompt"] = gr.Textbox(
             label="Prompt",
             info="What every caption starts with; empty: the checkpoint's own. Its tokens count.",
@@ -48,10 +52,10 @@ def controls(desk: Desk) -> Controls:
             made["num_beams"] = _slider("Beams", 1, MOST_BEAMS, 1, defaults["num_beams"])
         with gr.Group(visible=defaults["sample"]) as of_sampling:
             with gr.Row():
-                made["top_p"] = _slider("Nucleus, top-p", 0.05, 1, 0.05, defaults["top_p"])
+                made["top_p"] = _slider("Nucleus (top-p)", 0.05, 1, 0.05, defaults["top_p"])
                 made["temperature"] = _slider("Temperature", 0.05, 3, 0.05, defaults["temperature"])
             with gr.Row():
-                made["top_k"] = gr.Number(defaults["top_k"], label="Top-k, 0: all", precision=0)
+                made["top_k"] = gr.Number(defaults["top_k"], label="Top-k (0: all)", precision=0)
                 made["seed"] = gr.Number(0, label="Seed", precision=0)
         made["repetition_penalty"] = _slider(
             "Repetition penalty", 0.5, 2, 0.05, defaults["repetition_penalty"]
@@ -67,4 +71,4 @@ def controls(desk: Desk) -> Controls:
 
 
 def _slider(label: str, least: float, most: float, step: float, value: float) -> gr.Slider:
-    return gr.Slider(least, most, value=value, step=step, label=label, min_width=120)
+    return gr.Slider(least, most, value=value, step=step, label=label, min_width=200)

@@ -31,6 +31,13 @@
   for (const kind of ["mouseout", "focusout"])
     document.addEventListener(kind, (event) => wordAt(event) && setTimeout(clear, 0, card(wordAt(event))));
 
+  // Gradio gives its examples, which are pictures in buttons, no names to be read out.
+  document.addEventListener("focusin", (event) => {
+    const examples = [...document.querySelectorAll(".gallery-item")];
+    const at = examples.indexOf(event.target);
+    if (at >= 0) event.target.ariaLabel = `Example ${at + 1}`;
+  });
+
   document.addEventListener("keydown", (event) => {
     const word = wordAt(event);
     if (!word) return;

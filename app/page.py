@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 # No button that shares or sends a photo elsewhere, in the words of either version.
 PLAIN = {"buttons": [], "show_download_button": False, "show_share_button": False}
+BARE = {"apply_default_css": False, "padding": False}  # of HTML that has a style of its own
 WAITING = '<p class="smile-empty">The captions appear here.</p>'
 
 
@@ -43,12 +44,19 @@ Photo = ABCMeta.__new__(
 )
 
 
+def _html(content: str, **settings: Any) -> gr.HTML:
+    return gr.HTML(content, **settings, **taken(gr.HTML.__init__, BARE))
+
+
 def look() -> dict[str, Any]:
-    """Theme, style and script, which Gradio 4 takes with the page and Gradio 6 with the server."""
+    """Theme, style and script, which Gradio 4 takes with the page and Gradio 6 with the server.
+
+    The style is not given as `css`: Gradio would take it apart, and lose some of it.
+    """
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return {
         "theme": gr.themes.Default(primary_hue="blue", neutral_hue="slate", **FONTS),
-        "css": (HERE / "page.css").read_text(encoding="utf-8"),
-        "head": f"<script>{(HERE / 'page.js').read_text(encoding='utf-8')}</script>",
+        "head": f"<style>{style}</style><script>{script}</script>",
     }
 
 
@@ -60,14 +68,14 @@ def build_page(desk: Desk, limits: Limits, examples: Sequence[Path], address: st
         delete_cache=(600, 3600),  # seconds: looked through so often, kept so long
         **taken(gr.Blocks.__init__, look()),
     ) as page:
-        gr.HTML((HERE / "header.html").read_text(encoding="utf-8"))
+        _html((HERE / "header.html").read_text(encoding="utf-8"))
         with gr.Tabs():
             with gr.Tab("Compare"):
                 _compare(desk, limits, examples)
             with gr.Tab("Batch"):
                 _batch(desk, limits)
             with gr.Tab("About"):
-                gr.HTML(about(desk, limits, address))
+                _html(about(desk, limits, address))
     page.queue(max_size=limits.queue, api_open=False)
     return page
 
@@ -87,7 +95,7 @@ def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
             settings = controls(desk)
         with gr.Column(scale=5, min_width=280):
-            shown = gr.HTML(WAITING, elem_id="results")
+            shown = _html(WAITING, elem_id="results")
 
     def caption(file: Any, *values: Any) -> str:
         try:
@@ -127,7 +135,7 @@ def _batch(desk: Desk, limits: Limits) -> None:
             archive = gr.File(
                 label="ZIP of the captions", interactive=False, visible=False, elem_id="zip"
             )
-            shown = gr.HTML(WAITING, elem_id="batch-results")
+            shown = _html(WAITING, elem_id="batch-results")
 
     bar = gr.Progress()
 
