@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0  # seconds for whatever is waited for
+PATIENCE = 30.0  # seconds for whatever is waited for
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39, "ArrowLeft": 37}
 
 

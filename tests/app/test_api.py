@@ -43,7 +43,7 @@ def test_checkpoints_can_be_chosen_and_samples_repeated(server, files):
     [
         ("notes.txt", {}, 400, "the photo: not a readable image"),
         ("cut.jpg", {}, 400, "truncated"),
-        ("huge.png", {}, 400, "1500 x 1000 pixels"),
+        ("huge.png", {}, 400, "2000 x 2000 pixels"),
         ("heavy.jpg", {}, 413, "the photo: above 1 MB"),
         ("photo.jpg", {"num_beams": 99}, 400, "num_beams is '99'"),
         ("photo.jpg", {"checkpoint": "GPT"}, 400, "there is no 'GPT'"),

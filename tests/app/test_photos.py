@@ -16,7 +16,7 @@ LIMITS = Limits(upload_mb=1, pixels=1_000_000)
         ("notes.txt", "not a readable image"),
         ("notes.jpg", "not a readable image"),
         ("cut.jpg", "not a readable image .*truncated"),
-        ("huge.png", "1500 x 1000 pixels; this page takes up to 1 million"),
+        ("huge.png", "2000 x 2000 pixels; this page takes up to 1 million"),
         ("heavy.jpg", r"1\.\d MB; this page takes up to 1 MB"),
     ],
 )
