@@ -22,8 +22,8 @@ from captioning import distributed
 from captioning.errors import UserError
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+def command_line() -> argparse.ArgumentParser:
+    """What the program understands; the help is docs/app.md's table."""
     parser = argparse.ArgumentParser(
         prog="bash scripts/app.sh",
         description=__doc__,
@@ -41,6 +41,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--max-pixels", type=int, default=limits.pixels, help="of one photo")
     parser.add_argument("--max-photos", type=int, default=limits.photos, help="of one batch")
     parser.add_argument("--queue", type=int, default=limits.queue, help="visitors who may wait")
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    parser = command_line()
     arguments = parser.parse_args(argv)
     limits = Limits(arguments.max_mb, arguments.max_pixels, arguments.max_photos, arguments.queue)
     try:

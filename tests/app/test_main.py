@@ -1,11 +1,13 @@
 """What the program says before there is a page."""
 
 import importlib.util
+import re
+import shlex
 import socket
 
 import pytest
 
-from app.__main__ import main
+from app.__main__ import command_line, main
 
 needs_gradio = pytest.mark.skipif(
     importlib.util.find_spec("gradio") is None, reason="Gradio is not installed"
@@ -51,3 +53,22 @@ def test_limits_of_nothing_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["x.pth", "--queue", "0"])
     assert "have to be above 0" in capsys.readouterr().err
+
+
+def test_commands_and_flags_of_the_pages_are_understood(repository):
+    pages = [repository / name for name in ("README.md", "docs/app.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    commands = re.findall(r"^bash scripts/app\.sh(.*)$", text, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        command_line().parse_args(shlex.split(command, comments=True))
+    table = dict(re.findall(r"^\| `(--[\w-]+)` \| `?([\w.]+)`? \|", text, re.MULTILINE))
+    known = {
+        action.option_strings[-1]: str(action.default).lower()
+        for action in command_line()._actions
+        if action.option_strings and action.dest != "help"
+    }
+    assert {flag: str(float(v)) if v.isdigit() else v for flag, v in table.items()} == {
+        flag: str(float(v)) if re.fullmatch(r"[\d.]+", v) and v.count(".") < 2 else v
+        for flag, v in known.items()
+    }
