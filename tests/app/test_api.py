@@ -1,14 +1,25 @@
 """The way in for programs, over HTTP as a program uses it."""
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
+
+from app.limits import Limits
+from decoding import DecodingSettings
+
+
+class Config:
+    decoding_settings = DecodingSettings
 
 
 def post(server, path, **settings):
@@ -55,6 +66,48 @@ def test_refusals_are_one_line(server, files, name, settings, status, message):
     assert found == status
     assert list(answer) == ["error"] and message in answer["error"]
     assert "\n" not in answer["error"]
+
+
+def test_who_comes_when_too_many_wait_is_sent_away(files):
+    fastapi = pytest.importorskip("fastapi")
+    from app.api import add_api
+
+    busy = threading.Event()
+
+    class Slow:
+        checkpoints: ClassVar = [SimpleNamespace(label="A", config=Config)]
+
+        def chosen(self, labels):
+            return self.checkpoints
+
+        def caption(self, photo, checkpoint, options):
+            busy.wait(60)
+            return SimpleNamespace(record=lambda: {"caption": "a dog"})
+
+    server = fastapi.FastAPI()
+    add_api(server, Slow(), Limits(queue=1))
+
+    async def ask():
+        status, scope = [], {"type": "http", "method": "POST", "path": "/api/caption"}
+        scope.update(query_string=b"", headers=[], http_version="1.1", root_path="")
+
+        async def receive():
+            return {"type": "http.request", "body": (files / "photo.jpg").read_bytes()}
+
+        async def send(message):
+            status.append(message.get("status"))
+
+        await server(scope, receive, send)
+        return status[0]
+
+    async def three_ask():
+        asked = [asyncio.create_task(ask()) for _ in range(2)]  # one at work, one waiting
+        await asyncio.sleep(0)
+        third = await ask()
+        busy.set()
+        return [await task for task in asked], third
+
+    assert asyncio.run(three_ask()) == ([200, 200], 503)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -78,11 +78,32 @@ def test_upload_caption_and_gaze(page, files, server, tmp_path):
         "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
     )
     assert [entry["caption"] for entry in downloaded][1] == expected["caption"]
-    page.ask("document.querySelector('.smile-copy').click()")
-    page.wait("document.querySelector('.smile-copy').innerText == 'Copied'")
+    copy = "document.querySelectorAll('.smile-copy')[1]"
+    page.ask("navigator.clipboard.writeText = async (text) => { window.copied = text }, 0")
+    page.ask(f"{copy}.click()")
+    page.wait(f"{copy}.innerText == 'Copied'")
+    assert page.ask("window.copied") == expected["caption"]
     # Nothing is asked of any other server, and no script has failed.
     asked = [url for url in page.requests if not url.startswith((server, "data:", "blob:"))]
     assert asked == [] and page.problems == []
+
+
+def test_lengths_and_prompt_are_those_of_the_fields(page, files):
+    page.ask("[...document.querySelectorAll('.label-wrap')].find(e => e.offsetParent).click()")
+    fill = "(field, value) => { field.value = value; field.dispatchEvent(new Event('input')) }"
+    lengths = "document.querySelectorAll('input[type=range]')"
+    page.wait(f"{lengths}[1]?.offsetParent")
+    page.ask(f"({fill})({lengths}[0], 6), ({fill})({lengths}[1], 7)")
+    page.ask(f"({fill})(document.querySelector('[placeholder=\"a picture of\"]'), 'A large')")
+    caption(page, files / "photo.jpg")
+    page.wait("document.querySelector('.smile-download')")
+    for entry in page.ask(
+        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
+    ):
+        settings = entry["settings"]
+        assert (settings["min_length"], settings["max_length"]) == (6, 7)
+        assert settings["prompt"] == "a large "
+        assert 3 <= len(entry["words"]) <= 4  # [DEC], a, large and these are 6 to 7 tokens
 
 
 def test_files_that_are_no_photos_are_one_line_in_the_page(browser, server, files):
