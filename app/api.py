@@ -25,6 +25,7 @@ def add_api(server: FastAPI, desk: Desk, limits: Limits) -> None:
     [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with the status
     400, 413 for a photo beyond the limits' bytes, 503 where too many wait.
     """
+    defaults = defaults_of(desk.checkpoints[0])
     places = threading.BoundedSemaphore(limits.queue + 1)
 
     def answer(path: Path, labels: list[str], options: Options) -> list[dict[str, Any]]:
@@ -56,8 +57,6 @@ def add_api(server: FastAPI, desk: Desk, limits: Limits) -> None:
             return _error(str(error), 400)
         finally:
             places.release()
-
-    defaults = defaults_of(desk.checkpoints[0])
 
 
 def _error(message: str, status: int) -> JSONResponse:

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ import torch
 from PIL import Image
 
 from app import view
+from app.checkpoints import Checkpoint
+from app.desk import Desk
 from app.gaze_pictures import SIDE, gaze_pictures
 from app.options import read_options
+from baselines import ImageEncoder, Vocabulary, build_classic
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
 OPTIONS = read_options({"max_length": 12, "min_length": 8})
@@ -40,6 +44,18 @@ def test_a_card_has_each_word_its_probability_and_its_gaze(desk):
     assert [float(percent) for percent in words] == pytest.approx(expected, abs=0.06)
     data = re.search(r"data:application/json;base64,([\w+/=]+)", html)[1]
     assert json.loads(base64.b64decode(data)) == [{"image": "photo.jpg", **record}]
+
+
+def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
+    words = Vocabulary(["a", "dog", "runs"])
+    captioner = build_classic("lstm", ImageEncoder("shufflenet_v2_x0_5"), words).eval()
+    checkpoint = Checkpoint("x.pth", "LSTM", "#000", SimpleNamespace(image_size=64), captioner)
+    options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
+    caption = Desk([checkpoint]).caption(PHOTO, checkpoint, options)
+    html = view.results("photo.jpg", PHOTO, [caption])
+    assert "it has no gaze" in html and "data-gaze" not in html
+    assert html.count("data-percent") == len(caption.told.caption.split()) > 0
+    assert caption.settings["prompt"] == "a dog " and captioner.prompt == ""
 
 
 def test_names_and_reasons_are_text(desk):
