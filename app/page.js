@@ -51,6 +51,13 @@
     words[next].focus();
   });
 
+  // Only the settings of the chosen way are shown. The server is not asked: what follows at once
+  // would now and then be lost by Gradio.
+  document.addEventListener("change", (event) => {
+    if (["Beam search", "Sampling"].includes(event.target.value))
+      event.target.closest(".smile-controls")?.classList.toggle("sampling", event.target.value === "Sampling");
+  });
+
   async function copy(text) {
     try {
       await navigator.clipboard.writeText(text);

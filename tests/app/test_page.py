@@ -147,7 +147,10 @@ def test_keyboard_alone(page, files):
     page.press("Enter")
     page.wait(SENT)
     go_to(f"{focus}.value == 'Sampling'")
+    shown = "['beams', 'sampling'].map(e => getComputedStyle(document.querySelector('.smile-' + e))"
+    assert page.ask(f"{shown}.display)")[0] != "none" == page.ask(f"{shown}.display)")[1]
     page.press(" ")
+    assert page.ask(f"{shown}.display)")[0] == "none" != page.ask(f"{shown}.display)")[1]
     go_to(f"{focus}.closest('#caption')")
     page.press("Enter")
     page.wait("document.querySelectorAll('.smile-card').length == 3")
