@@ -44,6 +44,7 @@ class ClassicCaptioner(nn.Module):
             raise ValueError(f"prompt: the vocabulary lacks a word of {prompt!r}")
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
+        self._unsaid = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
@@ -80,10 +81,8 @@ class ClassicCaptioner(nn.Module):
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images (B, 3, S, S) with their token ids and scores."""
-        words = self.tokenizer
-        unsaid = [words.pad, words.start, words.unknown]
-        step = RecurrentStep(self.decoder, self.encoder(image), unsaid)
-        return draw_captions(step, self.prompt_ids, image, words, settings, self._caption)
+        step = RecurrentStep(self.decoder, self.encoder(image), self._unsaid)
+        return draw_captions(step, self.prompt_ids, image, self.tokenizer, settings, self._caption)
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""
@@ -93,14 +92,15 @@ class ClassicCaptioner(nn.Module):
         return self.tokenizer.decode(ids[len(self.prompt_ids) :])
 
     @torch.inference_mode()
-    def gaze(self, image: Tensor, ids: Tensor) -> Optional[Tensor]:
-        """Where it looks, for an image (3, S, S), before each of the ids (n,) after the prompt.
+    def reread(self, annotations: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+        """What it makes of an image's annotations (1, P, D) before each of the ids (n,) it said.
 
-        Returns (n - p, P), rows that sum to 1; None for a captioner that sees the image once.
+        Returns logits (n - p, V) of those after the prompt and, for a captioner that looks at the
+        image again and again, where it looks: (n - p, P), rows that sum to 1.
         """
-        annotations = self.encoder(image.unsqueeze(0))
-        _, attention = self.decoder(ids[None, None, :-1], annotations, len(self.prompt_ids))
-        return None if attention is None else attention[0, 0]
+        logits, attention = self.decoder(ids[None, None, :-1], annotations, len(self.prompt_ids))
+        logits = logits[0, 0].index_fill(-1, self._unsaid.to(logits.device), float("-inf"))
+        return logits, None if attention is None else attention[0, 0]
 
 
 def unseen(attention: Tensor, labelled: Tensor) -> Tensor:

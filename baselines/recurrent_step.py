@@ -2,7 +2,6 @@
 
 from typing import Optional
 
-import torch
 from torch import Tensor
 
 from baselines.decoder import RecurrentDecoder
@@ -11,15 +10,15 @@ from baselines.decoder import RecurrentDecoder
 class RecurrentStep:
     """See `decoding.Step`. What is known of an image is kept once, for all its rows.
 
-    unsaid: ids that no caption may have, such as padding and <UNK>.
+    unsaid: int64 (u,), ids that no caption may have, such as padding and <UNK>.
     """
 
-    def __init__(self, decoder: RecurrentDecoder, annotations: Tensor, unsaid: list[int]):
+    def __init__(self, decoder: RecurrentDecoder, annotations: Tensor, unsaid: Tensor):
         """annotations: (B, P, D)."""
         self.decoder = decoder
         self.memory, state = decoder.begin(annotations)
         self.state = tuple(part.unsqueeze(1) for part in state)  # (B, 1, H) each
-        self.unsaid = torch.tensor(unsaid, device=annotations.device)
+        self.unsaid = unsaid.to(annotations.device)
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         if rows is not None:

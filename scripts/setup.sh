@@ -2,7 +2,8 @@
 # Finds the Python environment that the project runs in, or makes it, and prints its interpreter:
 #
 #   PYTHON_BIN="$(bash scripts/setup.sh)"        with what training and captioning need
-#   PYTHON_BIN="$(bash scripts/setup.sh dev)"    with the tools of the tests as well
+#   PYTHON_BIN="$(bash scripts/setup.sh app)"    with the web page's Gradio as well
+#   PYTHON_BIN="$(bash scripts/setup.sh dev)"    with the tools of the tests besides
 #
 # An active virtual or conda environment that satisfies the requirements is used as it is.
 # Otherwise they are installed into an environment of the project's own:
@@ -19,8 +20,8 @@ fail() { say "error: $*"; exit 1; }
 
 case "${1:-}" in
     "") requirements="requirements.txt" ;;
-    dev) requirements="requirements-dev.txt" ;;
-    *) fail "scripts/setup.sh takes no argument or 'dev', not '$1'" ;;
+    app | dev) requirements="requirements-$1.txt" ;;
+    *) fail "scripts/setup.sh takes no argument, 'app' or 'dev', not '$1'" ;;
 esac
 python="${PYTHON:-python3}"
 venv="${VENV:-.venv}"

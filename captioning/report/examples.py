@@ -1,28 +1,16 @@
 """Images with what people and the runs say of them."""
 
-import base64
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
-
-from PIL import Image
 
 from captioning.caption_files import ImageId
 from captioning.data import load_image
 from captioning.errors import UserError
 from captioning.report.comparison import Comparison
+from captioning.report.picture import Picture, embedded
 
 EXAMPLES = 8
-WIDEST = 320  # pixels of an image in the page
-SMALL = 160  # an image this small is shown enlarged, pixel by pixel
-
-
-class Picture(NamedTuple):
-    """An image in the page: a data: URI, and whether it is drawn with hard pixels."""
-
-    source: str
-    pixelated: bool
 
 
 class Example(NamedTuple):
@@ -61,15 +49,6 @@ def _evenly_spaced(ids: Sequence[ImageId], count: int) -> list[ImageId]:
 def picture(path: Optional[Path]) -> Optional[Picture]:
     """The image file made small enough for a page; None where it cannot be read."""
     try:
-        image = path and load_image(path)
+        return embedded(load_image(path)) if path else None
     except UserError:
-        image = None
-    if image is None:
         return None
-    small = max(image.size) <= SMALL
-    image.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    kind = "PNG" if small else "JPEG"
-    image.save(buffer, kind, **({"optimize": True} if small else {"quality": 82}))
-    data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return Picture(f"data:image/{kind.lower()};base64,{data}", small)

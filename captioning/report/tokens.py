@@ -14,7 +14,8 @@ from captioning.errors import UserError
 from captioning.metrics.length import words
 from captioning.model import captioner_from
 from captioning.report.comparison import Comparison
-from captioning.report.examples import Picture, picture
+from captioning.report.examples import picture
+from captioning.report.picture import Picture
 from captioning.report.runs import Run
 from smile import mle_loss, smile_loss
 

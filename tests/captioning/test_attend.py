@@ -44,17 +44,6 @@ def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
     torch.testing.assert_close(found.weights.flatten(1), expected)
 
 
-def test_pieces_of_a_word_are_one_frame(make_captioner):
-    from captioning.gaze import _whole_words
-
-    tokenizer = make_captioner().tokenizer
-    ids = torch.tensor([*tokenizer.bert.convert_tokens_to_ids(["dog", "##s", "on"]), tokenizer.end])
-    rows = torch.tensor([[1.0, 0], [0, 1], [0.5, 0.5], [0.25, 0.75]])
-    words, weights = _whole_words(tokenizer, ids, rows)
-    assert words == ["dogs", "on", "(end)"]
-    assert weights.tolist() == [[0.5, 0.5], [0.5, 0.5], [0.25, 0.75]]
-
-
 @pytest.mark.parametrize("model", ["attn", "sat"])
 def test_a_classic_gaze_has_a_frame_for_each_word_of_the_caption(model):
     words = Vocabulary(["a", "dog", "runs"])

@@ -148,6 +148,7 @@ def test_several_machines_without_an_endpoint_are_refused(run_script):
     [
         ("demo.sh", "captioning.demo", ["--quick", "prompt=a photo of "]),
         ("benchmark.sh", "benchmarks", ["objective", "--quick"]),
+        ("app.sh", "app", ["my runs/smile", "--port", "8000"]),
     ],
 )
 def test_a_script_gives_its_arguments_to_the_program(run_script, script, module, arguments):

@@ -83,7 +83,9 @@ def fill(root, repository):
         write_wheel(root / "wheels", name, "1.0")
     write_program(root / "bin" / "python3", f'exec "{sys.executable}" "$@"')
     write_disk(root, free_gigabytes=50)
-    (root / "requirements-dev.txt").write_text("-r requirements.txt\ntiny-tool==1.0\n")
+    for more in ("dev", "app"):
+        path = root / f"requirements-{more}.txt"
+        path.write_text("-r requirements.txt\ntiny-tool==1.0\n")
     project = Project(root)
     project.require("tiny-package==1.0", 'absent; python_version < "3"  # left out by its marker')
     return project
@@ -139,9 +141,10 @@ def test_second_call_installs_nothing(installed):
     assert not installed.log.exists()
 
 
-def test_dev_adds_the_tools_to_the_same_environment(installed):
+@pytest.mark.parametrize("more", ["dev", "app"])
+def test_what_only_some_need_is_added_to_the_same_environment(installed, more):
     (installed.venv / "kept").touch()
-    result = installed.set_up("dev")
+    result = installed.set_up(more)
     assert result.returncode == 0, result.stderr
     assert installed.has("tiny_package") and installed.has("tiny_tool")
     assert (installed.venv / "kept").exists()

@@ -1,0 +1,75 @@
+"""Caption photos in the browser, with one or several checkpoints side by side.
+
+    bash scripts/app.sh                                   the demo's checkpoints
+    bash scripts/app.sh output/caption_coco other.pth     a run's best, and a file
+    bash scripts/app.sh hf://spaces/yuezih/BLIP-SMILE/model/blip_smile_base.pth \\
+        --config configs/caption_coco.yaml                weights from elsewhere
+
+See docs/app.md.
+"""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Optional
+
+from app.checkpoints import demos_checkpoints, load_checkpoints
+from app.desk import Desk
+from app.limits import Limits
+from app.server import listen, serve
+from captioning import distributed
+from captioning.errors import UserError
+
+
+def command_line() -> argparse.ArgumentParser:
+    """What the program understands; the help is docs/app.md's table."""
+    parser = argparse.ArgumentParser(
+        prog="bash scripts/app.sh",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    limits = Limits()
+    parser.add_argument(
+        "checkpoints", nargs="*", metavar="CHECKPOINT", help="a file, a run's folder, a URL, hf://"
+    )
+    parser.add_argument("--config", help="a YAML file, for weights that no run here left")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
+    parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any that is free")
+    parser.add_argument("--max-mb", type=float, default=limits.upload_mb, help="of one photo")
+    parser.add_argument("--max-pixels", type=int, default=limits.pixels, help="of one photo")
+    parser.add_argument("--max-photos", type=int, default=limits.photos, help="of one batch")
+    parser.add_argument("--queue", type=int, default=limits.queue, help="visitors who may wait")
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    parser = command_line()
+    arguments = parser.parse_args(argv)
+    limits = Limits(arguments.max_mb, arguments.max_pixels, arguments.max_photos, arguments.queue)
+    try:
+        if min(limits) <= 0:
+            parser.error("--max-mb, --max-pixels, --max-photos and --queue have to be above 0")
+        if importlib.util.find_spec("gradio") is None:
+            raise UserError(
+                "the page needs Gradio: start it with bash scripts/app.sh, which installs it, or "
+                "pip install -r requirements-app.txt"
+            )
+        sources = arguments.checkpoints or demos_checkpoints()
+        listening = listen(arguments.host, arguments.port)
+        with listening:
+            device = distributed.start(arguments.device)
+            desk = Desk(load_checkpoints(sources, arguments.config, device))
+            serve(desk, limits, listening)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+// What the results do in the browser: show where a word was looked for, copy a caption.
+(() => {
+  const card = (node) => node.closest(".smile-card");
+  const wordAt = (event) => event.target instanceof Element && event.target.closest(".smile-word");
+
+  function show(word) {
+    const of = card(word), gaze = of.querySelector(".smile-gaze"), seen = of.querySelector(".smile-seen");
+    seen.dataset.before ??= seen.textContent;
+    of.querySelectorAll(".smile-word.lit").forEach((other) => other.classList.remove("lit"));
+    word.classList.add("lit");
+    seen.textContent = `${word.firstElementChild.textContent}: ${word.dataset.percent} %`;
+    if (word.dataset.gaze) {
+      gaze.src = word.dataset.gaze;
+      gaze.hidden = false;
+      of.classList.add("looking");
+    }
+  }
+
+  function clear(of) {
+    const focused = of.querySelector(".smile-word:focus");
+    if (focused) return show(focused);
+    const seen = of.querySelector(".smile-seen");
+    of.querySelectorAll(".smile-word.lit").forEach((word) => word.classList.remove("lit"));
+    of.classList.remove("looking");
+    of.querySelector(".smile-gaze").hidden = true;
+    if (seen.dataset.before) seen.textContent = seen.dataset.before;
+  }
+
+  for (const kind of ["mouseover", "focusin"])
+    document.addEventListener(kind, (event) => wordAt(event) && show(wordAt(event)));
+  for (const kind of ["mouseout", "focusout"])
+    document.addEventListener(kind, (event) => wordAt(event) && setTimeout(clear, 0, card(wordAt(event))));
+
+  // Gradio gives its examples, which are pictures in buttons, no names to be read out.
+  document.addEventListener("focusin", (event) => {
+    const examples = [...document.querySelectorAll(".gallery-item")];
+    const at = examples.indexOf(event.target);
+    if (at >= 0) event.target.ariaLabel = `Example ${at + 1}`;
+  });
+
+  document.addEventListener("keydown", (event) => {
+    const word = wordAt(event);
+    if (!word) return;
+    const words = [...word.parentElement.querySelectorAll(".smile-word")];
+    const at = words.indexOf(word);
+    const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: words.length - 1 }[event.key];
+    if (words[next] === undefined) return;
+    event.preventDefault();
+    word.tabIndex = -1;
+    words[next].tabIndex = 0;
+    words[next].focus();
+  });
+
+  // Only the settings of the chosen way are shown. The server is not asked: what follows at once
+  // would now and then be lost by Gradio.
+  document.addEventListener("change", (event) => {
+    if (["Beam search", "Sampling"].includes(event.target.value))
+      event.target.closest(".smile-controls")?.classList.toggle("sampling", event.target.value === "Sampling");
+  });
+
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      // Without https a browser has no clipboard for any host but this machine.
+      const field = Object.assign(document.createElement("textarea"), { value: text });
+      document.body.append(field);
+      field.select();
+      document.execCommand("copy");
+      field.remove();
+    }
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target instanceof Element && event.target.closest(".smile-copy");
+    if (button) {
+      await copy(button.dataset.copy);
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy"), 1500);
+    } else if (wordAt(event)) wordAt(event).focus();
+  });
+})();

@@ -1,0 +1,35 @@
+"""An image within a page, of which it is a part: no file beside the page, no request."""
+
+import base64
+import io
+from typing import NamedTuple
+
+from PIL import Image
+
+WIDEST = 320  # pixels of an image in the report
+SMALL = 160  # an image this small is shown enlarged, pixel by pixel
+
+
+class Picture(NamedTuple):
+    """An image in the page: a data: URI, and whether it is drawn with hard pixels."""
+
+    source: str
+    pixelated: bool
+
+
+def embedded(image: Image.Image, widest: int = WIDEST) -> Picture:
+    """The image, RGB, made no wider and no higher than `widest` pixels."""
+    small = max(image.size) <= SMALL
+    shown = image.copy()
+    shown.thumbnail((widest, widest), Image.Resampling.LANCZOS)
+    if small:
+        return Picture(data_uri(shown, "PNG", optimize=True), True)
+    return Picture(data_uri(shown, "JPEG", quality=82), False)
+
+
+def data_uri(image: Image.Image, kind: str, **settings) -> str:
+    """The image as a file of that kind, Pillow's name, within a URI."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **settings)
+    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return f"data:image/{kind.lower()};base64,{data}"

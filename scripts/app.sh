@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Opens a web page that captions photos with one or several checkpoints, side by side:
+#
+#   bash scripts/app.sh [CHECKPOINT ...] [--host 127.0.0.1] [--port 7860] [--config CONFIG]
+#
+# A checkpoint is a file, a run's folder, a URL or hf://; without one they are the demo's
+# (bash scripts/demo.sh). See docs/app.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+PYTHON_BIN="$(bash scripts/setup.sh app)"
+exec "$PYTHON_BIN" -m app "$@"

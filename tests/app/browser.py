@@ -1,0 +1,158 @@
+"""A headless Chromium that a test drives: DevTools' protocol over two pipes, without a library."""
+
+import base64
+import contextlib
+import json
+import os
+import select
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+PATIENCE = 30.0  # seconds for whatever is waited for
+KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39, "ArrowLeft": 37}
+
+
+class Browser:
+    """One page of a Chromium of its own, gone with the block in which it is used.
+
+    requests: the URLs that the page has asked for; problems: uncaught errors of its scripts.
+    """
+
+    def __init__(self, program: str, profile: Path):
+        to_read, self._write = os.pipe()
+        self._read, to_write = os.pipe()
+        # Chromium reads its orders from file 3 and answers on file 4.
+        shell = f'exec "$@" 3<&{to_read} 4>&{to_write}'
+        command = [
+            *(program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
+            *("--no-first-run", "--disable-background-networking", "--disable-sync"),
+            *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
+            *("--disable-dev-shm-usage", f"--user-data-dir={profile}", "--remote-debugging-pipe"),
+            "about:blank",
+        ]
+        self._process = subprocess.Popen(
+            ["bash", "-c", shell, "bash", *command],
+            pass_fds=(to_read, to_write),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_read)
+        os.close(to_write)
+        self._buffer, self._number, self._session = b"", 0, None
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        targets = self._call("Target.getTargets")["targetInfos"]
+        page = next(target["targetId"] for target in targets if target["type"] == "page")
+        attached = self._call("Target.attachToTarget", targetId=page, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "DOM"):
+            self._call(f"{domain}.enable")
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(self, *error) -> None:
+        with contextlib.suppress(OSError):
+            self._call("Browser.close")
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._read)
+        os.close(self._write)
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            answer = self._next(deadline)
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']['message']}")
+                return answer["result"]
+            self._note(answer)
+
+    def _next(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            if not select.select([self._read], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise TimeoutError("Chromium does not answer")
+            part = os.read(self._read, 1 << 20)
+            if not part:
+                raise OSError("Chromium has gone")
+            self._buffer += part
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event.get("method") == "Network.requestWillBeSent":
+            self.requests.append(event["params"]["request"]["url"])
+        elif event.get("method") == "Runtime.exceptionThrown":
+            details = event["params"]["exceptionDetails"]
+            self.problems.append(details.get("exception", {}).get("description", details["text"]))
+
+    def open(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+        self._call("Page.navigate", url=url)
+
+    def ask(self, expression: str) -> Any:
+        """The value of a JavaScript expression, of a promise what it comes to."""
+        answer = self._call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        if "exceptionDetails" in answer:
+            raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def wait(self, expression: str) -> None:
+        """Until the JavaScript expression is true."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.ask(f"Boolean({expression})"):
+            if time.monotonic() > deadline:
+                body = self.ask("document.body.innerText")[:1500]
+                raise TimeoutError(f"never true: {expression}\n{body}")
+            time.sleep(0.05)
+
+    def choose_files(self, selector: str, *paths: Path) -> None:
+        """What a visitor does in the dialogue that opens for <input type=file>."""
+        found = self._call("Runtime.evaluate", expression=f"document.querySelector({selector!r})")
+        files = [str(path) for path in paths]
+        self._call("DOM.setFileInputFiles", files=files, objectId=found["result"]["objectId"])
+
+    def press(self, key: str) -> None:
+        """One key, down and up, wherever the focus is."""
+        text = {"Enter": "\r", " ": " "}.get(key, "")
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
+        self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
+        self._call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def hover(self, selector: str) -> None:
+        """Move the mouse to the middle of the element."""
+        box = self.ask(
+            f"{{ const e = document.querySelector({selector!r});"
+            " e.scrollIntoView({block: 'center'});"
+            " const b = e.getBoundingClientRect(); [b.x + b.width / 2, b.y + b.height / 2] }"
+        )
+        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
+
+    def picture(self, path: Path) -> None:
+        """A PNG of the whole page."""
+        size = self._call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        shot = self._call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))

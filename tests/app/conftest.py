@@ -1,0 +1,111 @@
+"""Checkpoints of tiny made-up captioners, photos good and bad, the server, a browser."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.app.browser import Browser
+
+NAMES = {"mle": "mle", "smile": "smile", "mle_smile": {"mle": 0.5, "smile": 0.5}}
+
+
+@pytest.fixture(scope="session")
+def run_folders(scenes_config, tmp_path_factory):
+    """Return the folders of three runs, as far as the page reads them."""
+    from captioning.config import load_config, write_config
+    from captioning.model import captioner_from
+
+    root = tmp_path_factory.mktemp("runs")
+    for seed, (name, objective) in enumerate(NAMES.items()):
+        flags = {"objective": objective, "seed": seed, "num_beams": 2, "min_length": 8}
+        config = load_config(scenes_config, flags=flags)
+        captioner, _ = captioner_from(config, None)
+        # Made-up weights would say a special token now and then: all but the end.
+        with torch.no_grad():
+            captioner.text_decoder.cls["predictions"].bias[[0, 1, 2, 4, -2, -1]] -= 100
+        (root / name).mkdir()
+        write_config(config, root / name / "config.yaml")
+        content = {"model": captioner.state_dict(), "config": config.model_dump()}
+        torch.save(content, root / name / "checkpoint_best.pth")
+    return [root / name for name in NAMES]
+
+
+@pytest.fixture(scope="session")
+def checkpoints(run_folders):
+    """Return the three checkpoints, loaded."""
+    from app.checkpoints import load_checkpoints
+
+    return load_checkpoints([str(folder) for folder in run_folders], None, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def desk(checkpoints):
+    from app.desk import Desk
+
+    return Desk(checkpoints)
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory):
+    """Return a folder of a photo and of files that are none."""
+    folder = tmp_path_factory.mktemp("photos")
+    photo = Image.radial_gradient("L").convert("RGB").resize((300, 200))
+    photo.save(folder / "photo.jpg")
+    photo.rotate(90, expand=True).save(folder / "other.png")
+    whole = (folder / "photo.jpg").read_bytes()
+    (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "notes.txt").write_text("no photo at all")
+    shutil.copy(folder / "notes.txt", folder / "notes.jpg")
+    Image.new("1", (2000, 2000)).save(folder / "huge.png")
+    (folder / "heavy.jpg").write_bytes(whole + bytes(1_100_000))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(run_folders, repository, tmp_path_factory):
+    """Return the address of the page of the three checkpoints, with small limits."""
+    pytest.importorskip("gradio", reason="Gradio is not installed: requirements-app.txt")
+    folder = tmp_path_factory.mktemp("server")
+    command = [sys.executable, "-m", "app", *map(str, run_folders), "--port", "0"]
+    limits = ["--max-mb", "1", "--max-pixels", "3000000", "--max-photos", "4"]
+    with open(folder / "log", "w+") as log:
+        process = subprocess.Popen(
+            [*command, *limits, "--device", "cpu"],
+            cwd=repository,
+            env={**os.environ, "TMPDIR": str(folder)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            for line in process.stderr:
+                log.write(line)
+                if found := re.search(r"open (http://127\.0\.0\.1:\d+) in a browser", line):
+                    break
+            else:
+                raise RuntimeError((folder / "log").read_text())
+            yield found[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in errors, errors
+    # What visitors uploaded has gone with the server.
+    assert [path.name for path in folder.iterdir()] == ["log"]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Return a headless Chromium; skip the test where there is none."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        pytest.skip("chromium is not installed")
+    with contextlib.ExitStack() as stack:
+        yield stack.enter_context(Browser(program, tmp_path_factory.mktemp("profile")))

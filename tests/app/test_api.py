@@ -1,0 +1,130 @@
+"""The way in for programs, over HTTP as a program uses it."""
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from app.limits import Limits
+from decoding import DecodingSettings
+
+
+class Config:
+    decoding_settings = DecodingSettings
+
+
+def post(server, path, **settings):
+    """Status and JSON of POST /api/caption with the file as body."""
+    url = f"{server}/api/caption?{urllib.parse.urlencode(settings, doseq=True)}"
+    try:
+        with urllib.request.urlopen(url, path.read_bytes(), timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_every_checkpoint_answers(server, files, desk):
+    status, found = post(server, files / "photo.jpg", num_beams=1)
+    assert status == 200
+    assert [entry["label"] for entry in found] == [c.label for c in desk.checkpoints]
+    for entry in found:
+        assert entry["settings"]["num_beams"] == 1 and entry["settings"]["min_length"] == 8
+        assert " ".join(word["word"] for word in entry["words"]) == entry["caption"]
+        assert all(0 < word["probability"] <= 1 for word in entry["words"])
+
+
+def test_checkpoints_can_be_chosen_and_samples_repeated(server, files):
+    given = {"checkpoint": ["MLE", "SMILE"], "sample": True, "temperature": 3, "seed": 5}
+    first, second = (post(server, files / "other.png", **given) for _ in range(2))
+    assert first == second and [entry["label"] for entry in first[1]] == ["MLE", "SMILE"]
+    assert first != post(server, files / "other.png", **{**given, "seed": 6})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "status", "message"),
+    [
+        ("notes.txt", {}, 400, "the photo: not a readable image"),
+        ("cut.jpg", {}, 400, "truncated"),
+        ("huge.png", {}, 400, "2000 x 2000 pixels"),
+        ("heavy.jpg", {}, 413, "the photo: above 1 MB"),
+        ("photo.jpg", {"num_beams": 99}, 400, "num_beams is '99'"),
+        ("photo.jpg", {"checkpoint": "GPT"}, 400, "there is no 'GPT'"),
+        ("photo.jpg", {"prompt": "a zebra"}, 400, "has not learned a word"),
+    ],
+)
+def test_refusals_are_one_line(server, files, name, settings, status, message):
+    found, answer = post(server, files / name, **settings)
+    assert found == status
+    assert list(answer) == ["error"] and message in answer["error"]
+    assert "\n" not in answer["error"]
+
+
+def test_who_comes_when_too_many_wait_is_sent_away(files):
+    fastapi = pytest.importorskip("fastapi")
+    from app.api import add_api
+
+    busy = threading.Event()
+
+    class Slow:
+        checkpoints: ClassVar = [SimpleNamespace(label="A", config=Config)]
+
+        def chosen(self, labels):
+            return self.checkpoints
+
+        def caption(self, photo, checkpoint, options):
+            busy.wait(60)
+            return SimpleNamespace(record=lambda: {"caption": "a dog"})
+
+    server = fastapi.FastAPI()
+    add_api(server, Slow(), Limits(queue=1))
+
+    async def ask():
+        status, scope = [], {"type": "http", "method": "POST", "path": "/api/caption"}
+        scope.update(query_string=b"", headers=[], http_version="1.1", root_path="")
+
+        async def receive():
+            return {"type": "http.request", "body": (files / "photo.jpg").read_bytes()}
+
+        async def send(message):
+            status.append(message.get("status"))
+
+        await server(scope, receive, send)
+        return status[0]
+
+    async def three_ask():
+        asked = [asyncio.create_task(ask()) for _ in range(2)]  # one at work, one waiting
+        await asyncio.sleep(0)
+        third = await ask()
+        busy.set()
+        return [await task for task in asked], third
+
+    assert asyncio.run(three_ask()) == ([200, 200], 503)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_documented_line_works(server, files, repository):
+    text = (repository / "docs" / "app.md").read_text()
+    line = re.search(r"^curl .*?(?<!\\)$", text, re.MULTILINE | re.DOTALL)[0]
+    assert "http://127.0.0.1:7860" in line and "@photo.jpg" in line
+    command = line.replace("http://127.0.0.1:7860", server)
+    result = subprocess.run(
+        ["bash", "-c", command], cwd=files, capture_output=True, text=True, timeout=60
+    )
+    assert "caption" in json.loads(result.stdout)[0], result.stderr
+
+
+def test_no_file_but_an_uploaded_one_can_be_had_through_the_page(server, repository):
+    path = urllib.parse.quote(str(repository / "README.md"))
+    for prefix in ("file=", "gradio_api/file="):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"{server}/{prefix}{path}", timeout=60)
+        assert caught.value.code in (403, 404)

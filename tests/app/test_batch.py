@@ -1,0 +1,45 @@
+"""Several photos: every good one captioned, every bad one named, all of it in a ZIP."""
+
+import json
+import shutil
+import zipfile
+
+import pytest
+
+from app.batch import caption_all, write_zip
+from app.limits import Limits
+from app.options import read_options
+from captioning.errors import UserError
+
+OPTIONS = read_options({"max_length": 12, "num_beams": 1})
+
+
+def test_zip_of_good_and_bad_photos(desk, files, tmp_path):
+    (tmp_path / "more").mkdir()
+    shutil.copy(files / "photo.jpg", tmp_path / "more" / "photo.jpg")
+    paths = [files / "photo.jpg", files / "cut.jpg", tmp_path / "more" / "photo.jpg"]
+    photos = [(path, path.name) for path in paths]
+    chosen = desk.checkpoints[1:]
+    done = list(caption_all(desk, photos, chosen, OPTIONS, Limits()))
+    write_zip(done, tmp_path / "captions.zip")
+    with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
+        content = {name: archive.read(name).decode() for name in archive.namelist()}
+    records = [json.loads(line) for line in content.pop("captions.jsonl").splitlines()]
+    (failed,) = (json.loads(line) for line in content.pop("failed.jsonl").splitlines())
+    assert failed["image"] == "cut.jpg" and "truncated" in failed["reason"]
+    assert [(r["image"], r["label"]) for r in records] == [
+        ("photo.jpg", c.label) for _ in range(2) for c in chosen
+    ]
+    caption = records[0]["caption"]
+    assert content == {
+        "SMILE/photo.txt": caption + "\n",
+        "SMILE/photo_2.txt": caption + "\n",
+        "MLE+SMILE 0.5_0.5/photo.txt": records[1]["caption"] + "\n",
+        "MLE+SMILE 0.5_0.5/photo_2.txt": records[1]["caption"] + "\n",
+    }
+
+
+def test_too_many_photos_are_refused_before_any_is_read(desk, files):
+    photos = [(files / "no such", "a.jpg")] * 3
+    with pytest.raises(UserError, match="3 photos; this page takes up to 2 at a time"):
+        next(caption_all(desk, photos, desk.checkpoints, OPTIONS, Limits(photos=2)))

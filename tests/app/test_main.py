@@ -1,0 +1,76 @@
+"""What the program says before there is a page."""
+
+import importlib.util
+import re
+import shlex
+import socket
+
+import pytest
+
+from app.__main__ import command_line, main
+
+needs_gradio = pytest.mark.skipif(
+    importlib.util.find_spec("gradio") is None, reason="Gradio is not installed"
+)
+
+
+def refused(capsys, *arguments):
+    assert main(list(arguments)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@needs_gradio
+def test_a_port_that_is_taken(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = refused(capsys, "x.pth", "--port", port)
+    assert line.startswith(f"error: cannot listen on 127.0.0.1:{port} (")
+    assert line.endswith("name another --port")
+
+
+@needs_gradio
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no.pth"], "checkpoint no.pth does not exist"),
+        (["x.pth", "--device", "abacus"], "device: 'abacus' is no device"),
+        ([], "bash scripts/demo.sh"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(capsys, *arguments, "--port", "0")
+
+
+def test_without_gradio_it_says_where_to_get_it(capsys, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    line = refused(capsys, "x.pth")
+    assert "bash scripts/app.sh" in line and "requirements-app.txt" in line
+
+
+def test_limits_of_nothing_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["x.pth", "--queue", "0"])
+    assert "have to be above 0" in capsys.readouterr().err
+
+
+def test_commands_and_flags_of_the_pages_are_understood(repository):
+    pages = [repository / name for name in ("README.md", "docs/app.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    commands = re.findall(r"^bash scripts/app\.sh(.*)$", text, re.MULTILINE)
+    assert len(commands) >= 5
+    for command in commands:
+        command_line().parse_args(shlex.split(command, comments=True))
+    rows = re.findall(r"^\| `(--[\w-]+)` \| `?([\w.]+)`? \|", text, re.MULTILINE)
+    actions = [action for action in command_line()._actions if action.option_strings]
+    assert {flag: as_number(default) for flag, default in rows} == {
+        action.option_strings[-1]: as_number(str(action.default).lower())
+        for action in actions
+        if action.dest != "help"
+    }
+
+
+def as_number(text):
+    """20 and 20.0 are one default."""
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text

@@ -1,0 +1,230 @@
+"""The page in headless Chromium, as a visitor uses it: mouse, keyboard, phone, bad files."""
+
+import json
+import urllib.request
+import zipfile
+
+import pytest
+
+FIELD = "#photo input[type=file]"
+SENT = "document.querySelector('#photo img')?.src.includes('file=')"
+WORD = ".smile-card:nth-child(2) .smile-word"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def page(server, browser):
+    """Return the browser with the page open, on a wide screen."""
+    return opened(browser, server)
+
+
+def opened(browser, server, **screen):
+    browser.requests.clear()
+    browser.open(server, **screen)
+    browser.wait(f"document.querySelector({FIELD!r})")
+    browser.wait("[...document.querySelectorAll('.label-wrap')].some(e => e.offsetParent)")
+    return browser
+
+
+def tab(page, name):
+    page.ask(
+        "[...document.querySelectorAll('[role=tab]')]"
+        f".find(e => e.innerText.trim() == {name!r} && e.offsetParent).click()"
+    )
+
+
+def caption(page, path):
+    page.choose_files(FIELD, path)
+    press_caption(page)
+
+
+def press_caption(page):
+    """Once the photo is with the server: before, the page has none."""
+    page.wait(SENT)
+    page.ask("document.querySelector('#caption').click()")
+
+
+def text(page, selector):
+    return page.ask(f"document.querySelector({selector!r}).innerText").strip()
+
+
+def test_upload_caption_and_gaze(page, files, server, tmp_path):
+    caption(page, files / "photo.jpg")
+    page.wait("document.querySelectorAll('.smile-card').length == 3")
+    assert page.ask("[...document.querySelectorAll('.smile-card h3')].map(e => e.innerText)") == [
+        "MLE",
+        "SMILE",
+        "MLE+SMILE 0.5:0.5",
+    ]
+    with urllib.request.urlopen(
+        f"{server}/api/caption?checkpoint=SMILE", (files / "photo.jpg").read_bytes()
+    ) as answer:
+        (expected,) = json.load(answer)
+    words = page.ask(f"[...document.querySelectorAll({WORD!r})].map(e => e.firstChild.innerText)")
+    assert words == [entry["word"] for entry in expected["words"]]
+
+    hidden = f"document.querySelector({WORD!r}).closest('.smile-card').querySelector('.smile-gaze')"
+    assert page.ask(f"{hidden}.hidden")
+    page.hover(f"{WORD}:nth-child(2)")
+    page.wait(f"!{hidden}.hidden && {hidden}.naturalWidth > 0")
+    assert page.ask(f"{hidden}.src == document.querySelectorAll({WORD!r})[1].dataset.gaze")
+    percent = f"{100 * expected['words'][1]['probability']:.1f}".rstrip("0").rstrip(".")
+    seen = text(page, ".smile-card:nth-child(2) .smile-seen")
+    assert seen.startswith(f"{words[1]}: ") and seen.endswith(" %")
+    assert float(seen.split(": ")[1][:-2]) == pytest.approx(float(percent), abs=0.11)
+    page.hover("h1")
+    page.wait(f"{hidden}.hidden")
+
+    downloaded = page.ask(
+        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
+    )
+    assert [entry["caption"] for entry in downloaded][1] == expected["caption"]
+    copy = "document.querySelectorAll('.smile-copy')[1]"
+    page.ask("navigator.clipboard.writeText = async (text) => { window.copied = text }, 0")
+    page.ask(f"{copy}.click()")
+    page.wait(f"{copy}.innerText == 'Copied'")
+    assert page.ask("window.copied") == expected["caption"]
+    # Nothing is asked of any other server, and no script has failed.
+    asked = [url for url in page.requests if not url.startswith((server, "data:", "blob:"))]
+    assert asked == [] and page.problems == []
+
+
+def test_lengths_and_prompt_are_those_of_the_fields(page, files):
+    page.ask("[...document.querySelectorAll('.label-wrap')].find(e => e.offsetParent).click()")
+    fill = "(field, value) => { field.value = value; field.dispatchEvent(new Event('input')) }"
+    lengths = "document.querySelectorAll('input[type=range]')"
+    page.wait(f"{lengths}[1]?.offsetParent")
+    shown = (
+        "['beams', 'sampling'].map(e => document.querySelector('.smile-' + e).checkVisibility())"
+    )
+    assert page.ask(shown) == [True, False]
+    page.ask(
+        "[...document.querySelectorAll('[type=radio]')].find(e => e.value == 'Sampling').click()"
+    )
+    assert page.ask(shown) == [False, True]
+    page.ask(f"({fill})({lengths}[0], 6), ({fill})({lengths}[1], 7)")
+    page.ask(f"({fill})(document.querySelector('[placeholder=\"a picture of\"]'), 'A large')")
+    caption(page, files / "photo.jpg")
+    page.wait("document.querySelector('.smile-download')")
+    for entry in page.ask(
+        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
+    ):
+        settings = entry["settings"]
+        assert (settings["min_length"], settings["max_length"]) == (6, 7)
+        assert settings["prompt"] == "a large "
+        assert (
+            settings["sample"] and 3 <= len(entry["words"]) <= 4
+        )  # [DEC], a, large and these are 6 to 7 tokens
+
+
+def test_files_that_are_no_photos_are_one_line_in_the_page(browser, server, files):
+    for name, line in (
+        ("notes.jpg", "notes.jpg: not a readable image"),
+        ("cut.jpg", "cut.jpg: not a readable image"),
+        ("huge.png", "huge.png: 2000 x 2000 pixels; this page takes up to 3 million"),
+    ):
+        page = opened(browser, server)
+        caption(page, files / name)
+        page.wait(f"document.querySelector('#results').innerText.includes({line!r})")
+        shown = text(page, "#results [role=alert]")
+        assert "\n" not in shown and str(files) not in shown
+
+
+def test_a_text_file_and_too_heavy_a_photo(browser, server, files):
+    page = opened(browser, server)
+    page.choose_files(FIELD, files / "notes.txt")
+    # Gradio 6 itself refuses it as soon as it is chosen, Gradio 4 hands it over.
+    page.wait("document.querySelector('.toast-body, #photo img[src*=\"file=\"]')")
+    page.ask("document.querySelector('#caption').click()")
+    page.wait("document.querySelector('#results [role=alert]')")
+    said = page.ask("document.body.innerText")
+    assert "notes.txt: not a readable image" in said or "Invalid file type: notes.txt" in said
+    page = opened(browser, server)
+    page.choose_files(FIELD, files / "heavy.jpg")
+    page.wait("/heavy.jpg/.test(document.querySelector('.toast-wrap')?.innerText)")
+
+
+def test_keyboard_alone(page, files):
+    focus = "document.activeElement"
+
+    def go_to(found):
+        for _ in range(60):
+            if page.ask(f"Boolean({found})"):
+                return
+            page.press("Tab")
+        raise AssertionError(f"Tab never comes to {found}")
+
+    go_to(f"{focus}.closest('.gallery-item')")
+    page.press("Enter")
+    page.wait(SENT)
+    go_to(f"{focus}.value == 'Sampling'")
+    page.press(" ")
+    go_to(f"{focus}.closest('#caption')")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('.smile-card').length == 3")
+    settings = page.ask(
+        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
+    )[0]["settings"]
+    assert settings["sample"] is True
+    go_to(f"{focus}.closest('.smile-word')")
+    page.wait("!document.querySelector('.smile-gaze').hidden")
+    first = page.ask(f"{focus}.ariaLabel")
+    page.press("ArrowRight")
+    assert page.ask(f"{focus} == document.querySelectorAll('.smile-word')[1]")
+    assert page.ask(
+        "document.querySelector('.smile-gaze').src == document.activeElement.dataset.gaze"
+    )
+    page.press("ArrowLeft")
+    assert page.ask(f"{focus}.ariaLabel") == first
+    page.press("Tab")
+    page.wait("document.querySelector('.smile-gaze').hidden")
+
+
+def test_a_phone_and_the_dark(browser, server, files, tmp_path):
+    page = opened(browser, server, width=390, height=844, dark=True)
+    for name in ("Compare", "Batch", "About"):
+        tab(page, name)
+        assert page.ask("document.documentElement.scrollWidth") <= 390, name
+    tab(page, "Compare")
+    caption(page, files / "photo.jpg")
+    page.wait("document.querySelectorAll('.smile-card').length == 3")
+    assert page.ask("document.documentElement.scrollWidth") <= 390
+    left = page.ask("[...document.querySelectorAll('.smile-card')].map(e => e.offsetLeft)")
+    assert len(set(left)) == 1  # one below the other
+    red, green, blue = page.ask(
+        "getComputedStyle(document.querySelector('.smile-card h3')).color.match(/[0-9]+/g)"
+        ".map(Number)"
+    )
+    assert min(red, green, blue) > 180  # light on dark
+    page.picture(tmp_path / "phone.png")
+    assert (tmp_path / "phone.png").stat().st_size > 20_000
+
+
+def test_batch_gives_a_zip(page, files, tmp_path):
+    tab(page, "Batch")
+    page.wait("document.querySelector('#photos input[type=file]')")
+    names = ("photo.jpg", "other.png", "cut.jpg")
+    page.choose_files("#photos input[type=file]", *(files / name for name in names))
+    page.wait("document.querySelectorAll('#photos tr').length >= 3")
+    page.ask("document.querySelector('#caption-all').click()")
+    page.wait("document.querySelector('#zip a')")
+    page.wait("document.querySelector('#batch-results table')")
+    assert "cut.jpg: not a readable image" in text(page, "#batch-results [role=alert]")
+    assert page.ask("document.querySelectorAll('#batch-results tbody tr').length") == 6
+    with urllib.request.urlopen(page.ask("document.querySelector('#zip a').href")) as answer:
+        (tmp_path / "captions.zip").write_bytes(answer.read())
+    with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
+        assert len(archive.read("captions.jsonl").splitlines()) == 6
+        assert "SMILE/other.txt" in archive.namelist()
+
+
+def test_the_camera(page):
+    button = "document.querySelector('#photo [aria-label=\"Capture from camera\"]')"
+    page.ask(f"{button}.click()")
+    grant = "[...document.querySelectorAll('#photo button')].find(e => /access/i.test(e.innerText))"
+    page.wait(grant)
+    page.ask(f"{grant}.click()")
+    page.wait("document.querySelector('#photo video')?.videoWidth > 0")
+    page.ask("document.querySelector('#photo [aria-label=\"capture photo\"]').click()")
+    press_caption(page)
+    page.wait("document.querySelectorAll('.smile-card').length == 3")

@@ -1,0 +1,39 @@
+"""A visitor's file: a photo within the limits, turned upright, or one line."""
+
+import pytest
+from PIL import Image
+
+from app.limits import Limits
+from app.photos import read_photo
+from captioning.errors import UserError
+
+LIMITS = Limits(upload_mb=1, pixels=1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("notes.txt", "not a readable image"),
+        ("notes.jpg", "not a readable image"),
+        ("cut.jpg", "not a readable image .*truncated"),
+        ("huge.png", "2000 x 2000 pixels; this page takes up to 1 million"),
+        ("heavy.jpg", r"1\.\d MB; this page takes up to 1 MB"),
+    ],
+)
+def test_what_is_refused_is_named_as_the_visitor_named_it(files, name, message):
+    with pytest.raises(UserError, match=f"^my file: .*{message}") as caught:
+        read_photo(files / name, "my file", LIMITS)
+    assert str(files) not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_photo_is_turned_as_its_camera_was(tmp_path):
+    lying = Image.new("RGB", (30, 20), "white")
+    lying.paste("black", (0, 0, 15, 20))  # black on the left
+    lying.save(tmp_path / "plain.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise: the left side is the top
+    lying.save(tmp_path / "turned.png", exif=exif)
+    assert read_photo(tmp_path / "plain.png", "a", LIMITS).tobytes() == lying.tobytes()
+    upright = read_photo(tmp_path / "turned.png", "a", LIMITS)
+    assert upright.size == (20, 30)
+    assert upright.getpixel((10, 2)) == (0, 0, 0) and upright.getpixel((10, 28)) == (255,) * 3
