@@ -126,8 +126,9 @@ class Stage:
     def _check(self, command):
         program, *words = command.words
         scripts = "".join(path.read_text() for path in self.repository.glob("scripts/*.sh"))
+        scripts += (self.repository / "tests/fuzz/examples.py").read_text()
         for name in set(command.variables) - KNOWN_VARIABLES:
-            if not re.search(rf"\$\{{{name}\b", scripts):
+            if not re.search(rf"\$\{{{name}\b|environ\.get\(.{name}\b", scripts):
                 raise Wrong(f"no script reads the variable {name}")
         for word in words:
             named = re.fullmatch(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, Optional
@@ -10,6 +11,9 @@ from captioning.errors import UserError
 from captioning.metrics.pool import IMAGE_SUFFIXES
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
+LARGEST = 1 << 30  # bytes of a member; a few bytes of an archive may stand for any number
+
+_META = re.compile(r"__[^/]*__(/|$)")  # what webdataset keeps about the tar itself
 
 
 class Member(NamedTuple):
@@ -32,7 +36,7 @@ def expand(source: str) -> list[str]:
     from webdataset.shardlists import expand_urls
 
     urls = expand_urls(source)
-    missing = [url for url in urls if ":" not in url and not os.path.isfile(url)]
+    missing = [url for url in urls if not os.path.isfile(url)]
     if missing:
         raise UserError(
             f"{len(missing)} of {len(urls)} tars are missing, the first is {missing[0]}"
@@ -40,20 +44,15 @@ def expand(source: str) -> list[str]:
     return urls
 
 
-def size(url: str) -> Optional[int]:
-    """Bytes of a tar that is a file, None of another."""
-    return os.path.getsize(url) if os.path.isfile(url) else None
-
-
 def estimate(urls: Sequence[str]) -> Optional[int]:
     """About how many images they hold, by the first and the sizes; None where it cannot be told."""
-    sizes = [size(url) for url in urls]
+    sizes = [os.path.getsize(url) for url in urls]
     try:
         with tarfile.open(urls[0]) as tar:
             count = sum(_is_image(os.path.splitext(member.name)[1]) for member in tar)
     except (tarfile.TarError, OSError, EOFError):
         return None
-    return round(count * sum(filter(None, sizes)) / max(sizes[0], 1))
+    return round(count * sum(sizes) / max(sizes[0], 1))
 
 
 def members(url: str) -> Iterator[Member]:
@@ -61,14 +60,26 @@ def members(url: str) -> Iterator[Member]:
 
     A sample without an image is passed over; of one with several the first counts.
     """
-    from webdataset.tariterators import tarfile_samples
+    from webdataset.tariterators import group_by_keys
 
-    for sample in tarfile_samples([{"url": url}]):
+    for sample in group_by_keys(_files(url)):
         for extension, data in sample.items():
             if not extension.startswith("__") and _is_image("." + extension.rpartition(".")[2]):
                 key = sample["__key__"]
                 yield Member(f"{url}/{key}.{extension}", key, data)
                 break
+
+
+def _files(url: str) -> Iterator[dict[str, Any]]:
+    """What the library groups by key. It would open a url itself, a command among them."""
+    with tarfile.open(url, "r|*") as tar:
+        for member in tar:
+            if not member.isreg() or _META.match(member.name):
+                continue
+            if member.size > LARGEST:
+                raise ValueError(f"{member.name} has {member.size:,} bytes, too many for an image")
+            yield {"fname": member.name, "data": tar.extractfile(member).read(), "__url__": url}
+            tar.members = []  # which it would keep all of
 
 
 def write(file: BinaryIO, samples: Iterable[tuple[str, str, bytes, dict[str, Any]]]) -> None:

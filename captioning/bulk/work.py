@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -86,7 +87,7 @@ def _publish(job: Job, plan: Plan, part: Part) -> None:
             tars.write(file, _samples(number, captioned, entries[0].get("tar")))
     counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
     if "tar" in entries[0]:
-        counts = {"tar": entries[0]["tar"], "bytes": tars.size(entries[0]["tar"]), **counts}
+        counts = {"tar": entries[0]["tar"], "bytes": os.path.getsize(entries[0]["tar"]), **counts}
     part.mark(**counts)
 
 

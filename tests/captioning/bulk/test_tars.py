@@ -10,6 +10,7 @@ import webdataset
 from PIL import Image
 
 from captioning.bulk import tars
+from captioning.errors import UserError
 
 
 def write_tar(path, photos, more=()):
@@ -52,6 +53,28 @@ def test_every_image_of_every_tar(run, photos, shards, expected, tmp_path, monke
     monkeypatch.setattr(tars, "members", lambda url: pytest.fail("read again"))
     again, said = run(shards)
     assert again == lines and "skipped 10, failed 1" in said
+
+
+@pytest.mark.parametrize("source", ["pipe:touch ran; cat {}", "file:{}", "https://localhost/{}"])
+def test_a_tar_is_a_file_and_nothing_is_run_for_it(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_tar(tmp_path / "00.tar", [])
+    with pytest.raises(UserError, match="1 of 1 tars are missing"):
+        tars.expand(source.format("00.tar"))
+    (tmp_path / "pipe:touch ran; cat 00.tar").write_bytes((tmp_path / "00.tar").read_bytes())
+    assert list(tars.members("pipe:touch ran; cat 00.tar")) == []
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_member_that_claims_to_be_huge_is_not_read(photos, tmp_path):
+    huge = tarfile.TarInfo("huge.jpg")
+    huge.size = 1 << 40
+    first = sorted(photos.rglob("*.png"))[0]
+    write_tar(tmp_path / "00.tar", [first])
+    with tarfile.open(tmp_path / "00.tar", "a") as tar:
+        tar.addfile(huge)
+    with pytest.raises(ValueError, match=r"huge\.jpg has 1,099,511,627,776 bytes"):
+        list(tars.members(str(tmp_path / "00.tar")))
 
 
 def test_a_tar_that_breaks_off_is_read_on_when_it_is_whole(run, photos, shards, tmp_path):
