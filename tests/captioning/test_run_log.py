@@ -29,12 +29,13 @@ def test_values_become_lines_and_curves(tmp_path):
     assert [(e.step, e.value) for e in curves.Scalars("step/loss")] == [(1, 1.0), (2, 0.5)]
 
 
-def test_a_run_records_configuration_command_and_versions(scenes_config, tmp_path):
+def test_a_run_records_configuration_command_and_versions(scenes_config, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning/train.py", "--config", "my run.yaml"])
     config, folder = load_config(scenes_config, ["seed=5"]), tmp_path / "a" / "run"
     record_run(config, folder)
     assert load_config(folder / "config.yaml") == config
     record = json.loads((folder / "run.json").read_text())
-    assert "pytest" in record["command"]
+    assert record["command"].endswith("captioning/train.py --config 'my run.yaml'")
     assert {"torch", "transformers", "timm"} <= record["versions"].keys()
 
 

@@ -157,14 +157,15 @@ def test_a_script_gives_its_arguments_to_the_program(run_script, script, module,
     assert result.stdout.splitlines()[2:] == ["-m", module, *arguments]
 
 
-CHECKS = ["-m ruff format --check", "-m ruff check", "-m pytest"]
+TESTS = "-m pytest --numprocesses auto --maxprocesses 8 --dist loadfile"
+CHECKS = {"-m ruff format --check": "ruff format", "-m ruff check": "ruff check", TESTS: "pytest"}
 
 
 @pytest.mark.parametrize("failing", CHECKS)
 def test_tests_fail_with_any_check_and_run_the_others(run_script, failing):
     result = run_script("test.sh", FAILING=failing)
     assert result.returncode == 1
-    assert result.stdout.splitlines()[-1] == "failed: " + failing[3:].replace(" --check", "")
+    assert result.stdout.splitlines()[-1] == "failed: " + CHECKS[failing]
     ran = " ".join(result.stdout.split())
     assert all((check in ran) == (check != failing) for check in CHECKS)
 
