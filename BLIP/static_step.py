@@ -65,7 +65,9 @@ class StaticSteps:
                 ),
             )
             for tensor in _tensors(self.memory):
-                torch._dynamo.mark_static_address(tensor)  # so that a CUDA graph may write to it
+                # So that a CUDA graph may write to it. What is compiled serves other memory, too,
+                # for which the graph alone is recorded anew.
+                torch._dynamo.mark_static_address(tensor, guard=False)
         return self.memory
 
 
