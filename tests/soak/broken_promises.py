@@ -86,8 +86,8 @@ MUTATIONS = [
     Mutation(
         "the optimiser is not restored",
         "captioning/run_state.py",
-        '        self.optimizer.load_state_dict(content["optimizer"])\n',
-        "",
+        'self.optimizer.load_state_dict(content["optimizer"])',
+        "pass",
         "tests/captioning/test_recipe.py -k interrupted",
     ),
     Mutation(

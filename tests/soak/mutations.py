@@ -3,6 +3,7 @@
 python -m tests.soak.mutations [words of a title, to try only those]
 """
 
+import ast
 import contextlib
 import os
 import shutil
@@ -37,7 +38,8 @@ def broken(folder: Path, mutation: Mutation):
     whole = path.read_text()
     if whole.count(mutation.old) != 1:
         raise SystemExit(f"{mutation.title}: {mutation.path} has not once {mutation.old!r}")
-    path.write_text(whole.replace(mutation.old, mutation.new))
+    ast.parse(text := whole.replace(mutation.old, mutation.new))  # it must run to be seen to fail
+    path.write_text(text)
     try:
         yield
     finally:
