@@ -64,15 +64,16 @@ def asked() -> Optional[str]:
 def ended_with_launcher() -> Iterator[None]:
     """Within the block, in which no flag is looked at, the launcher's death is this process's.
 
-    Raises Stopped where the launcher is dead already.
+    Raises Stopped where the launcher is dead already. A program need not `watch` for it.
     """
-    if _launcher is None or sys.platform != "linux":
+    launcher = _parent() if _launcher is None else _launcher
+    if launcher is None or sys.platform != "linux":
         yield
         return
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
-        if os.getppid() != _launcher:
+        if os.getppid() != launcher:
             raise Stopped
         yield
     finally:

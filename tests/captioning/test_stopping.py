@@ -1,7 +1,9 @@
 """Signals set a flag, and nothing else; those who work look at it."""
 
+import ctypes
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -53,6 +55,26 @@ def test_without_torchrun_the_death_of_a_parent_is_none(monkeypatch):
     with stopping.watch():
         monkeypatch.setattr(os, "getppid", lambda: 1)
         assert stopping.asked() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked by Linux's prctl")
+def test_a_program_that_takes_no_signals_ends_with_its_launcher_too(monkeypatch):
+    monkeypatch.setenv(stopping.PARENT, str(os.getppid()))
+    with stopping.ended_with_launcher():
+        assert death_signal() == signal.SIGKILL
+    assert death_signal() == 0
+    monkeypatch.setenv(stopping.PARENT, str(os.getpid()))  # is not its parent, as if that were dead
+    with pytest.raises(stopping.Stopped), stopping.ended_with_launcher():
+        raise AssertionError("the block was entered")
+    assert death_signal() == 0
+
+
+def death_signal():
+    """What this process gets when its parent dies."""
+    PR_GET_PDEATHSIG = 2
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+    return number.value
 
 
 def test_batches_end_at_the_first_look_after_a_request():
