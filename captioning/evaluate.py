@@ -125,20 +125,15 @@ def _main(argv):
             print(f"error: {error}", file=sys.stderr)
             return 2
         return 0
-    from captioning import distributed, failing  # imports torch, which the other metrics do without
+    # These import torch, which the other metrics do without.
+    from captioning import distributed
+    from captioning.program import exit_code_unwatched
 
-    try:
+    def share() -> None:
         device = distributed.start(arguments.device)
         _run(arguments, argv, str(device), distributed.is_main())
-    except UserError as error:
-        failing.report(f"error: {error}")
-        return 2
-    except Exception:
-        failing.end_after_a_bug()
-        raise
-    finally:
-        distributed.stop()
-    return 0
+
+    return exit_code_unwatched(share)
 
 
 def _run(arguments, argv, device="cpu", is_main=True):

@@ -8,22 +8,27 @@ from captioning.run_log import say
 
 
 def exit_code(program: Callable[[], None]) -> int:
-    """Run it; 0, or 2 after the one line that says what the user can mend.
+    """As `exit_code_unwatched`, and 0 when it has ended early because it was asked to.
 
-    0, too, when it has ended early because it was asked to, see `captioning.stopping`.
+    See `captioning.stopping`.
     """
     with stopping.watch():
-        try:
-            program()
-        except stopping.Stopped:
-            reason = stopping.asked() or "another process"
-            say(f"stopped by {reason}; the same command goes on from here")
-        except UserError as error:
-            failing.report(f"error: {error}")
-            return 2
-        except Exception:
-            failing.end_after_a_bug()
-            raise
-        finally:
-            distributed.stop()
+        return exit_code_unwatched(program)
+
+
+def exit_code_unwatched(program: Callable[[], None]) -> int:
+    """Run it, signals left as they are; 0, or 2 after the one line of what the user can mend."""
+    try:
+        program()
+    except stopping.Stopped:
+        reason = stopping.asked() or "another process"
+        say(f"stopped by {reason}; the same command goes on from here")
+    except UserError as error:
+        failing.report(f"error: {error}")
+        return 2
+    except Exception:
+        failing.end_after_a_bug()
+        raise
+    finally:
+        distributed.stop()
     return 0
