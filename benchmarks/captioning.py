@@ -154,7 +154,7 @@ def measure(tiny: bool, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def main(argv: Sequence[str]) -> None:
-    arguments = parse(argv, __doc__, rounds=3)
+    arguments = parse(argv, __doc__, rounds=2)
     report("captioning", measure(arguments.quick, arguments.rounds), arguments)
 
 
