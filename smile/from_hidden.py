@@ -14,7 +14,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from smile.head import ELEMENTS, POSITIONS, Head, computed_in, slices
+from smile.head import POSITIONS, Head, computed_in, limit, slices
 from smile.labels import caption_types, first_labelled
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
@@ -117,7 +117,7 @@ def _whole_vocabulary(head: Head, labels: Tensor, mixture: Mixture, scale: Tenso
     label, is_first = (x.flatten()[rows].unsqueeze(1) for x in (labels, first))  # (M, 1) each
     excluded = reverse_subset_excludes(labels, mixture.ignore_index, mixture.pad_token_id)
     sums = scale.new_zeros(3)
-    for piece in slices(len(rows), POSITIONS.get(labels.device.type, POSITIONS["cuda"])):
+    for piece in slices(len(rows), limit(POSITIONS, labels.device)):
         columns = excluded[rows[piece] // labels.size(1)]
         sums += _piece(head, rows[piece], label[piece], is_first[piece], columns, mixture, scale)
     mle, first_sum, reverse = sums
@@ -178,7 +178,8 @@ def _smile(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> Tenso
     own = own.masked_fill(labels == mixture.ignore_index, HERE)
     rows = torch.arange(captions * length, device=labels.device).view(captions, length)
     total = scale.new_zeros(())
-    for piece in slices(captions, ELEMENTS // (length * max(length, head.hidden.size(1)))):
+    each = 2 * length * max(length, head.hidden.size(1))  # the words' rows and their gradient
+    for piece in slices(captions, head.elements // each):
 
         def loss_of(logits, piece=piece):  # (b, N, N)
             losses = smile_loss(logits, own[piece], HERE, reduction="none")
@@ -200,7 +201,8 @@ def _random(head: Head, labels: Tensor, words: Tensor, mixture: Mixture, scale: 
     columns = torch.cat([label, drawn], dim=1)  # (M, 1 + R)
     same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
     total = scale.new_zeros(())
-    for piece in slices(len(rows), ELEMENTS // (columns.size(1) * head.hidden.size(1))):
+    each = 2 * columns.size(1) * head.hidden.size(1)
+    for piece in slices(len(rows), head.elements // each):
         # Words are numbered by their column, where they first stand; the label's is 0.
         numbered = same[piece].unsqueeze(1)
 

@@ -1,7 +1,7 @@
 """A linear language head whose logits and gradients are made only where they are asked for."""
 
-from collections.abc import Iterator
-from typing import Optional
+from collections.abc import Iterator, Mapping
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,13 @@ from smile.labels import at_least_float32
 # Positions whose logits are there at a time. Each piece reads and writes the whole gradient of the
 # weight: with fewer that would take longer than the products.
 POSITIONS = {"cpu": 128, "cuda": 1024}
-ELEMENTS = 2**22  # of what is gathered or converted at a time
+# Of what is gathered or converted at a time: what a processor's cache holds, a few calls of a GPU.
+ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
+
+
+def limit(of: Mapping[str, int], device: torch.device) -> int:
+    """The one for that type of device; for another than a CPU, a GPU's."""
+    return of.get(device.type, of["cuda"])
 
 
 def slices(count: int, step: int) -> Iterator[slice]:
@@ -31,11 +37,12 @@ class Head:
     """
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], differentiate: bool):
-        dtype = computed_in(hidden)
-        self.hidden, self.weight = hidden.to(dtype), weight.to(dtype)
-        self.bias = None if bias is None else bias.to(dtype)
-        self.wide = torch.promote_types(dtype, torch.float32)
+        self.dtype = computed_in(hidden)
+        self.hidden, self.weight = hidden.to(self.dtype), weight
+        self.bias = None if bias is None else bias.to(self.dtype)
+        self.wide = torch.promote_types(self.dtype, torch.float32)
         self.differentiate = differentiate
+        self.elements = limit(ELEMENTS, hidden.device)
         if differentiate:
             self.d_hidden, self.d_weight, self.d_bias = (
                 None if x is None else torch.zeros_like(x, dtype=self.wide)
@@ -44,26 +51,38 @@ class Head:
 
     def logits(self, rows: Tensor) -> Tensor:
         """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
-        return at_least_float32(F.linear(self.hidden[rows], self.weight, self.bias))
+        hidden = self.hidden[rows]
+        logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
+        for words in self._slices():
+            bias = None if self.bias is None else self.bias[words]
+            logits[:, words] = F.linear(hidden, self._rows(words), bias)
+        return logits
 
     def backward(self, rows: Tensor, d_logits: Tensor) -> None:
         """Collect what the gradient (R, V) of `logits(rows)` adds; `rows` has no row twice."""
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
-        d_logits, hidden = d_logits.to(self.weight.dtype), self.hidden[rows]
-        self.d_hidden.index_add_(0, rows, (d_logits @ self.weight).to(self.wide))
-        if self.d_weight is None:
-            return
-        if hidden.dtype == self.wide:
-            self.d_weight.addmm_(d_logits.T, hidden)
-            return
-        # In half precision a product is not summed in float32: it is made and added in pieces.
-        for words in slices(len(self.weight), ELEMENTS // hidden.size(1)):
-            self.d_weight[words] += d_logits[:, words].T @ hidden
+        hidden = self.hidden[rows]
+        d_hidden = torch.zeros_like(hidden, dtype=self.wide)
+        for words in self._slices():
+            d_words = d_logits[:, words].to(self.dtype)
+            d_hidden += d_words @ self._rows(words)
+            if self.d_weight is not None:
+                self.d_weight[words] += d_words.T @ hidden
+        self.d_hidden.index_add_(0, rows, d_hidden)
+
+    def _slices(self) -> Iterator[slice]:
+        """Of the vocabulary: in half precision no whole weight is converted, nor a gradient made,
+        and in any precision a slice's logits are still in the cache when they are put in place."""
+        return slices(len(self.weight), self.elements // self.weight.size(1))
+
+    def _rows(self, words: Union[slice, Tensor]) -> Tensor:
+        """Those of the weight, in the dtype of logits."""
+        return self.weight[words].to(self.dtype)
 
     def logits_of(self, rows: Tensor, words: Tensor) -> Tensor:
         """Those of `rows` (G, R) for `words` (G, J) of each group: (G, R, J), float32 or wider."""
-        weight = self.weight[words].transpose(1, 2)  # (G, D, J)
+        weight = self._rows(words).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
             return at_least_float32(torch.bmm(self.hidden[rows], weight))
         bias = self.bias[words].unsqueeze(1)
@@ -73,8 +92,8 @@ class Head:
         """Collect what the gradient (G, R, J) of `logits_of(rows, words)` adds."""
         if self.d_bias is not None:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
-        d_logits = d_logits.to(self.weight.dtype)
-        d_hidden = torch.bmm(d_logits, self.weight[words]).to(self.wide)
+        d_logits = d_logits.to(self.dtype)
+        d_hidden = torch.bmm(d_logits, self._rows(words)).to(self.wide)
         self.d_hidden.index_add_(0, rows.flatten(), d_hidden.flatten(0, 1))
         if self.d_weight is not None:
             d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[rows]).to(self.wide)

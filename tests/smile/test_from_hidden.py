@@ -1,7 +1,5 @@
 """The objective from hidden states against the definition on logits."""
 
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -81,8 +79,7 @@ def test_it_is_the_definition_where_padding_is_a_word_of_the_vocabulary(problem)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_pieces_change_nothing(spec, monkeypatch):
     monkeypatch.setitem(head.POSITIONS, "cpu", 2)
-    for module in (head, sys.modules["smile.from_hidden"]):
-        monkeypatch.setattr(module, "ELEMENTS", 50)
+    monkeypatch.setitem(head.ELEMENTS, "cpu", 50)
     compare(Objective(spec), *example())
     inputs, labels = example(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
