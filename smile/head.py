@@ -43,6 +43,7 @@ class Head:
         self.wide = torch.promote_types(self.dtype, torch.float32)
         self.differentiate = differentiate
         self.elements = limit(ELEMENTS, hidden.device)
+        self._logits: Optional[Tensor] = None
         if differentiate:
             self.d_hidden, self.d_weight, self.d_bias = (
                 None if x is None else torch.zeros_like(x, dtype=self.wide)
@@ -50,9 +51,14 @@ class Head:
             )
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
+        """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider.
+
+        They lie where those of the last call lay, if those were as many rows or more.
+        """
         hidden = self.hidden[rows]
-        logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
+        if self._logits is None or len(self._logits) < len(rows):
+            self._logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
+        logits = self._logits[: len(rows)]
         for words in self._slices():
             bias = None if self.bias is None else self.bias[words]
             logits[:, words] = F.linear(hidden, self._rows(words), bias)
@@ -66,9 +72,9 @@ class Head:
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
         for words in self._slices():
             d_words = d_logits[:, words].to(self.dtype)
-            d_hidden += d_words @ self._rows(words)
+            _add_product(d_hidden, d_words, self._rows(words))
             if self.d_weight is not None:
-                self.d_weight[words] += d_words.T @ hidden
+                _add_product(self.d_weight[words], d_words.T, hidden)
         self.d_hidden.index_add_(0, rows, d_hidden)
 
     def _slices(self) -> Iterator[slice]:
@@ -98,6 +104,14 @@ class Head:
         if self.d_weight is not None:
             d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[rows]).to(self.wide)
             self.d_weight.index_add_(0, words.flatten(), d_weight.flatten(0, 1))
+
+
+def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
+    """to += a @ b. In half precision torch has no product that is added to a wider sum."""
+    if a.dtype == to.dtype:
+        to.addmm_(a, b)
+    else:
+        to += a @ b
 
 
 def computed_in(hidden: Tensor) -> torch.dtype:
