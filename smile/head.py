@@ -13,7 +13,7 @@ from smile.labels import at_least_float32
 # weight: with fewer that would take longer than the products.
 POSITIONS = {"cpu": 128, "cuda": 1024}
 # Of what is gathered or converted at a time: what a processor's cache holds, a few calls of a GPU.
-ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
+ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 
 
 def limit(of: Mapping[str, int], device: torch.device) -> int:
@@ -53,7 +53,7 @@ class Head:
     def logits(self, rows: Tensor) -> Tensor:
         """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider.
 
-        They lie where those of the last call lay, if those were as many rows or more.
+        They lie where those of the last call lay, if those were as many rows, until `release`.
         """
         hidden = self.hidden[rows]
         if self._logits is None or len(self._logits) < len(rows):
@@ -63,6 +63,10 @@ class Head:
             bias = None if self.bias is None else self.bias[words]
             logits[:, words] = F.linear(hidden, self._rows(words), bias)
         return logits
+
+    def release(self) -> None:
+        """Let go of the memory that the next call of `logits` would use."""
+        self._logits = None
 
     def backward(self, rows: Tensor, d_logits: Tensor) -> None:
         """Collect what the gradient (R, V) of `logits(rows)` adds; `rows` has no row twice."""
