@@ -120,7 +120,6 @@ def _whole_vocabulary(head: Head, labels: Tensor, mixture: Mixture, scale: Tenso
     for piece in slices(len(rows), limit(POSITIONS, labels.device)):
         columns = excluded[rows[piece] // labels.size(1)]
         sums += _piece(head, rows[piece], label[piece], is_first[piece], columns, mixture, scale)
-    head.release()
     mle, first_sum, reverse = sums
     return {"mle": mle, "first": first_sum, "reverse": reverse + first_sum}
 

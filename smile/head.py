@@ -43,7 +43,6 @@ class Head:
         self.wide = torch.promote_types(self.dtype, torch.float32)
         self.differentiate = differentiate
         self.elements = limit(ELEMENTS, hidden.device)
-        self._logits: Optional[Tensor] = None
         if differentiate:
             self.d_hidden, self.d_weight, self.d_bias = (
                 None if x is None else torch.zeros_like(x, dtype=self.wide)
@@ -51,22 +50,13 @@ class Head:
             )
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider.
-
-        They lie where those of the last call lay, if those were as many rows, until `release`.
-        """
+        """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
         hidden = self.hidden[rows]
-        if self._logits is None or len(self._logits) < len(rows):
-            self._logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
-        logits = self._logits[: len(rows)]
+        logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
         for words in self._slices():
             bias = None if self.bias is None else self.bias[words]
             logits[:, words] = F.linear(hidden, self._rows(words), bias)
         return logits
-
-    def release(self) -> None:
-        """Let go of the memory that the next call of `logits` would use."""
-        self._logits = None
 
     def backward(self, rows: Tensor, d_logits: Tensor) -> None:
         """Collect what the gradient (R, V) of `logits(rows)` adds; `rows` has no row twice."""
