@@ -170,7 +170,7 @@ def _spoken(seconds: float) -> str:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m captioning.demo", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="in less than 90 s, less convincing")
+    parser.add_argument("--quick", action="store_true", help="in about 90 s, less convincing")
     parser.add_argument("--seed", type=int, default=0, help="of the world and of the training")
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
