@@ -18,8 +18,8 @@ from app.checkpoints import demos_checkpoints, load_checkpoints
 from app.desk import Desk
 from app.limits import Limits
 from app.server import listen, serve
-from captioning import distributed
-from captioning.errors import UserError
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
 
 
 def command_line() -> argparse.ArgumentParser:

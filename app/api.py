@@ -13,7 +13,7 @@ from app.desk import Desk
 from app.limits import Limits
 from app.options import Options, defaults_of, read_options
 from app.photos import read_photo
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 NAME = "the photo"  # in errors: a request's body has no name
 

@@ -10,7 +10,7 @@ from app.desk import Caption, Desk, json_lines
 from app.limits import Limits
 from app.options import Options
 from app.photos import read_photo
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 
 class Captioned(NamedTuple):

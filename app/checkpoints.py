@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from BLIP import BlipCaptioner, inference_copy
-from captioning.checkpointing import BEST
 from captioning.config import Config
-from captioning.errors import UserError
+from captioning.models.checkpoints import BEST
+from captioning.models.trained import load_trained
 from captioning.report.figures import styles
 from captioning.report.runs import objective_name
-from captioning.run_log import say
-from captioning.trained import load_trained
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
 from smile import parse_objective
 
 # The demo's runs, whole or quick, in the order in which the page shows them.

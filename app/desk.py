@@ -12,8 +12,8 @@ from app.checkpoints import Checkpoint
 from app.options import Options
 from app.prompts import prompted
 from captioning.data import evaluation_transform
-from captioning.errors import UserError
-from captioning.word_by_word import END, Told, tell
+from captioning.models.word_by_word import END, Told, tell
+from captioning.runtime.errors import UserError
 
 
 class Caption(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any, Optional
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.checkpoints import Checkpoint
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
 MOST_BEAMS, LONGEST = 10, 120

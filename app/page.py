@@ -16,7 +16,7 @@ from app.desk import Desk
 from app.gradio_versions import private, taken
 from app.limits import Limits
 from app.photos import read_photo
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 HERE = Path(__file__).parent
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}

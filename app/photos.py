@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 
 from app.limits import Limits
 from captioning.data.image import decode, open_image
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 
 def read_photo(path: os.PathLike, name: str, limits: Limits) -> Image.Image:

@@ -6,7 +6,7 @@ from typing import Optional
 
 from app.checkpoints import Checkpoint
 from BLIP import BlipCaptioner
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
 

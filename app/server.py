@@ -11,8 +11,8 @@ from app.confined import Confined
 from app.desk import Desk
 from app.gradio_versions import SILENCE, taken
 from app.limits import Limits
-from captioning.errors import UserError
-from captioning.run_log import say
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
 from captioning.scenes.drawing import draw
 from captioning.scenes.world import random_scene
 

@@ -12,8 +12,8 @@ from PIL import Image
 from app.batch import Captioned
 from app.desk import Caption
 from app.gaze_pictures import gaze_pictures
+from captioning.models.word_by_word import END
 from captioning.report.picture import embedded
-from captioning.word_by_word import END
 
 WIDEST = 640  # pixels of the photo behind the gaze
 

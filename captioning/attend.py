@@ -17,11 +17,11 @@ from typing import Optional
 import torch.nn.functional as F
 from PIL import Image
 
-from captioning import distributed
 from captioning.data import evaluation_transform, load_image
-from captioning.errors import UserError
-from captioning.gaze import Gaze, gaze
-from captioning.trained import load_trained
+from captioning.models.gaze import Gaze, gaze
+from captioning.models.trained import load_trained
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
 
 FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
 LONGEST_STRIP = 16  # how many times as long as wide a photo may be

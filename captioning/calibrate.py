@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-from captioning import distributed
 from captioning.data import read_split
-from captioning.errors import UserError
-from captioning.likelihood import PLAIN, likelihood, unigram_nll
-from captioning.trained import load_trained
+from captioning.models.likelihood import PLAIN, likelihood, unigram_nll
+from captioning.models.trained import load_trained
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

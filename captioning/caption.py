@@ -18,12 +18,12 @@ from typing import Any, Optional
 
 import torch
 
-from captioning import distributed
 from captioning.bulk.job import EXISTING, Job
 from captioning.bulk.model import Captioning
 from captioning.bulk.run import Run
-from captioning.program import exit_code
-from captioning.trained import checkpoint_file
+from captioning.models.trained import checkpoint_file
+from captioning.runtime import distributed
+from captioning.runtime.program import exit_code
 
 DECODING = {
     "num_beams": (int, "beams; 1 is greedy"),
@@ -146,7 +146,7 @@ def caption(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; see `captioning.program`."""
+    """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     return exit_code(lambda: caption(arguments))

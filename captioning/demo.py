@@ -14,18 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
-from captioning import checkpointing, stopping, train
+from captioning import train
 from captioning.config import load_config
-from captioning.errors import UserError
-from captioning.finished import is_scored
 from captioning.metrics.meteor import shared_process
-from captioning.model import REPOSITORY
+from captioning.models import checkpoints
+from captioning.models.build import REPOSITORY
 from captioning.report.comparison import Comparison, compare
 from captioning.report.examples import example_lines
 from captioning.report.page import write_report
 from captioning.report.table import comparison_table
-from captioning.run_log import part_of, say
+from captioning.runtime import stopping
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import part_of, say
 from captioning.scenes.make import SPLITS, make_scenes
+from captioning.training.finished import is_scored
 
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
@@ -114,7 +116,7 @@ class Demo:
         # CIDEr and METEOR would choose among epochs, of which only the last is validated.
         overrides = [*self._overrides(config, name), "metrics=[length, facts]"]
         if config == FINETUNE:
-            overrides.append(f"pretrained={self.folder / 'pretrain' / checkpointing.BEST}")
+            overrides.append(f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}")
         self._program(config, name, overrides)
 
     def _evaluate(self, name: str) -> None:

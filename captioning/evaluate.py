@@ -20,21 +20,16 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Optional
 
-from captioning.caption_files import (
-    read_predictions,
-    read_references,
-    with_references,
-)
-from captioning.compare_scores import compare, format_comparison, same_images
-from captioning.errors import UserError
-from captioning.image_files import find_images
-from captioning.json_file import require_folder, write_json
+from captioning.data.caption_files import read_predictions, read_references, with_references
+from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
+from captioning.metrics.compare_scores import compare, format_comparison, same_images
 from captioning.metrics.evaluator import (
     CLIP_MODEL,
     PPL_MODEL,
     Settings,
 )
+from captioning.metrics.image_files import find_images
 from captioning.metrics.java import MEMORY
 from captioning.metrics.registry import (
     DEFAULT_METRICS,
@@ -43,8 +38,9 @@ from captioning.metrics.registry import (
     RUN_MODELS,
     build_evaluators,
 )
-from captioning.score_table import format_table
-from captioning.scoring import for_this_rank, score, versions, write_scores
+from captioning.metrics.score_table import format_table
+from captioning.metrics.scoring import for_this_rank, score, versions, write_scores
+from captioning.runtime.errors import UserError
 
 
 def _arguments(argv):
@@ -126,8 +122,8 @@ def _main(argv):
             return 2
         return 0
     # These import torch, which the other metrics do without.
-    from captioning import distributed
-    from captioning.program import exit_code_unwatched
+    from captioning.runtime import distributed
+    from captioning.runtime.program import exit_code_unwatched
 
     def share() -> None:
         device = distributed.start(arguments.device)

@@ -19,7 +19,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from captioning.stopping import PARENT, SIGNALS
+from captioning.runtime.stopping import PARENT, SIGNALS
 
 USER_ERROR = 2  # the exit code of captioning.train after such a line
 

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning import checkpointing, distributed
 from captioning.config import Config, load_config
-from captioning.errors import UserError
-from captioning.model import captioner_from
-from captioning.precision import check_precision
-from captioning.program import exit_code
-from captioning.recipe import FineTuning
-from captioning.run_log import record_run, say
-from captioning.split_evaluation import SplitEvaluation, remove_scores
+from captioning.models import checkpoints
+from captioning.models.build import captioner_from
+from captioning.models.precision import check_precision
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code
+from captioning.runtime.progress import say
+from captioning.training.fine_tuning import FineTuning
+from captioning.training.run_log import record_run
+from captioning.training.split_evaluation import SplitEvaluation, remove_scores
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -57,7 +59,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     """`pretrained` where the command line gives it, else the run's best, else the config's."""
     given = any(override.startswith("pretrained=") for override in overrides)
-    best = Path(config.output_dir) / checkpointing.BEST
+    best = Path(config.output_dir) / checkpoints.BEST
     if best.exists() and not (given and config.pretrained):
         return str(best)
     if config.pretrained is None:
@@ -68,7 +70,7 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; see `captioning.program`."""
+    """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     return exit_code(lambda: _run(arguments))

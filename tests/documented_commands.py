@@ -23,7 +23,7 @@ from typing import NamedTuple
 from torch.distributed import run as torchrun
 
 from captioning.config import load_config
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 BLOCK = re.compile(r"^( *)```(?:bash|sh|shell)\n(.*?)^\1```", re.S | re.M)  # in a list, indented
 OURS = re.compile(r"(?:configs|scripts|docs|tests|benchmarks)/[\w./-]+")

@@ -89,7 +89,7 @@ def test_bash_says_what_a_block_calls(stage):
         ("python -m captioning.sweep configs/caption_coco.yaml --pretrain x.yaml", "cannot read"),
         ("python -m captioning.tune", "no module captioning.tune"),
         ("python -m caption.train", "no module caption.train"),
-        ("python -m captioning.config", "does not read its arguments"),
+        ("python -m captioning.files.reading", "does not read its arguments"),
         ("python -m captioning.launch --standalone train.py", "train.py is launched"),
         ("torchrun --nproc_per_node 2 -m captioning.train --config a.yaml", "cannot read"),
         ("torchrun --processes 2 -m captioning.train", "unrecognized arguments|required"),

@@ -12,11 +12,11 @@ import torchvision
 from baselines import ImageEncoder
 from baselines.word_vectors import load_word_vectors
 from BLIP import read_checkpoint
-from captioning import checkpointing
-from captioning.errors import UserError
 from captioning.metrics.feature_cache import CachedFeatures
 from captioning.metrics.model_files import load_weights
 from captioning.metrics.pool import read_pool
+from captioning.models import checkpoints
+from captioning.runtime.errors import UserError
 from tests.test_architecture import MAY_IMPORT, source_files
 
 # What runs what it is given, or reads files that can run something; where it is looked into.
@@ -34,7 +34,10 @@ ONLY = {
     "np.load": ({"captioning/metrics/arrays.py"}, {"allow_pickle": False}),
     "zipfile.ZipFile": ({"BLIP/pickled.py", "captioning/metrics/arrays.py", "app/batch.py"}, {}),
     "tarfile.open": ({"captioning/bulk/tars.py"}, {}),
-    "YAML": ({"captioning/yaml_file.py", "captioning/config.py"}, {"typ": "safe", "pure": True}),
+    "YAML": (
+        {"captioning/files/yaml_file.py", "captioning/config/config.py"},
+        {"typ": "safe", "pure": True},
+    ),
     "Image.open": ({"captioning/data/image.py"}, {}),
     "import_module": ({"captioning/metrics/registry.py"}, {}),  # of a name in its own table
     "urllib.request.build_opener": ({"BLIP/download.py"}, {}),
@@ -131,7 +134,7 @@ def word_vectors(path):
     "read",
     [
         lambda path: read_checkpoint(str(path)),
-        checkpointing.read,
+        checkpoints.read,
         lambda path: load_weights(torch.nn.Linear(2, 2), path),
         lambda path: ImageEncoder("resnet18", str(path), image_size=64),
         word_vectors,
@@ -180,4 +183,4 @@ def test_torchs_switch_to_run_what_is_in_files_changes_nothing(tmp_path, monkeyp
         with pytest.raises(ValueError):
             read_checkpoint(str(path), trust_checkpoint=True)
         with pytest.raises(UserError):
-            checkpointing.read(path)
+            checkpoints.read(path)

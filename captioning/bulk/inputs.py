@@ -8,8 +8,8 @@ from typing import Optional
 
 from captioning.bulk.job import Job
 from captioning.bulk.lists import SUFFIXES, Item, read_list
-from captioning.errors import UserError
 from captioning.metrics.pool import IMAGE_SUFFIXES
+from captioning.runtime.errors import UserError
 
 
 def find_images(job: Job) -> Iterator[Item]:

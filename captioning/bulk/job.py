@@ -9,9 +9,8 @@ from typing import Optional
 from filelock import FileLock, Timeout
 
 from captioning.bulk.plan import LOCK, begun, remove_plan
-from captioning.durable import SUFFIX
-from captioning.errors import UserError
-from captioning.json_file import require_folder
+from captioning.files.writing import SUFFIX, require_folder
+from captioning.runtime.errors import UserError
 
 EXISTING = ("skip", "overwrite", "append", "prepend")
 

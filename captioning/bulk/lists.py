@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from captioning.caption_files import ImageId
-from captioning.errors import UserError
-from captioning.json_file import parse_json, read_text
+from captioning.data.caption_files import ImageId
+from captioning.files.reading import parse_json, read_text
+from captioning.runtime.errors import UserError
 
 SUFFIXES = (".txt", ".csv", ".json", ".jsonl")
 PATH_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file")

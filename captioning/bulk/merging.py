@@ -10,8 +10,8 @@ from captioning.bulk.job import Job
 from captioning.bulk.part import Part
 from captioning.bulk.plan import Plan
 from captioning.bulk.planning import BASE
-from captioning.durable import staged
-from captioning.manifest import Hashed
+from captioning.files.manifest import Hashed
+from captioning.files.writing import staged
 
 
 def merge(job: Job, plan: Plan) -> tuple[int, int]:

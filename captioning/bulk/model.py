@@ -6,16 +6,16 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from captioning import distributed
 from captioning.bulk.job import Job
 from captioning.bulk.reading import Batch
 from captioning.data import evaluation_transform
 from captioning.data.randomness import derived_seed
-from captioning.errors import UserError
-from captioning.generation import ready
-from captioning.model import captioner_from
-from captioning.precision import Precision, check_precision
-from captioning.trained import trained_config
+from captioning.models.build import captioner_from
+from captioning.models.generation import ready
+from captioning.models.precision import Precision, check_precision
+from captioning.models.trained import trained_config
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
 DIGITS = 5  # of a score

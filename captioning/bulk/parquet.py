@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from captioning.bulk import jsonl
-from captioning.durable import staged
+from captioning.files.writing import staged
 
 ROWS = 10_000  # that are held at once
 

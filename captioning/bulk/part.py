@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.bulk import jsonl
-from captioning.durable import staged
+from captioning.files.writing import staged
 
 Line = dict[str, Any]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from captioning.bulk import jsonl
-from captioning.durable import staged
+from captioning.files.writing import staged
 
 HEADER, LOCK = "plan.json", "lock"
 

@@ -15,7 +15,7 @@ from captioning.bulk.job import Job, require_webdataset
 from captioning.bulk.plan import Plan, remove_plan, write_entries, write_header
 from captioning.bulk.sidecars import read_sidecar, write_missing
 from captioning.bulk.written import Written, read_written, write_without_faults
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 BASE = "base.jsonl"  # what `out` held before, under a name that keeps it
 # Of a folder or list: images a shard, at least and at most, and so many shards in between. Were it

@@ -6,7 +6,7 @@ from typing import Callable
 
 import torch.distributed as dist
 
-from captioning import distributed, stopping
+from captioning.runtime import distributed, stopping
 
 PATIENCE_S = 10  # of a process that was asked to stop, for the others
 PAUSE_S = 0.1

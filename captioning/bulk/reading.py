@@ -11,11 +11,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from captioning import stopping
 from captioning.bulk import tars
 from captioning.bulk.plan import Plan
 from captioning.data import load_image
-from captioning.errors import UserError
+from captioning.runtime import stopping
+from captioning.runtime.errors import UserError
 
 Transform = Callable[[Image.Image], Tensor]
 

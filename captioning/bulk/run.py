@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Optional
 
-from captioning import distributed, stopping
 from captioning.bulk import jsonl, tars
 from captioning.bulk.job import Job
 from captioning.bulk.merging import merge
@@ -16,8 +15,9 @@ from captioning.bulk.plan import Plan, find, remove_plan
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.ranks import Ranks
 from captioning.bulk.work import caption_shards, done_before, pending
-from captioning.errors import UserError
-from captioning.run_log import progress, say
+from captioning.runtime import distributed, stopping
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import progress, say
 
 EXAMPLES = 3
 

@@ -7,8 +7,8 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, Optional
 
-from captioning.errors import UserError
 from captioning.metrics.pool import IMAGE_SUFFIXES
+from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 LARGEST = 1 << 30  # bytes of a member; a few bytes of an archive may stand for any number

@@ -15,7 +15,7 @@ from captioning.bulk.plan import Plan
 from captioning.bulk.ranks import Ranks
 from captioning.bulk.sidecars import write_sidecar
 from captioning.bulk.written import captions_of
-from captioning.durable import staged
+from captioning.files.writing import staged
 
 
 def pending(job: Job, plan: Plan) -> list[int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from captioning.bulk import jsonl
 from captioning.bulk.job import Job
-from captioning.durable import staged
+from captioning.files.writing import staged
 
 # Images by name, each with its captions, or with none where nobody asks for them.
 Captions = dict[str, list[str]]

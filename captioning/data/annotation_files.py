@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from captioning.errors import UserError
-from captioning.json_file import parse_json, read_text
+from captioning.files.reading import parse_json, read_text
+from captioning.runtime.errors import UserError
+
+ImageId = Union[int, str]
 
 _FORMATS = (
     "a list of {image, caption} rows (JSON, JSONL or CSV) or Karpathy's dataset_*.json "

@@ -5,9 +5,8 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Optional, Union
 
-from captioning.caption_files import ImageId
-from captioning.data.annotation_files import Row, read_rows
-from captioning.errors import UserError
+from captioning.data.annotation_files import ImageId, Row, read_rows
+from captioning.runtime.errors import UserError
 
 
 class Sample(NamedTuple):

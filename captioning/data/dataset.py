@@ -14,7 +14,7 @@ from captioning.data.annotations import Sample
 from captioning.data.image import load_image, open_image
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.data.text import preprocess_caption
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 Transform = Callable[[Image.Image], torch.Tensor]
 

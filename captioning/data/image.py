@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from captioning.data.randaugment import RandAugment
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)

@@ -7,11 +7,11 @@ from typing import Any, Optional, Union
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from captioning import stopping
 from captioning.data.buckets import bucketed
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
 from captioning.data.randomness import derived_seed, permutation
-from captioning.errors import UserError
+from captioning.runtime import stopping
+from captioning.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

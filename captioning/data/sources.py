@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from captioning.caption_files import by_id, read_references
 from captioning.data.annotations import ImageId, Sample, read_annotations
-from captioning.errors import UserError
+from captioning.data.caption_files import by_id, read_references
+from captioning.runtime.errors import UserError
 
 BUCKET = "https://storage.googleapis.com/sfr-vision-language-research/datasets/"
 

@@ -6,9 +6,9 @@ rules here are the fast one's, which follow OpenAI's, without the repair of wron
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from captioning.errors import UserError
-from captioning.json_file import parse_json, read_text
+from captioning.files.reading import parse_json, read_text
 from captioning.metrics.model_files import ModelFiles
+from captioning.runtime.errors import UserError
 
 END = "<|endoftext|>"  # GPT-2's only mark, which begins a text as well
 START = "<|startoftext|>"

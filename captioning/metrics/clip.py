@@ -12,9 +12,9 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from captioning.data.image import MEAN, STD, load_image
-from captioning.errors import UserError
 from captioning.metrics.bpe import END, START, Bpe
 from captioning.metrics.model_files import find_model, load_weights, read_sizes
+from captioning.runtime.errors import UserError
 
 # Part of what image features are cached under: change it with whatever changes them.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"

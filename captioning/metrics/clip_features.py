@@ -7,13 +7,13 @@ from typing import Optional
 import numpy as np
 import torch
 
-from captioning.distributed import broadcast_from_main, is_main
-from captioning.errors import UserError
 from captioning.metrics.clip import Clip
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.feature_cache import CachedFeatures
 from captioning.metrics.model_files import find_model
 from captioning.metrics.over_ranks import batches_by_length, batches_of, shared, together
+from captioning.runtime.distributed import broadcast_from_main, is_main
+from captioning.runtime.errors import UserError
 
 
 class ClipFeatures:

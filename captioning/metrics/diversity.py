@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from captioning.caption_files import read_references
+from captioning.data.caption_files import read_references
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.metrics.tokenizer import tokenize

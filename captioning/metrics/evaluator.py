@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
-from captioning.caption_files import ImageId
+from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.tokenizer import tokenize
 

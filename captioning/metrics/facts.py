@@ -6,10 +6,10 @@ scene_R@k    captions whose stated facts find their own scene among the first k 
              per cent; a scene of which as many of them are true counts as before it
 """
 
-from captioning.caption_files import by_id
-from captioning.errors import UserError
+from captioning.data.caption_files import by_id
 from captioning.metrics.bootstrap import mean, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
+from captioning.runtime.errors import UserError
 from captioning.scenes.facts import Statement, read_caption, true_facts
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene

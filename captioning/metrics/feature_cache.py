@@ -10,10 +10,10 @@ from typing import Optional
 
 import numpy as np
 
-from captioning.errors import UserError
 from captioning.metrics.arrays import NO_ARRAYS, read_arrays
 from captioning.metrics.clip import PREPROCESSING, Clip
-from captioning.run_log import say
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
 
 
 def default_folder() -> Path:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from captioning import stopping
+from captioning.runtime import stopping
 
 MEMORY = r"^[1-9][0-9]*[kKmMgG]$"  # how Java writes an amount of memory
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from BLIP.hub import hub_file
 from BLIP.pickled import read_pickled
-from captioning.errors import UserError
-from captioning.json_file import parse_json, read_text
+from captioning.files.reading import parse_json, read_text
+from captioning.runtime.errors import UserError
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 

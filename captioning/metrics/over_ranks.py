@@ -6,10 +6,10 @@ from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
 
-from captioning import stopping
-from captioning.distributed import broadcast_from_main, gather_on_main, rank, world_size
-from captioning.errors import UserError
-from captioning.run_log import progress
+from captioning.runtime import stopping
+from captioning.runtime.distributed import broadcast_from_main, gather_on_main, rank, world_size
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import progress
 
 READERS = 8  # threads that prepare the next batch, such as by decoding images
 

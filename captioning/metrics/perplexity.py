@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from captioning.errors import UserError
 from captioning.metrics.bootstrap import mean
 from captioning.metrics.bpe import END, Bpe
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
 from captioning.metrics.model_files import find_model, load_weights, read_sizes
 from captioning.metrics.over_ranks import batches_by_length, shared, together
+from captioning.runtime.errors import UserError
 
 # The logits of so many tokens, 50,257 floats each, are held at once: 400 MB.
 TOKENS_AT_ONCE = 2048

@@ -7,9 +7,9 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from captioning.errors import UserError
-from captioning.json_file import parse_json, read_text
+from captioning.files.reading import parse_json, read_text
 from captioning.metrics.arrays import NO_ARRAYS, read_arrays
+from captioning.runtime.errors import UserError
 
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
 

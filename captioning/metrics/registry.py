@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from importlib import import_module
 
-from captioning.errors import UserError
 from captioning.metrics.evaluator import Evaluator, Settings
+from captioning.runtime.errors import UserError
 
 EVALUATORS = {
     "coco": "captioning.metrics.coco:Coco",

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from captioning.errors import UserError
 from captioning.metrics.bootstrap import mean, median
 from captioning.metrics.clip_features import ClipFeatures, clip_features, without_clip
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.metrics.pool import Pool, others, read_pool
+from captioning.runtime.errors import UserError
 
 RANKS = (1, 5, 10)
 

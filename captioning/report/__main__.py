@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.errors import UserError
 from captioning.report.comparison import compare
 from captioning.report.page import write_report
 from captioning.report.table import comparison_table
+from captioning.runtime.errors import UserError
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from captioning.caption_files import Captions, ImageId, References
 from captioning.data import Sample, read_split, references
-from captioning.errors import UserError
+from captioning.data.caption_files import Captions, ImageId, References
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import build_evaluators
+from captioning.metrics.scoring import score
 from captioning.report.data_sets import refuse_other_data
 from captioning.report.humans import held_out
 from captioning.report.runs import Run, read_runs
+from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
-from captioning.scoring import score
-from captioning.split_evaluation import metric_settings
+from captioning.training.split_evaluation import metric_settings
 
 HUMANS = "Humans"
 

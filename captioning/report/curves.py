@@ -7,9 +7,9 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
+from captioning.metrics.score_table import COLUMNS
 from captioning.report.figures import Style, look, new_figure, styles, svg
 from captioning.report.runs import NAMES, Run
-from captioning.score_table import COLUMNS
 
 # Of each group the first that was logged is drawn.
 VALIDATION = (("CIDEr", "Bleu_4"), ("true_facts", "cap_len"))

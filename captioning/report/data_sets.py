@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning.data.sources import SOURCES
-from captioning.errors import UserError
 from captioning.report.runs import Run
+from captioning.runtime.errors import UserError
 
 
 def refuse_other_data(runs: Sequence[Run], split: str) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from captioning.caption_files import ImageId
 from captioning.data import load_image
-from captioning.errors import UserError
+from captioning.data.caption_files import ImageId
 from captioning.report.comparison import Comparison
 from captioning.report.picture import Picture, embedded
+from captioning.runtime.errors import UserError
 
 EXAMPLES = 8
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from captioning.caption_files import Captions, ImageId, References
+from captioning.data.caption_files import Captions, ImageId, References
 
 
 def held_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:

@@ -5,8 +5,8 @@ from typing import Any, Optional
 
 import jinja2
 
-from captioning.errors import UserError
-from captioning.json_file import write_text
+from captioning.files.writing import write_text
+from captioning.metrics.score_table import COLUMNS
 from captioning.report import provenance
 from captioning.report.comparison import Comparison
 from captioning.report.curves import curves
@@ -16,7 +16,7 @@ from captioning.report.lengths import lengths
 from captioning.report.plane import axes_of, plane
 from captioning.report.table import other_metrics, table_of
 from captioning.report.tokens import charged, spared, token_picture
-from captioning.score_table import COLUMNS
+from captioning.runtime.errors import UserError
 
 _templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from captioning.caption_files import Captions, read_predictions
-from captioning.checkpointing import BEST
 from captioning.config import Config, load_config
-from captioning.errors import UserError
-from captioning.json_file import parse_json, read_text
+from captioning.data.caption_files import Captions, read_predictions
+from captioning.files.reading import parse_json, read_text
 from captioning.metrics.bootstrap import Estimate
+from captioning.models.checkpoints import BEST
+from captioning.runtime.errors import UserError
 from smile import parse_objective
 
 NAMES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}

@@ -3,8 +3,8 @@
 from typing import NamedTuple, Optional
 
 from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.score_table import COLUMNS as NAMES
 from captioning.report.comparison import Comparison
-from captioning.score_table import COLUMNS as NAMES
 
 
 class Column(NamedTuple):

@@ -8,15 +8,15 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from captioning.caption_files import ImageId
 from captioning.data import evaluation_transform, load_image, preprocess_caption
-from captioning.errors import UserError
+from captioning.data.caption_files import ImageId
 from captioning.metrics.length import words
-from captioning.model import captioner_from
+from captioning.models.build import captioner_from
 from captioning.report.comparison import Comparison
 from captioning.report.examples import picture
 from captioning.report.picture import Picture
 from captioning.report.runs import Run
+from captioning.runtime.errors import UserError
 from smile import mle_loss, smile_loss
 
 TOP = 5  # predicted words a token

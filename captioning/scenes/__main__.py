@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 from captioning.scenes.make import make_scenes
 
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Optional
 
-from captioning.errors import UserError
-from captioning.json_file import parse_json, read_text, write_json, write_text
-from captioning.run_log import progress
+from captioning.files.reading import parse_json, read_text
+from captioning.files.writing import write_json, write_text
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import progress
 from captioning.scenes.annotators import describe_all
 from captioning.scenes.drawing import draw
 from captioning.scenes.world import Scene, Thing, random_scene

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.errors import UserError
-from captioning.stopping import Stopped
+from captioning.runtime.errors import UserError
+from captioning.runtime.stopping import Stopped
 from captioning.sweep.plan import (
     ABLATIONS,
     MLE_WEIGHTS,

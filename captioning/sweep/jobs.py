@@ -10,9 +10,9 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from captioning import stopping
-from captioning.errors import UserError
-from captioning.run_log import say
+from captioning.runtime import stopping
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
 
 
 class Job(NamedTuple):

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Optional
 
-from captioning import stopping, train
+from captioning import train
+from captioning.runtime import stopping
 
 STOPPED = 3  # exit code: it saved, and has more to do
 

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning import checkpointing
 from captioning.config import Config, load_config
-from captioning.errors import UserError
-from captioning.finished import is_done
-from captioning.json_file import write_text
+from captioning.files.writing import write_text
+from captioning.models import checkpoints
 from captioning.report.comparison import compare
-from captioning.run_log import say
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
 from captioning.sweep.frontier import Entry, draw_frontier
 from captioning.sweep.jobs import Job, run_jobs, slots
 from captioning.sweep.one_run import without_pretrained
 from captioning.sweep.plan import Variant, mle_share, plan
 from captioning.sweep.table import markdown_table
+from captioning.training.finished import is_done
 
 PRETRAIN = "pretrain"
 # What the runs differ in, or the sweep sets.
@@ -85,7 +85,7 @@ class Sweep:
     def _overrides(self, name: str, overrides: Sequence[str]) -> list[str]:
         given = [*self.keys, *overrides]
         if self.pretrain and name != PRETRAIN:
-            given.append(f"pretrained={self.folder / PRETRAIN / checkpointing.BEST}")
+            given.append(f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}")
         return given
 
 

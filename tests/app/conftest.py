@@ -21,7 +21,7 @@ NAMES = {"mle": "mle", "smile": "smile", "mle_smile": {"mle": 0.5, "smile": 0.5}
 def run_folders(scenes_config, tmp_path_factory):
     """Return the folders of three runs, as far as the page reads them."""
     from captioning.config import load_config, write_config
-    from captioning.model import captioner_from
+    from captioning.models.build import captioner_from
 
     root = tmp_path_factory.mktemp("runs")
     for seed, (name, objective) in enumerate(NAMES.items()):

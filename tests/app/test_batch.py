@@ -9,7 +9,7 @@ import pytest
 from app.batch import caption_all, write_zip
 from app.limits import Limits
 from app.options import read_options
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 OPTIONS = read_options({"max_length": 12, "num_beams": 1})
 

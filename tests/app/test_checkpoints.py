@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from app.checkpoints import demos_checkpoints, load_checkpoints
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from app.options import defaults_of, read_options
 from captioning.data import evaluation_transform
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
 PHOTO = Image.radial_gradient("L").convert("RGB")

@@ -5,7 +5,7 @@ from PIL import Image
 
 from app.limits import Limits
 from app.photos import read_photo
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 LIMITS = Limits(upload_mb=1, pixels=1_000_000)
 

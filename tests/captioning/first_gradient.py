@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from captioning import distributed
 from captioning.config import load_config
-from captioning.recipe import FineTuning
+from captioning.runtime import distributed
+from captioning.training.fine_tuning import FineTuning
 
 
 def main(path, folder, *overrides):

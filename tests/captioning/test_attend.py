@@ -11,8 +11,8 @@ from PIL import Image
 from baselines import ImageEncoder, Vocabulary, build_classic
 from captioning import attend
 from captioning.attend import draw
-from captioning.errors import UserError
-from captioning.gaze import Gaze, gaze
+from captioning.models.gaze import Gaze, gaze
+from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
 SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from captioning.metrics.length import Length
-from captioning.recipe import FineTuning
+from captioning.training.fine_tuning import FineTuning
 from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
 
 # A step takes a hundredth of that, but the machine may be busy.

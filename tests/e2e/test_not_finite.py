@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from BLIP import BlipCaptioner
-from captioning import checkpointing
-from captioning.recipe import FineTuning
+from captioning.models import checkpoints
+from captioning.training.fine_tuning import FineTuning
 from tests.soak.runs import Run, be_quick, difference, last_step, write_config
 
 TWO = ("batch_size=4", "rank_timeout=20")
@@ -79,7 +79,7 @@ def test_one_of_two_stops_both_with_its_line(config, tmp_path, what, fail):
     assert isinstance(first["parts"]["loss"], float) and first["again"]["gradients"] == []
     assert second["again"]["gradients"] == report["gradients"] != []
     assert (second["parts"]["loss"] == "nan") == (what == "loss")
-    assert checkpointing.read(folder / "checkpoint_00_step00000004.pth")["within"]["steps"] == 4
+    assert checkpoints.read(folder / "checkpoint_00_step00000004.pth")["within"]["steps"] == 4
 
     if what == "loss":
         # Nothing was lost by the inquiry: without the fault the run goes on to its usual end.

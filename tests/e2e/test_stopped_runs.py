@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from captioning.metrics.length import Length
-from captioning.recipe import FineTuning
-from captioning.split_evaluation import caption_images
+from captioning.training.fine_tuning import FineTuning
+from captioning.training.split_evaluation import caption_images
 from tests.soak.runs import Run, be_quick, difference, last_step, log, saved_step, write_config
 
 STEPS = 8  # an epoch

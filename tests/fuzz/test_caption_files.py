@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioning.caption_files import match_ids, read_predictions, read_references
 from captioning.data.annotations import read_annotations
-from captioning.errors import UserError
+from captioning.data.caption_files import match_ids, read_predictions, read_references
+from captioning.runtime.errors import UserError
 from tests.fuzz.examples import fuzzed
 
 any_text = st.text(st.characters(), max_size=12)

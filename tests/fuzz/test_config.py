@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from captioning.config import Config, load_config, write_config
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 from tests.fuzz.examples import fuzzed
 
 BASE = "image_root: images\nann_root: annotations\n"

@@ -17,7 +17,7 @@ from PIL import Image
 
 from captioning.data import evaluation_transform, training_transform
 from captioning.data.image import load_image, normalise, open_image
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 from tests.fuzz.examples import fuzzed
 
 MODES = {

@@ -15,84 +15,84 @@ class Mutation(NamedTuple):
 
 STOPPED = "tests/e2e/test_stopped_runs.py -k loss_scaling"
 TWO = "tests/e2e/test_stopped_runs.py -k test_two_processes"
-NOT_FINITE = "tests/captioning/test_not_finite.py"
-CHECKPOINTS = "tests/captioning/test_checkpointing.py"
-RECIPE = "captioning/recipe.py"
+NOT_FINITE = "tests/captioning/training/test_not_finite.py"
+CHECKPOINTS = "tests/captioning/models/test_checkpoints.py"
+RECIPE = "captioning/training/fine_tuning.py"
 
 MUTATIONS = [
     Mutation(
         "files are not synced before they are renamed",
-        "captioning/durable.py",
+        "captioning/files/writing.py",
         "            os.fsync(file.fileno())\n",
         "",
-        "tests/captioning/test_durable.py",
+        "tests/captioning/files/test_writing.py",
     ),
     Mutation(
         "the folder is not synced after a rename",
-        "captioning/durable.py",
+        "captioning/files/writing.py",
         "            temporary.unlink()\n    sync_folder(path.parent)",
         "            temporary.unlink()",
-        "tests/captioning/test_durable.py",
+        "tests/captioning/files/test_writing.py",
     ),
     Mutation(
         "checkpoints are written in place",
-        "captioning/durable.py",
+        "captioning/files/writing.py",
         'temporary = path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")',
         "temporary = path",
         f"{CHECKPOINTS} -k killed_before",
     ),
     Mutation(
         "the manifest comes after the checkpoint",
-        "captioning/checkpointing.py",
+        "captioning/models/checkpoints.py",
         "            write_manifest(hashed, path)\n",
         "        write_manifest(hashed, path)\n",
         f"{CHECKPOINTS} -k killed_before",
     ),
     Mutation(
         "a hash that does not match is let through",
-        "captioning/manifest.py",
+        "captioning/files/manifest.py",
         'if hashed.hexdigest() != expected.get("sha256"):',
         "if False:",
-        "tests/captioning/test_manifest.py",
+        "tests/captioning/files/test_manifest.py",
     ),
     Mutation(
         "checkpoints are not verified on resume",
-        "captioning/checkpointing.py",
+        "captioning/models/checkpoints.py",
         "            verify(path)\n",
         "",
         f"{CHECKPOINTS} -k flipped_bit",
     ),
     Mutation(
         "one checkpoint is kept instead of two",
-        "captioning/checkpointing.py",
+        "captioning/models/checkpoints.py",
         "LEAST = 2",
         "LEAST = 1",
         CHECKPOINTS,
     ),
     Mutation(
         "what a killed run had begun to write stays",
-        "captioning/checkpointing.py",
+        "captioning/models/checkpoints.py",
         "for path in [*staged_files(folder), *orphans]:",
         "for path in []:",
         CHECKPOINTS,
     ),
     Mutation(
         "log lines of steps that are done again stay",
-        "captioning/run_log.py",
+        "captioning/training/run_log.py",
         'return line["step"] <= step if line["event"] == "step" else line["step"] < epoch',
         "return True",
-        "tests/captioning/test_run_log.py -k goes_on",
+        "tests/captioning/training/test_run_log.py -k goes_on",
     ),
     Mutation(
         "the optimiser is not restored",
-        "captioning/run_state.py",
+        "captioning/training/run_state.py",
         'self.optimizer.load_state_dict(content["optimizer"])',
         "pass",
-        "tests/captioning/test_recipe.py -k interrupted",
+        "tests/captioning/training/test_fine_tuning.py -k interrupted",
     ),
     Mutation(
         "the loss scale is not restored",
-        "captioning/run_state.py",
+        "captioning/training/run_state.py",
         '            self.scaler.load_state_dict(content["scaler"])\n',
         "            pass\n",
         "tests/e2e/test_stopped_runs.py -k loss_scaling",
@@ -127,17 +127,17 @@ MUTATIONS = [
     ),
     Mutation(
         "other numbers of images a step are let through on resume",
-        "captioning/resume.py",
+        "captioning/training/resume.py",
         "            _check_batches(config, content, folder)\n",
         "",
         "tests/e2e/test_stopped_runs.py -k another_number",
     ),
     Mutation(
         "other settings are let through on resume",
-        "captioning/resume.py",
+        "captioning/training/resume.py",
         '            _check_settings(config, content["config"], folder)\n',
         "",
-        "tests/captioning/test_recipe.py -k another_run",
+        "tests/captioning/training/test_fine_tuning.py -k another_run",
     ),
     Mutation(
         "ranks do not agree on a request to stop",
@@ -148,21 +148,21 @@ MUTATIONS = [
     ),
     Mutation(
         "a request to stop is not looked at in generation",
-        "captioning/distributed.py",
+        "captioning/runtime/distributed.py",
         "    for _ in range(rounds):\n        stop_if_asked()\n",
         "    for _ in range(rounds):\n",
-        "tests/captioning/test_stopping.py",
+        "tests/captioning/runtime/test_stopping.py",
     ),
     Mutation(
         "data workers take signals for theirs",
-        "captioning/stopping.py",
+        "captioning/runtime/stopping.py",
         "        signal.signal(number, signal.SIG_IGN)",
         "        pass",
-        "tests/captioning/test_stopping.py",
+        "tests/captioning/runtime/test_stopping.py",
     ),
     Mutation(
         "a process that hangs is not ended",
-        "captioning/watchdog.py",
+        "captioning/runtime/watchdog.py",
         "            if late and not distributed.is_waiting():",
         "            if False:",
         "tests/e2e/test_faults.py -k hangs",
@@ -176,21 +176,21 @@ MUTATIONS = [
     ),
     Mutation(
         "an overflow is passed over for good",
-        "captioning/not_finite.py",
+        "captioning/training/not_finite.py",
         "LEAST_SCALE = 1.0",
         "LEAST_SCALE = 0.0",
-        "tests/captioning/test_loss_scaling.py",
+        "tests/captioning/training/test_loss_scaling.py",
     ),
     Mutation(
         "a step that failed is not kept",
-        "captioning/not_finite.py",
+        "captioning/training/not_finite.py",
         "            self.state.save_step(folder, place, step)\n",
         "",
         NOT_FINITE,
     ),
     Mutation(
         "the wrong rank is blamed",
-        "captioning/not_finite.py",
+        "captioning/training/not_finite.py",
         "    rank, batch = causes[0]",
         "    rank, batch = 0, found[0][0]",
         "tests/e2e/test_not_finite.py -k gradient",
@@ -200,7 +200,7 @@ MUTATIONS = [
         RECIPE,
         "reference = reference.where(reference > 0, totals[micro][0])",
         "reference = totals[0][0].clamp(min=1)",
-        "tests/captioning/test_odd_batches.py -k accumulated",
+        "tests/captioning/training/test_odd_batches.py -k accumulated",
     ),
     Mutation(
         "a label beyond the head is an index crash",
@@ -211,9 +211,9 @@ MUTATIONS = [
     ),
     Mutation(
         "ranks save running statistics of their own",
-        "captioning/distributed.py",
+        "captioning/runtime/distributed.py",
         "        for buffer in module.buffers():",
         "        for buffer in []:",
-        "tests/captioning/test_distributed.py -k running_statistics",
+        "tests/captioning/runtime/test_distributed.py -k running_statistics",
     ),
 ]

@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Optional
 
-from captioning import checkpointing
-from captioning.durable import SUFFIX
-from captioning.manifest import verify
+from captioning.files.manifest import verify
+from captioning.files.writing import SUFFIX
+from captioning.models import checkpoints
 from tests.soak.runs import Run, difference, last_step, log, saved_step, write_config
 
 STEPS, EPOCHS, EVERY = 8, 6, 3  # as `write_config` has it, but for the epochs
@@ -109,12 +109,12 @@ class Disturbed:
 
     def _saved(self, folder: Path) -> int:
         """The step of the newest checkpoint. Each must be whole, and each have its manifest."""
-        found = checkpointing.saved(folder)
+        found = checkpoints.saved(folder)
         for path in found:
             if not path.with_suffix(".json").exists():
                 raise Broken(f"{path} has no manifest")
             verify(path)  # UserError
-            checkpointing.read(path)
+            checkpoints.read(path)
         self.counts["checkpoints verified"] += len(found)
         return saved_step(folder, STEPS)
 

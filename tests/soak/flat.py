@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from captioning.config import load_config
-from captioning.recipe import FineTuning
+from captioning.training.fine_tuning import FineTuning
 from tests.soak.disturbed import Broken
 from tests.soak.runs import write_config
 

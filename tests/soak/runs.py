@@ -6,7 +6,9 @@ from typing import Callable, Optional
 
 import torch
 
-from captioning import checkpointing, failing, train
+from captioning import train
+from captioning.models import checkpoints
+from captioning.runtime import failing
 from captioning.scenes.make import make_scenes
 from tests.soak.processes import Processes
 from tests.tiny_run import TINY_RUN
@@ -68,7 +70,7 @@ def last_step(folder: Path) -> int:
 
 def saved_step(folder: Path, steps: int) -> int:
     """The step of the newest checkpoint that is whole; `steps` make an epoch. Looks, no more."""
-    newest = checkpointing.read_newest(folder)
+    newest = checkpoints.read_newest(folder)
     if newest is None:
         return 0
     content = newest[1]
@@ -81,8 +83,8 @@ def difference(first: Path, second: Path) -> Optional[str]:
 
     To the very bit.
     """
-    last = checkpointing.of_epochs(first)[-1].name
-    for name in (last, checkpointing.BEST):
+    last = checkpoints.of_epochs(first)[-1].name
+    for name in (last, checkpoints.BEST):
         one, two = (torch.load(folder / name, weights_only=True) for folder in (first, second))
         for part in ("model", "optimizer", "scaler", "epoch"):
             if not _same(one[part], two[part]):

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from captioning.recipe import FineTuning
+from captioning.training.fine_tuning import FineTuning
 from tests.soak.flat import Sample, growth, problem, slope, watched
 from tests.soak.runs import write_config
 

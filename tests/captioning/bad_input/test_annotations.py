@@ -7,7 +7,7 @@ import pytest
 from baselines import Vocabulary
 from BLIP.tokenizer import CaptionTokenizer
 from captioning.data import preprocess_caption, read_annotations
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 ROW = {"image": "x.jpg", "caption": "a dog"}
 FORMATS = (

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from BLIP import load_weights, read_checkpoint
 from BLIP.pickled import LeftOut
-from captioning import checkpointing
-from captioning.errors import UserError
+from captioning.models import checkpoints
+from captioning.runtime.errors import UserError
 
 RAN = "ran"  # the folder that an attack makes
 
@@ -239,11 +239,11 @@ RESUMED = {
 @pytest.mark.parametrize("kind", RESUMED)
 def test_a_run_passes_over_it_to_the_one_before(tmp_path, kind):
     content, message = RESUMED[kind]
-    good, bad = checkpointing.epoch_path(tmp_path, 0), checkpointing.epoch_path(tmp_path, 1)
-    checkpointing.save(OWN, good)
+    good, bad = checkpoints.epoch_path(tmp_path, 0), checkpoints.epoch_path(tmp_path, 1)
+    checkpoints.save(OWN, good)
     torch.save(content, bad)
     kept = good.read_bytes()
-    path, _, problems = checkpointing.read_newest(tmp_path)
+    path, _, problems = checkpoints.read_newest(tmp_path)
     assert path == good and good.read_bytes() == kept
     (line,) = problems
     assert line.startswith(f"passing over a checkpoint: {bad} {message}") and "\n" not in line
@@ -252,11 +252,11 @@ def test_a_run_passes_over_it_to_the_one_before(tmp_path, kind):
 @pytest.mark.parametrize("kind", RESUMED)
 def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path, kind):
     content, message = RESUMED[kind]
-    bad = checkpointing.epoch_path(tmp_path, 1)
+    bad = checkpoints.epoch_path(tmp_path, 1)
     torch.save(content, bad)
     kept = bad.read_bytes()
     with pytest.raises(UserError) as error:
-        checkpointing.read_newest(tmp_path)
+        checkpoints.read_newest(tmp_path)
     begin = f"none of the checkpoints in {tmp_path} can be read ({bad} {message}"
     assert str(error.value).startswith(begin) and "\n" not in str(error.value)
     assert str(error.value).endswith("); start anew with resume=never or another output_dir")

@@ -7,7 +7,7 @@ import pytest
 
 from BLIP.med_config import MedConfig, read_med_config
 from captioning.config import Config, VitSizes, load_config
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 HERE = Path(__file__).parent
 MINIMAL = "image_root: a\nann_root: b\n"

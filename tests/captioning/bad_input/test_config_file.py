@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from captioning.config import load_config
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 START = b"image_root: a\nann_root: b\n"
 NO_TAG = "could not determine a constructor for the tag 'tag:yaml.org,2002:"

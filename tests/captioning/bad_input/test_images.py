@@ -13,7 +13,7 @@ from captioning.data import Sample, load_image, training_transform
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
 from captioning.data.image import MOST_PIXELS, evaluation_transform
 from captioning.data.loader import evaluation_loader, training_loader
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 

@@ -11,10 +11,10 @@ from PIL import Image
 
 from captioning import caption
 from captioning.bulk.model import Captioning
-from captioning.classic_model import saved_beside_weights
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
-from captioning.model import captioner_from
+from captioning.models.build import captioner_from
+from captioning.models.classic_model import saved_beside_weights
 from tests.captioning.bulk.conftest import read_lines
 
 

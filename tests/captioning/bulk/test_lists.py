@@ -7,7 +7,7 @@ import pytest
 
 from captioning.bulk.inputs import find_images
 from captioning.bulk.job import Job
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 ROWS = {
     "a.txt": "one.jpg\n\n within/two.jpg \none.jpg\n",

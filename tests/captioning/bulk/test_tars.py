@@ -10,7 +10,7 @@ import webdataset
 from PIL import Image
 
 from captioning.bulk import tars
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 
 def write_tar(path, photos, more=()):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from captioning.data import Sample, read_annotations
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from captioning.data import (
     training_transform,
 )
 from captioning.data.image import open_image
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 CROP = {"scale": (0.5, 1.0), "interpolation": InterpolationMode.BICUBIC}
 SCENE = np.random.default_rng(3).integers(0, 256, (30, 40, 3), dtype=np.uint8)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from captioning.data import EvaluationDataset, TrainingDataset, training_transform
 from captioning.data import dataset as dataset_module
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 
 def to_tensor(image):

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from captioning.data import MEAN, STD, evaluation_transform, load_image, training_transform
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 GREY_RAMP = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 18, 3), dtype=np.uint8)

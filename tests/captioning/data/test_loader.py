@@ -14,7 +14,7 @@ from captioning.data import (
     training_loader,
     training_transform,
 )
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from BLIP.download import DownloadError
 from captioning.data import annotation_path, read_split, references
 from captioning.data.sources import SHA256
-from captioning.errors import UserError
+from captioning.runtime.errors import UserError
 
 FILES = ("train_file", "val_file", "test_file", "val_gt_file", "test_gt_file")
 

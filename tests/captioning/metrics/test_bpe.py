@@ -6,9 +6,9 @@ import unicodedata
 import pytest
 import regex
 
-from captioning.errors import UserError
 from captioning.metrics.bpe import Bpe
 from captioning.metrics.model_files import find_model
+from captioning.runtime.errors import UserError
 
 TEXTS = [
     "",

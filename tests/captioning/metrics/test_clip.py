@@ -9,8 +9,8 @@ from PIL import Image
 from transformers import CLIPModel
 
 from captioning.data import MEAN, STD
-from captioning.errors import UserError
 from captioning.metrics.clip import Clip
+from captioning.runtime.errors import UserError
 
 TEXTS = ["the cat", "", "and the dog's ball is 3", "the " * 40, "a cat and a dog"]
 

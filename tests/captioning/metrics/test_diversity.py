@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from captioning.errors import UserError
 from captioning.metrics.diversity import Diversity
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.length import Length
+from captioning.runtime.errors import UserError
 
 # The Dogs occur twice: neither a capital nor a full stop makes another caption.
 PREDICTIONS = {1: "A dog and a dog.", "b": "a  dog and a dog", 3: "a red, red cat", 4: ""}

@@ -2,11 +2,11 @@
 
 import pytest
 
-from captioning.errors import UserError
-from captioning.json_file import write_json
+from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Settings
 from captioning.metrics.registry import build_evaluators
-from captioning.scoring import score
+from captioning.metrics.scoring import score
+from captioning.runtime.errors import UserError
 
 SCENES = {
     1: ["sand", ["circle", "crimson", "huge", 0, 0]],

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from captioning.errors import UserError
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.perplexity import LanguageModel, Perplexity
+from captioning.runtime.errors import UserError
 
 TEXTS = [
     "the cat and the dog",

@@ -5,10 +5,10 @@ import importlib
 import pytest
 
 from captioning.config import load_config
-from captioning.errors import UserError
 from captioning.metrics.evaluator import Evaluator, Settings
 from captioning.metrics.registry import EVALUATORS, build_evaluators
-from captioning.score_table import COLUMNS
+from captioning.metrics.score_table import COLUMNS
+from captioning.runtime.errors import UserError
 
 
 def test_every_evaluator_is_one_and_its_metrics_have_a_column(tmp_path):

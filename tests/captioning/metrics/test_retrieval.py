@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.errors import UserError
 from captioning.metrics import bootstrap
 from captioning.metrics.clip import Clip
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.retrieval import Retrieval, ranks
+from captioning.runtime.errors import UserError
 
 PREDICTIONS = {7: "the cat", "b": "a dog and the ball", 3: "", 9: "the dog's cat and"}
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from captioning.config import Config, write_config
-from captioning.json_file import write_json
-from captioning.model import captioner_from
+from captioning.files.writing import write_json
+from captioning.models.build import captioner_from
 
 METRICS = {
     "CIDEr": {"value": 1.2345, "low": 1.1, "high": 1.35, "n": 12},

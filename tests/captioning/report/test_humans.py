@@ -2,9 +2,9 @@
 
 import json
 
+from captioning.metrics.scoring import score
 from captioning.report.comparison import compare
 from captioning.report.humans import held_out
-from captioning.scoring import score
 
 
 def test_held_out():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from captioning.errors import UserError
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import compare
 from captioning.report.runs import objective_name, plain_command, read_runs
+from captioning.runtime.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from PIL import Image
 
 from captioning.config import load_config
 from captioning.data import read_annotations
-from captioning.errors import UserError
-from captioning.model import captioner_from
+from captioning.models.build import captioner_from
+from captioning.runtime.errors import UserError
 from captioning.scenes.__main__ import main
 from captioning.scenes.annotators import ANNOTATORS
 from captioning.scenes.drawing import SIDE

@@ -2,7 +2,8 @@
 
 import pytest
 
-from captioning import stopping, train
+from captioning import train
+from captioning.runtime import stopping
 from captioning.sweep import one_run, sweep
 from tests.tiny_run import TINY_RUN
 

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from captioning import stopping
-from captioning.errors import UserError
+from captioning.runtime import stopping
+from captioning.runtime.errors import UserError
 from captioning.sweep.jobs import Job, run_jobs, slots
 
 

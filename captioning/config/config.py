@@ -1,0 +1,287 @@
+"""The configuration of a run: flat YAML with BLIP's key names, checked once, typed from then on."""
+
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from ruamel.yaml import YAML
+
+from captioning.config.checked import Checked, Named
+from captioning.config.classic_keys import ClassicKeys
+from captioning.files.reading import parse_yaml
+from captioning.files.writing import write_text
+from captioning.metrics import java
+from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
+from captioning.runtime.errors import UserError
+from decoding import DecodingSettings
+from smile import Objective, parse_objective
+
+
+class VitSizes(Checked):
+    """A vision transformer of other than BLIP's sizes."""
+
+    embed_dim: int = Field(gt=0, le=65_536)
+    depth: int = Field(gt=0, le=1000)
+    num_heads: int = Field(gt=0)
+    patch_size: int = Field(16, gt=0)
+    mlp_ratio: float = Field(4.0, gt=0, le=1000)
+    drop_path_rate: float = Field(0.0, ge=0, lt=1)
+    layer_norm_eps: float = Field(1e-6, gt=0)
+    initializer_range: Optional[float] = Field(None, gt=0)
+
+
+class Config(ClassicKeys):
+    """Every key of a run's YAML, BLIP's own before ours. The README's table says what each does."""
+
+    image_root: str
+    ann_root: str
+    coco_gt_root: Optional[str] = None
+    pretrained: Optional[str] = None
+    vit: Union[Literal["base", "large"], VitSizes] = "base"
+    vit_grad_ckpt: bool = False
+    vit_ckpt_layer: int = Field(0, ge=0)
+    batch_size: int = Field(32, gt=0)
+    init_lr: float = Field(1e-5, gt=0)
+    image_size: int = Field(384, gt=0, le=4096)
+    max_length: int = Field(20, le=10_000)
+    min_length: int = 5
+    num_beams: int = Field(3, le=1000)
+    prompt: str = "a picture of "
+    weight_decay: float = Field(0.05, ge=0)
+    min_lr: float = Field(0.0, ge=0)
+    max_epoch: int = Field(5, gt=0)
+
+    objective: Union[str, dict[str, float]] = "mle"
+    label_smoothing: float = Field(0.1, ge=0, lt=1)
+    first_token_mle: bool = True
+    first_token_shift: bool = False
+    random_subset_size: int = Field(10, gt=0, le=100_000)
+
+    dataset: Literal["coco", "flickr30k", "custom"] = "coco"
+    train_file: Optional[str] = None
+    val_file: Optional[str] = None
+    test_file: Optional[str] = None
+    val_gt_file: Optional[str] = None
+    test_gt_file: Optional[str] = None
+    captions_per_image: int = Field(1, gt=0, le=1000)
+    max_words: int = Field(30, gt=0)
+    max_tokens: int = Field(40, gt=2)
+    augmentation: Literal["blip", "none"] = "blip"
+    skip_bad_images: bool = False
+    num_workers: int = Field(4, ge=0, le=1000)
+
+    tokenizer: Named = "bert-base-uncased"
+    med_config: Union[Named, dict[str, Any]] = "configs/med_config.json"
+    trust_checkpoint: bool = False
+
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    accumulation_steps: int = Field(1, gt=0)
+    optimizer: Literal["adamw", "adam"] = "adamw"
+    clip_grad_norm: Optional[float] = Field(None, gt=0)
+    clip_grad_value: Optional[float] = Field(None, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    warmup_lr: float = Field(0.0, ge=0)
+    lr_schedule: Literal["cosine", "cosine_steps", "exponential", "plateau"] = "cosine"
+    lr_decay: float = Field(0.8, gt=0, le=1)
+    lr_patience: int = Field(2, ge=0)
+    early_stopping: Optional[int] = Field(None, gt=0)
+    bucket_batches: bool = False
+    resume: Literal["auto", "never"] = "auto"
+    checkpoint_every: Optional[int] = Field(1000, gt=0)
+    keep_checkpoints: int = Field(2, ge=1)
+    rank_timeout: float = Field(1800.0, gt=0)
+    eval_every: int = Field(1, ge=1)
+    log_every: int = Field(10, gt=0)
+
+    eval_batch_size: Optional[int] = Field(None, gt=0)
+    sample: bool = False
+    top_p: float = 0.9
+    top_k: int = 50
+    temperature: float = 1.0
+    length_penalty: float = 1.0
+    repetition_penalty: float = 1.0
+    metrics: list[Literal[tuple(EVALUATORS)]] = Field(list(DEFAULT_METRICS), min_length=1)
+    spice: bool = False
+    spice_timeout: float = Field(3600.0, gt=0)
+    spice_heap: str = Field("8G", pattern=java.MEMORY)
+    train_captions: Optional[str] = None
+    facts_file: Optional[str] = None
+    clip_model: Named = CLIP_MODEL
+    ppl_model: Named = PPL_MODEL
+    pool: Optional[str] = None
+
+    output_dir: Named
+    device: Named = "auto"
+    seed: int = Field(42, ge=0, lt=2**63)
+
+    @field_validator(
+        *("pretrained", "coco_gt_root", "train_file", "val_file", "test_file", "val_gt_file"),
+        *("test_gt_file", "train_captions", "facts_file", "pool", "word_vectors"),
+    )
+    @classmethod
+    def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
+        return value or None
+
+    @field_validator("objective")
+    @classmethod
+    def _known_objective(cls, value):
+        parse_objective(value)
+        return value
+
+    @field_validator("prompt")
+    @classmethod
+    def _whole_words(cls, value: str) -> str:
+        if value and not value.endswith(" "):
+            raise ValueError("end it with a space, or a caption's first word runs into it")
+        return value
+
+    @model_validator(mode="after")
+    def _possible_together(self):
+        self.decoding_settings()
+        patch = 16 if isinstance(self.vit, str) else self.vit.patch_size
+        if self.model == "blip" and self.image_size % patch:
+            raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
+        if self.first_token_shift and self.model != "blip":
+            raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
+        if not isinstance(self.vit, str) and self.vit.embed_dim % self.vit.num_heads:
+            raise ValueError("vit: embed_dim must be a multiple of num_heads")
+        if self.follows_bleu and "coco" not in self.metrics:
+            raise ValueError(
+                f"{self.follows_bleu} goes by BLEU-4, but metrics is {self.metrics}, without coco"
+            )
+        if self.min_lr > self.init_lr:
+            raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
+        return self
+
+    @property
+    def follows_bleu(self) -> Optional[str]:
+        """The key that makes a run go by BLEU-4 on the validation split, if one does."""
+        if self.early_stopping:
+            return "early_stopping"
+        return "lr_schedule" if self.lr_schedule == "plateau" else None
+
+    @property
+    def facts_path(self) -> Optional[Path]:
+        """Where facts_file is, or None without one."""
+        return Path(self.ann_root, self.facts_file) if self.facts_file else None
+
+    @property
+    def train_captions_path(self) -> Optional[Path]:
+        """Where train_captions is, or None without one."""
+        return Path(self.ann_root, self.train_captions) if self.train_captions else None
+
+    def decoding_settings(self) -> DecodingSettings:
+        """How this run draws captions."""
+        names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)
+        return DecodingSettings(**{name: getattr(self, name) for name in names})
+
+    def build_objective(self) -> Objective:
+        """What this run minimises."""
+        return Objective(
+            self.objective, self.label_smoothing, self.first_token_mle, self.random_subset_size
+        )
+
+
+def load_config(
+    path: Union[str, Path], overrides: Sequence[str] = (), flags: Optional[dict[str, Any]] = None
+) -> Config:
+    """The configuration in a YAML file, with `key=value` overrides, values written as in YAML.
+
+    `vit.depth=2` reaches into a mapping; `pretrained=` empties a key. `flags`: values by key, as
+    they are. Without an output_dir it is output/ and the file's name. Raises UserError: one line
+    that names the key, what was found and what is allowed.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"cannot read the configuration {path}: not UTF-8 text at byte {error.start}"
+        ) from error
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected lines of 'key: value', found {_short(values)}")
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise UserError(f"override {override!r} is not of the form key=value")
+        _set(values, key, parse_yaml(value, f"override {override!r}"))
+    values.update(flags or {})
+    values.setdefault("output_dir", f"output/{Path(path).stem}")
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"{path}: {_explained(error, values)}") from error
+
+
+def write_config(config: Config, path: Path) -> None:
+    """The resolved configuration as YAML that `load_config` reads back."""
+    buffer = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.dump(config.model_dump(), buffer)
+    write_text(buffer.getvalue(), path)
+
+
+def _set(values: dict, key: str, value: Any) -> None:
+    *outer, last = key.split(".")
+    for name in outer:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise UserError(f"override {key}: {name} is {_short(values)}, which holds no keys")
+    values[last] = value
+
+
+_DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
+
+
+def _explained(error: ValidationError, values: dict) -> str:
+    """All that is wrong; what a key that takes this or that should be is said at once."""
+    found: dict[str, list[str]] = {}
+    for detail in error.errors():
+        if not _of_other_alternative(detail):
+            start, should, kind = _explain(detail, values).partition("; input should be ")
+            found.setdefault(start + should, []).append(kind)
+    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in found.items())
+
+
+def _explain(detail: dict, values: dict) -> str:
+    """One pydantic error in the words of the file."""
+    if not detail["loc"]:  # several keys together: the message names them
+        return detail["msg"].removeprefix("Value error, ")
+    key = str(detail["loc"][0])
+    inner = [str(part) for part in detail["loc"][1:] if str(part) in _names(values.get(key))]
+    where = ".".join([key, *inner])
+    if detail["type"] == "extra_forbidden":
+        near = [] if inner else difflib.get_close_matches(key, Config.model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"unknown key {where!r}{hint}"
+    if detail["type"] == "missing":
+        return f"{'.'.join(dict.fromkeys([key, str(detail['loc'][-1])]))} is missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    message = _DICTIONARY.sub("a mapping", message[0].lower() + message[1:])
+    return f"{where}: found {_short(detail['input'])}; {message}"
+
+
+def _of_other_alternative(detail: dict) -> bool:
+    """A key that takes a name or a mapping fails as both; only the kind that was given matters."""
+    if isinstance(detail["input"], dict):
+        return detail["type"] in ("literal_error", "string_type")
+    return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")
+
+
+def _names(value: Any) -> set[str]:
+    return {str(name) for name in value} if isinstance(value, dict) else set()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,152 @@
+"""Predictions and references, read from the JSON files that captioning programs exchange."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Union
+
+from captioning.data.annotation_files import ImageId
+from captioning.data.annotations import read_annotations
+from captioning.files.reading import parse_json, read_text
+from captioning.runtime.errors import UserError
+
+Captions = dict[ImageId, str]
+References = dict[ImageId, list[str]]
+
+
+def read_predictions(path: Union[str, PathLike]) -> Captions:
+    """Return {image id: caption} of a COCO results file, a list of {image_id, caption}.
+
+    Raises UserError for a file that is missing, empty or something else, and for an image that has
+    two captions. The same caption twice, which shards of several processes can hold, is one.
+    """
+    return predictions_by_id(_read_json(Path(path)), str(path))
+
+
+def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
+    """Return {image id: caption} of a list of {image_id, caption}; `where` names it in errors."""
+    if not isinstance(entries, list):
+        raise UserError(f"{where}: expected a list of {{image_id, caption}}, as COCO results are")
+    if not entries:
+        raise UserError(f"{where}: the list of predictions is empty: nothing to score")
+    captions: Captions = {}
+    for image_id, caption in _pairs(entries, where):
+        if captions.setdefault(image_id, caption) != caption:
+            raise UserError(
+                f"{where}: image_id {image_id!r} occurs twice, with two captions: keep one of them"
+            )
+    return captions
+
+
+def read_references(path: Union[str, PathLike]) -> References:
+    """Return {image id: human captions}, one caption or more for each image.
+
+    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), an annotation file (a
+    list of {image, caption}, see `captioning.data`) or a mapping {image id: [captions]}. Raises
+    UserError for a file that is missing, empty or something else.
+    """
+    document = _read_json(Path(path))
+    if isinstance(document, list) and document:
+        return _annotation_references(path)
+    if isinstance(document, dict) and isinstance(document.get("annotations"), list):
+        references: References = {}
+        for image_id, caption in _pairs(document["annotations"], f"{path}: annotations"):
+            references.setdefault(image_id, []).append(caption)
+    elif isinstance(document, dict):
+        references = document
+        for image_id, captions in references.items():
+            if not _is_list_of_text(captions) or not captions:
+                raise UserError(
+                    f"{path}: no reference captions under {image_id!r}: expected COCO's "
+                    "{annotations: [{image_id, caption}]} or {image id: [captions]}"
+                )
+    else:
+        references = {}
+    if not references:
+        raise UserError(f"{path}: holds no reference captions: check that this is the right file")
+    return references
+
+
+def with_references(
+    captions: Captions, references: Mapping[ImageId, Sequence[str]]
+) -> tuple[Captions, list[ImageId]]:
+    """Return the captions of images that have references, and the ids of the others.
+
+    Raises UserError where no image has any.
+    """
+    lacking = [image_id for image_id, group in by_id(captions, references).items() if not group]
+    if len(lacking) == len(captions):
+        match_ids(captions, references)  # which says so
+    left_out = set(lacking)
+    return {i: caption for i, caption in captions.items() if i not in left_out}, lacking
+
+
+def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
+    """Return the references of each caption, under the captions' ids; see `by_id`.
+
+    Raises UserError for the first caption without references.
+    """
+    _check_distinct(captions, references)
+    matched = by_id(captions, references)
+    missing = [image_id for image_id, group in matched.items() if not group]
+    if missing and len(missing) == len(captions):
+        raise UserError(
+            "predictions and references have no image id in common: the first ones are "
+            f"{missing[0]!r} and {next(iter(references), None)!r}"
+        )
+    if missing:
+        raise UserError(
+            f"image_id {missing[0]!r} has a prediction but no reference captions: give the "
+            "references of the same images"
+        )
+    return {image_id: list(group) for image_id, group in matched.items()}
+
+
+def _check_distinct(captions, references):
+    """Raise UserError where 139 and "139" have a prediction each, and references as one image."""
+    by_text: dict[str, ImageId] = {}
+    for image_id in captions:
+        other = by_text.setdefault(str(image_id), image_id)
+        if other != image_id and not {other, image_id} <= references.keys():
+            raise UserError(
+                f"image_id {other!r} and {image_id!r} are one image, with two predictions: keep "
+                "one of them"
+            )
+
+
+def by_id(
+    ids: Iterable[ImageId], references: Mapping[ImageId, Sequence[str]]
+) -> dict[ImageId, Sequence[str]]:
+    """Return the references of each id, none for one that has none.
+
+    "139" and 139 are the same image, unless the references have both.
+    """
+    as_text = {str(image_id): group for image_id, group in references.items()}
+    return {
+        image_id: references[image_id] if image_id in references else as_text.get(str(image_id), ())
+        for image_id in ids
+    }
+
+
+def _read_json(path):
+    return parse_json(read_text(path), path)
+
+
+def _pairs(entries, where):
+    """Yield (image_id, caption) of each entry; UserError for one that has not both."""
+    for number, entry in enumerate(entries, start=1):
+        fields = entry if isinstance(entry, dict) else {}
+        image_id, caption = fields.get("image_id"), fields.get("caption")
+        if type(image_id) not in (int, str):  # a JSON true is no integer here
+            raise UserError(f"{where}: entry {number} has no image_id (an integer or a string)")
+        if not isinstance(caption, str):
+            raise UserError(f"{where}: entry {number} (image_id {image_id!r}) has no caption text")
+        yield image_id, caption
+
+
+def _is_list_of_text(value):
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _annotation_references(path):
+    return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}

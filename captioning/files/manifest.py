@@ -1,0 +1,71 @@
+"""What a large file must be: its size and SHA-256, in a small file beside it."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import BinaryIO, Optional
+
+from captioning.files.writing import write_json
+from captioning.runtime.errors import UserError
+
+PIECE = 1 << 22  # bytes that are read at once
+
+
+class Hashed:
+    """A file that is written from its beginning to its end, with what has gone through it.
+
+    problem: the error that writing met; libraries that write tell of it in words of their own.
+    """
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.size, self.digest = file, 0, hashlib.sha256()
+        self.problem: Optional[OSError] = None
+
+    def write(self, data) -> int:
+        try:
+            self.file.write(data)
+        except OSError as error:
+            self.problem = error
+            raise
+        view = memoryview(data).cast("B")
+        self.digest.update(view)
+        self.size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def manifest(self) -> dict[str, object]:
+        return {"bytes": self.size, "sha256": self.digest.hexdigest()}
+
+
+def manifest_path(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def write_manifest(hashed: Hashed, path: Path) -> None:
+    """Write what `path` will have to be. Raises UserError."""
+    write_json({"file": path.name, **hashed.manifest()}, manifest_path(path))
+
+
+def verify(path: Path) -> None:
+    """Raise UserError where a file is not what its manifest says; without one nothing is said."""
+    try:
+        expected = json.loads(manifest_path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise UserError(f"{manifest_path(path)} cannot be read: {error}") from error
+    hashed = hashlib.sha256()
+    size = 0
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(PIECE):
+                hashed.update(piece)
+                size += len(piece)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    if size != expected.get("bytes"):
+        raise UserError(f"{path} cannot be read: it has {size} of {expected.get('bytes')} bytes")
+    if hashed.hexdigest() != expected.get("sha256"):
+        raise UserError(f"{path} cannot be read: its bytes are not those that were written")

@@ -1,0 +1,94 @@
+"""Text, JSON and YAML files: read, or refused in one line that names the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML, YAMLError
+
+from captioning.runtime.errors import UserError
+
+MOST_VALUES = 10_000  # a configuration has some hundred; aliases of aliases can stand for billions
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a UTF-8 file (a byte order mark is dropped).
+
+    Raises UserError if the file is missing, unreadable, empty or not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: put it there, or correct what names it") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text at byte {error.start}: convert it") from None
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty: download or write it again")
+    return text
+
+
+def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
+    """Return the value of a JSON text that begins at `first_line` of the file `path`."""
+    try:
+        return json.loads(text, object_pairs_hook=_distinct)
+    except _TwiceError as error:
+        raise UserError(f"{path}: {error.args[0]!r} occurs twice in an object: keep one") from None
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise UserError(f"{path}: not valid JSON at line {line} ({error.msg}): mend it") from None
+    except RecursionError:
+        raise UserError(f"{path}: not valid JSON: it is nested too deeply") from None
+    except ValueError:
+        raise UserError(f"{path}: not valid JSON: a number has thousands of digits") from None
+
+
+class _TwiceError(Exception):
+    """Of a key of which the value would silently be the last."""
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in found if names.count(name) > 1))
+    return found
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the value of a YAML 1.2 text: mappings, lists, text, numbers, dates.
+
+    A tag that names a type or a function of Python is refused, as is every tag that YAML itself
+    does not define. Raises UserError, which begins with `where`.
+    """
+    try:
+        value = YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f" at line {mark.line + 1}"
+        told = [getattr(error, part, None) for part in ("context", "problem")]
+        problem = ", ".join(part for part in told if part) or str(error)
+        raise UserError(f"{where}: not valid YAML{line}: {' '.join(problem.split())}") from error
+    except RecursionError:
+        raise UserError(f"{where}: not valid YAML: it is nested too deeply") from None
+    except Exception as error:  # the values themselves: a date of month 13, "!!int" without one
+        raise UserError(f"{where}: not valid YAML: {error}") from error
+    _check_size(value, where)
+    return value
+
+
+def _check_size(value: Any, where: str) -> None:
+    waiting, count = [value], 0
+    while waiting:
+        count += 1
+        if count > MOST_VALUES:
+            raise UserError(
+                f"{where}: more than {MOST_VALUES} values, aliases followed: this is no "
+                "configuration"
+            )
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting.extend(part.values())
+        elif isinstance(part, (list, tuple, set)):
+            waiting.extend(part)

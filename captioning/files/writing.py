@@ -1,0 +1,70 @@
+"""Files that appear when they are whole and on disk, whatever stops the program on the way."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from captioning.runtime.errors import UserError
+
+SUFFIX = ".staged"
+
+
+@contextlib.contextmanager
+def staged(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the name of `path` when the block has ended well.
+
+    Until then it has another name, and what was at `path` is as it was. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to disk, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network disks refuse it
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def staged_files(folder: Path) -> Iterator[Path]:
+    """What a killed program had begun to write in a folder and those within it."""
+    return folder.rglob(f".*{SUFFIX}")
+
+
+def require_folder(folder: Path) -> None:
+    """Make a folder, and a file in it, as writing will later; raises UserError where that fails."""
+    write_text("", folder / ".writable")
+    (folder / ".writable").unlink(missing_ok=True)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a UTF-8 file, in a folder made if need be, that appears when it is whole.
+
+    Raises UserError, with what was there left as it was.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with staged(path) as file:
+            file.write(text.encode("utf-8", errors="backslashreplace"))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_json(content: Any, path: Path) -> None:
+    """Write a JSON file as `write_text` does."""
+    write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", path)

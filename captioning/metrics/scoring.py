@@ -1,0 +1,109 @@
+"""Captions scored by several evaluators, and their scores written to a folder."""
+
+import contextlib
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Optional, Union
+
+from captioning.data.caption_files import Captions, ImageId, match_ids, predictions_by_id
+from captioning.files.writing import write_json, write_text
+from captioning.metrics.bootstrap import INTERVALS
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
+from captioning.metrics.java import JavaError, java_version
+from captioning.metrics.registry import build_evaluators
+from captioning.runtime.errors import UserError
+
+# What the scores depend on; a metric's own settings name its models.
+LIBRARIES = (
+    *("pycocoevalcap", "numpy", "torch", "torchvision", "pillow"),
+    *("transformers", "tokenizers"),
+)
+
+
+def score(
+    predictions: Union[Captions, list[dict]],
+    references: Mapping[ImageId, Sequence[str]],
+    evaluators: Optional[Iterable[Evaluator]] = None,
+) -> Scores:
+    """Return the scores of captions, given as {image id: caption} or a list of COCO results.
+
+    evaluators: from `build_evaluators`, by default those of coco, length and diversity. One that
+    fails is in `skipped`, and the others are kept. Only the images with a prediction are scored, as
+    the COCO tools do. Raises UserError for an image that is predicted twice or has no references,
+    and if there is no prediction.
+    """
+    if isinstance(predictions, Mapping):
+        predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
+    predictions = predictions_by_id(predictions)
+    captions = CaptionSet(predictions, match_ids(predictions, references))
+    scores = Scores({}, {image_id: {} for image_id in predictions}, {}, {})
+    for evaluator in build_evaluators() if evaluators is None else evaluators:
+        try:
+            _add(evaluator.evaluate(captions), scores)
+        # The captions may have cost hours: whatever goes wrong in one evaluator, keep the others.
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else repr(error)
+            scores.skipped.update(dict.fromkeys(evaluator.names, reason))
+    return scores
+
+
+def for_this_rank(evaluators: Iterable[Evaluator], is_main: bool) -> list[Evaluator]:
+    """Return the evaluators that this process has to call: rank 0 all, the others those that share.
+
+    The scores of the others are worth nothing.
+    """
+    return [evaluator for evaluator in evaluators if is_main or evaluator.on_every_rank]
+
+
+def _add(result, scores):
+    scores.settings.update(result.settings)
+    scores.skipped.update(result.skipped)
+    for name, estimate in result.metrics.items():
+        if math.isfinite(estimate.value):
+            scores.metrics[name] = estimate
+        else:
+            scores.skipped[name] = "these captions have nothing that it could be a share of"
+    for name, values in result.per_image.items():
+        for of_image, value in zip(scores.per_image.values(), values):
+            of_image[name] = value
+
+
+def write_scores(
+    folder: Union[str, os.PathLike], scores: Scores, predictions: Captions, command: str
+) -> None:
+    """Write `metrics.json` and, one image a line, `per_caption.jsonl` into a folder.
+
+    predictions has the ids of `scores.per_image`; command is the one to be recorded. A file is
+    written whole or not at all. Raises UserError if the folder cannot be written to.
+    """
+    summary = {
+        "metrics": {name: asdict(estimate) for name, estimate in scores.metrics.items()},
+        "settings": {**scores.settings, "intervals": INTERVALS},
+        "skipped": scores.skipped,
+        "command": command,
+        "versions": versions(),
+    }
+    lines = [
+        json.dumps({"image_id": i, "caption": predictions[i], **values})
+        for i, values in scores.per_image.items()
+    ]
+    write_text("".join(line + "\n" for line in lines), Path(folder, "per_caption.jsonl"))
+    write_json(summary, Path(folder, "metrics.json"))
+
+
+def versions() -> dict[str, Optional[str]]:
+    """Return the version of each program and library that the scores depend on, None if absent."""
+    versions = {"python": platform.python_version(), "java": None}
+    with contextlib.suppress(JavaError):
+        versions["java"] = str(java_version())
+    for name in LIBRARIES:
+        versions[name] = None
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions

@@ -1,0 +1,183 @@
+"""A run's own checkpoints: written whole or not at all, found again, the oldest removed.
+
+checkpoint_04.pth is of the end of epoch 4, checkpoint_04_step00001200.pth of a place within it,
+after 1200 steps of the run. Each has a manifest beside it, checkpoint_04.json, see
+`captioning.files.manifest`.
+"""
+
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+from BLIP.checkpoint import check_finite, holds_tensors
+from BLIP.pickled import read_pickled
+from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
+from captioning.files.writing import staged, staged_files, sync_folder
+from captioning.runtime.errors import UserError
+
+BEST = "checkpoint_best.pth"
+LEAST = 2  # so many are kept, of whichever kind: one may turn out to be damaged
+_NAME = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    """torch.save that gives `path` its name only when it is complete and on disk, manifest and all.
+
+    Raises UserError, with what was there left as it was.
+    """
+    problem = None
+    try:
+        with staged(path) as file:
+            hashed = Hashed(file)
+            try:
+                torch.save(content, hashed)
+            except Exception as error:  # torch has its own words for what a disk refuses
+                problem = hashed.problem or error
+                raise
+            write_manifest(hashed, path)
+    except (OSError, RuntimeError) as error:
+        reason = problem or error
+        reason = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
+        raise UserError(f"cannot write {path}: {str(reason).splitlines()[0]}") from error
+
+
+def epoch_path(folder: Path, epoch: int) -> Path:
+    return folder / f"checkpoint_{epoch:02d}.pth"
+
+
+def step_path(folder: Path, epoch: int, step: int) -> Path:
+    """step: those that the run has done, over all epochs."""
+    return folder / f"checkpoint_{epoch:02d}_step{step:08d}.pth"
+
+
+def saved(folder: Path) -> list[Path]:
+    """The checkpoints, the newest last."""
+    found = [path for path in folder.glob("checkpoint_*.pth") if _NAME.fullmatch(path.stem)]
+    return sorted(found, key=_age)
+
+
+def of_epochs(folder: Path) -> list[Path]:
+    """Those of whole epochs, the newest last."""
+    return [path for path in saved(folder) if _age(path)[1] == math.inf]
+
+
+def _age(path: Path) -> tuple[int, float]:
+    epoch, step = _NAME.fullmatch(path.stem).groups()
+    return int(epoch), math.inf if step is None else int(step)
+
+
+def remove_oldest(folder: Path, keep: int) -> None:
+    """Keep the newest `keep` of whole epochs, and LEAST of all. Raises UserError."""
+    kept = {*of_epochs(folder)[-keep:], *saved(folder)[-LEAST:]}
+    for path in saved(folder):
+        if path not in kept:
+            _remove(path)
+            _remove(manifest_path(path))
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a killed run leaves beside its checkpoints: files begun, manifests of none.
+
+    Raises UserError.
+    """
+    orphans = [
+        path
+        for path in folder.glob("checkpoint_*.json")
+        if _NAME.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
+    ]
+    for path in [*staged_files(folder), *orphans]:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot remove {path}: {error.strerror}") from error
+
+
+def keep_as_best(folder: Path, epoch: int) -> None:
+    """Let checkpoint_best.pth be that of `epoch`: a hard link, or a copy where links cannot be."""
+    source = epoch_path(folder, epoch)
+    temporary = folder / f".{BEST}.staged"
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+            os.replace(temporary, folder / BEST)
+            temporary.unlink(missing_ok=True)  # to replace a link by its like does nothing
+            sync_folder(folder)
+        except OSError:
+            with open(source, "rb") as file, staged(folder / BEST) as copy:
+                shutil.copyfileobj(file, copy)
+    except OSError as error:
+        raise UserError(f"cannot write {folder / BEST}: {error.strerror}") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A run's own checkpoint on the CPU. Raises UserError for one that is not whole."""
+    try:
+        content = read_pickled(path)
+        _check_parts(content)
+        check_finite(content["model"], "the file")
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path} is not on this machine; output_dir must be on a disk that all machines share"
+        ) from error
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    return content
+
+
+def _check_parts(content: Any) -> None:
+    """Raise ValueError for a file that is whole, but not what `RunState` saves."""
+    kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
+    for name, kind in kinds.items():
+        part = content.get(name) if isinstance(content, dict) else None
+        if not isinstance(part, kind):
+            raise ValueError(f"it is no checkpoint of a run: {name} is no {kind.__name__}")
+    within = content.get("within", {})
+    if not holds_tensors(content["model"]):
+        raise ValueError("it is no checkpoint of a run: model holds more than tensors")
+    if within and not (isinstance(within, dict) and "steps" in within):
+        raise ValueError("it is no checkpoint of a run: within has no place in the epoch")
+
+
+def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
+    """The newest checkpoint that is what was written, with a line for each newer one that is not.
+
+    Those get other names, under which they are not counted. None where there is no checkpoint;
+    UserError where there are some, and none can be read.
+    """
+    problems: dict[Path, str] = {}
+    for path in reversed(saved(folder)):
+        try:
+            verify(path)
+            content = read(path)
+        except UserError as error:
+            problems[path] = str(error)
+            continue
+        lines = [f"passing over a checkpoint: {reason}" for reason in problems.values()]
+        for bad in problems:
+            _set_aside(bad)
+        return path, content, lines
+    if problems:
+        raise UserError(
+            f"none of the checkpoints in {folder} can be read ({next(iter(problems.values()))}); "
+            "start anew with resume=never or another output_dir"
+        )
+    return None
+
+
+def _set_aside(path: Path) -> None:
+    try:
+        for part in (path, manifest_path(path)):
+            if part.exists():
+                os.replace(part, part.with_name(part.name + ".bad"))
+    except OSError as error:
+        raise UserError(f"cannot rename {path}, which is damaged: {error.strerror}") from error

@@ -1,0 +1,69 @@
+"""Captions of many images, made on all processes and put together on the first."""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from torch import nn
+
+from BLIP import BlipCaptioner, inference_copy
+from captioning.config import Config
+from captioning.data import (
+    EvaluationDataset,
+    Prefetcher,
+    Sample,
+    evaluation_loader,
+    evaluation_transform,
+)
+from captioning.models.precision import Precision
+from captioning.runtime.distributed import gather_on_main, rank, until_asked, world_size
+from captioning.runtime.progress import progress, say
+
+
+def caption_images(
+    captioner: nn.Module,
+    samples: Sequence[Sample],
+    config: Config,
+    device: torch.device,
+    description: str,
+) -> Optional[list[dict[str, Any]]]:
+    """COCO results, [{"image_id", "caption"}] in the samples' order, on rank 0; None elsewhere.
+
+    Every image once, however many processes there are; those that cannot be read are left out
+    under `skip_bad_images`, and counted aloud. Raises Stopped on all ranks where one was asked to.
+    """
+    dataset = EvaluationDataset(
+        samples,
+        config.image_root,
+        evaluation_transform(config.image_size),
+        config.skip_bad_images,
+    )
+    batch_size = config.eval_batch_size or config.batch_size
+    loader = evaluation_loader(dataset, batch_size, rank(), world_size(), config.num_workers)
+    precision = Precision(config.precision, device)
+    settings = config.decoding_settings()
+    captioner = ready(captioner, precision.dtype, config.compile)
+    results: list[tuple[int, dict[str, Any]]] = []
+    rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
+    with progress(len(samples), description) as bar:
+        for batch in until_asked(Prefetcher(loader, device), rounds):
+            with precision.autocast():
+                captions = captioner.generate(batch["image"], settings)
+            for index, image_id, caption in zip(batch["index"], batch["image_id"], captions):
+                results.append((index, {"image_id": image_id, "caption": caption}))
+            bar.update(min(len(captions) * world_size(), len(samples) - bar.n))
+    gathered = gather_on_main((results, loader.skipped))
+    if gathered is None:
+        return None
+    skipped = sum(count for _, count in gathered)
+    if skipped:
+        say(f"{skipped} of {len(samples)} images could not be read and have no caption")
+    everything = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
+    return [result for _, result in everything]
+
+
+def ready(captioner: nn.Module, dtype: torch.dtype, compiled: bool) -> nn.Module:
+    """The captioner that makes the captions: of BLIP a copy whose weights are cast only once."""
+    if isinstance(captioner, BlipCaptioner):
+        return inference_copy(captioner, dtype, compiled)
+    return captioner.eval()

@@ -1,0 +1,110 @@
+"""How likely a captioner finds human captions, at one temperature and another."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from captioning.config import Config
+from captioning.data import (
+    EvaluationDataset,
+    Prefetcher,
+    Sample,
+    evaluation_loader,
+    evaluation_transform,
+)
+from captioning.data.text import preprocess_caption
+from captioning.runtime.progress import progress
+from smile import mle_loss, smile_loss
+
+# Eight a doubling, from a quarter to four: between them a parabola is exact to a thousandth.
+TEMPERATURES = [2 ** (n / 8) for n in range(-16, 17)]
+PLAIN = TEMPERATURES.index(1.0)
+
+
+class Likelihood(NamedTuple):
+    """Means over `tokens` labelled tokens, in nats: at each of TEMPERATURES, and SMILE's loss."""
+
+    tokens: int
+    nll: list[float]
+    smile: float
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """The temperature of the lowest negative log-likelihood, and what it is there."""
+        return lowest(TEMPERATURES, self.nll)
+
+
+@torch.inference_mode()
+def likelihood(
+    captioner: nn.Module, samples: Sequence[Sample], config: Config, device: torch.device
+) -> Likelihood:
+    """Of all captions of `samples`, no labels smoothed, without first-token MLE."""
+    transform = evaluation_transform(config.image_size)
+    dataset = EvaluationDataset(samples, config.image_root, transform, config.skip_bad_images)
+    batch_size = config.eval_batch_size or config.batch_size
+    loader = evaluation_loader(dataset, batch_size, num_workers=config.num_workers)
+    sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
+    with progress(len(samples), "likelihood of captions") as bar:
+        for batch in Prefetcher(loader, device):
+            image = batch["image"]
+            texts = [preprocessed(samples[index], config) for index in batch["index"]]
+            for count in {len(group) for group in texts}:  # a call takes as many of each image
+                chosen = [n for n, group in enumerate(texts) if len(group) == count]
+                sums += _sums(captioner, image[chosen], [texts[n] for n in chosen])
+            bar.update(len(texts))
+    _, smile, *nll = (sums / sums[0].clamp(min=1)).tolist()
+    return Likelihood(int(sums[0]), nll, smile)
+
+
+def _sums(captioner: nn.Module, image: Tensor, texts: list[list[str]]) -> Tensor:
+    """Tokens, SMILE's loss, and the negative log-likelihood at each temperature, summed."""
+    logits, labels = captioner.predictions(image, texts)
+    losses = [smile_loss(logits, labels, reduction="sum")]
+    losses += [mle_loss(logits / t, labels, reduction="sum") for t in TEMPERATURES]
+    return torch.stack([(labels != -100).sum(), *losses]).double().cpu()
+
+
+def lowest(temperatures: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+    """Where the parabola through the lowest value and its neighbours, in log T, is lowest.
+
+    The temperature divides logits (Guo et al. 2017, arXiv 1706.04599).
+    """
+    middle = min(range(1, len(values) - 1), key=lambda n: values[n])
+    before, here, after = values[middle - 1 : middle + 2]
+    bend = before - 2 * here + after
+    shift = max(-1.0, min(1.0, (before - after) / (2 * bend))) if bend > 0 else 0.0
+    ratio = temperatures[middle + 1] / temperatures[middle]
+    value = here + shift * (after - before) / 2 + shift**2 * bend / 2
+    return temperatures[middle] * ratio**shift, value
+
+
+def unigram_nll(
+    captioner: nn.Module, training: Sequence[Sample], samples: Sequence[Sample], config: Config
+) -> float:
+    """The same mean of a model that knows how frequent each token is in training, and no more.
+
+    Every token is counted once more than it occurs, so that none is impossible.
+    """
+    logprobs = (1 + _counts(captioner, training, config)).log()
+    logprobs -= logprobs.logsumexp(0)
+    counts = _counts(captioner, samples, config)
+    return -(counts * logprobs).sum().item() / counts.sum().item()
+
+
+def _counts(captioner: nn.Module, samples: Iterable[Sample], config: Config) -> Tensor:
+    """How often each token is to be predicted, float64 (V,)."""
+    tokenizer = captioner.tokenizer
+    counts = torch.zeros(len(tokenizer), dtype=torch.float64)
+    for sample in samples:
+        texts = [captioner.prompt + text for text in preprocessed(sample, config)]
+        ids, mask = (
+            t[:, len(captioner.prompt_ids) :] for t in tokenizer.encode(texts, config.max_tokens)
+        )
+        counts += torch.bincount(ids[mask.bool()], minlength=len(tokenizer))
+    return counts
+
+
+def preprocessed(sample: Sample, config: Config) -> list[str]:
+    return [preprocess_caption(text, config.max_words) for text in sample.captions]

@@ -1,0 +1,236 @@
+"""One process or many: started by torchrun or not, the same calls work."""
+
+import gc
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Callable, Optional, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+
+from captioning.runtime import stopping
+from captioning.runtime.errors import UserError
+
+# Rank 0 scores alone while the others wait: more than SPICE, given up after an hour, and METEOR.
+TIMEOUT = timedelta(hours=2)
+
+T = TypeVar("T")
+
+_training: Optional[dist.ProcessGroup] = None  # that of all processes, with less patience
+_waiting = False
+
+
+def start(device: str) -> torch.device:
+    """Join the process group that torchrun has announced, if there is one; the device to use.
+
+    device: "auto" (this process's GPU, else the CPU) or a name such as "cpu" or "cuda:1".
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):
+        raise UserError(f"device: {device!r} is no device; try auto, cpu, cuda or cuda:1")
+    if chosen.type == "cuda":
+        chosen = _gpu(chosen, local_rank)
+    if announced() > 1:
+        on_gpu = chosen.type == "cuda"
+        with stopping.ended_with_launcher():  # whose store would be asked for in vain for hours
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                timeout=TIMEOUT,
+                device_id=chosen if on_gpu else None,
+                **_meeting_place(),
+            )
+    return chosen
+
+
+def _meeting_place() -> dict[str, Any]:
+    """Where the processes find each other, after torchrun has started them again.
+
+    Its store outlives them, and gloo would take the addresses of those that are gone for theirs.
+    """
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    if attempt == 0:
+        return {}
+    store, own_rank, size = next(rendezvous("env://"))
+    return {
+        "store": dist.PrefixStore(f"attempt/{attempt}", store),
+        "rank": own_rank,
+        "world_size": size,
+    }
+
+
+def _gpu(device: torch.device, local_rank: int) -> torch.device:
+    """The GPU that is meant, made the current one. Raises UserError if there is none."""
+    if device.index is not None and announced() > 1:
+        raise UserError(f"device: {device} is one GPU for {announced()} processes; use cuda")
+    index = local_rank if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UserError(f"device: GPU {index} was asked for, but there are {count}; use device=cpu")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def stop() -> None:
+    """Leave the process group, if there is one. Every DistributedDataParallel must be gone.
+
+    One that is freed later frees the group too, holding the interpreter's lock that the group's
+    own threads may wait for: a deadlock at exit, seen in two runs of five with torch 2.8 and gloo.
+    """
+    global _training
+    _training = None
+    if dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
+    """The group for a step's work, which waits only so long for a process; None for the only one.
+
+    Sums and agreements use it from now on. The others wait on for what rank 0 does alone.
+    """
+    global _training
+    if dist.is_initialized():
+        _training = dist.new_group(timeout=timedelta(seconds=seconds))
+    return _training
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """Whether this process prints and writes."""
+    return rank() == 0
+
+
+def announced() -> int:
+    """The number of processes that torchrun has announced."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """The sum of every rank's tensor, in place."""
+    if dist.is_initialized():
+        with _waits():
+            dist.all_reduce(values, group=_training)
+    return values
+
+
+def any_rank(value: object, patiently: bool = False) -> bool:
+    """Whether the value is true on some rank; all have to ask.
+
+    patiently: also while rank 0 does something alone, see `limit_waits`.
+    """
+    if not dist.is_initialized():
+        return bool(value)
+    on_gpu = dist.get_backend() == "nccl"
+    found = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
+    with _waits():
+        group = None if patiently else _training
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        return bool(found.item())
+
+
+@contextmanager
+def _waits() -> Iterator[None]:
+    global _waiting
+    _waiting = True
+    yield
+    _waiting = False
+
+
+def is_waiting() -> bool:
+    """Whether this process may be waiting for the others rather than they for it."""
+    return _waiting
+
+
+def main_alone(do: Callable[[], None]) -> None:
+    """Let rank 0 do something while the others wait. A UserError there is raised on all."""
+    problem = None
+    if is_main():
+        try:
+            do()
+        except UserError as error:
+            problem = str(error)
+    problem = broadcast_from_main(problem)
+    if problem is not None:
+        raise UserError(problem)
+
+
+def stop_if_asked(patiently: bool = False) -> None:
+    """Raise Stopped on all ranks if one of them was asked to stop; all have to ask."""
+    if any_rank(stopping.asked(), patiently):
+        raise stopping.Stopped
+
+
+def until_asked(batches: Iterable[T], rounds: int) -> Iterator[T]:
+    """Yield a rank's batches, after each of which all ranks see whether one was asked to stop.
+
+    rounds: no fewer than the batches of any rank, and the same on all. Raises Stopped on all.
+    """
+    iterator = iter(batches)
+    for _ in range(rounds):
+        stop_if_asked()
+        batch = next(iterator, None)
+        if batch is not None:
+            yield batch
+
+
+def share_buffers(module: nn.Module) -> None:
+    """Give every rank the floating-point buffers of rank 0, such as running statistics.
+
+    Each rank keeps its own while it trains, and only rank 0's are saved.
+    """
+    if dist.is_initialized():
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                dist.broadcast(buffer, src=0)
+
+
+def gather_on_main(value: Any) -> Optional[list[Any]]:
+    """Every rank's value in order of rank, on rank 0; None elsewhere."""
+    if not dist.is_initialized():
+        return [value]
+    gathered = [None] * world_size() if is_main() else None
+    dist.gather_object(value, gathered)
+    return gathered
+
+
+def broadcast_from_main(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    with _waits():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+@contextmanager
+def first_on_each_machine() -> Iterator[None]:
+    """The first process of a machine runs the block before the others, who find its downloads."""
+    first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    if not first:
+        barrier()
+    yield
+    if first:
+        barrier()

@@ -1,0 +1,184 @@
+"""A loss or a gradient that is not finite: what is kept of its step, and the line of the run's end.
+
+python -m captioning.train --config CONFIG ... output_dir=RUN/not_finite_step00000013
+
+repeats the step: the folder has a checkpoint of the weights and the optimiser before it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from captioning.data import Prefetcher
+from captioning.data.loader import Batch, TrainingLoader
+from captioning.files.writing import require_folder, write_json
+from captioning.models.precision import Precision
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from captioning.training.run_state import Place, RunState
+
+REPORT = "not_finite.json"
+LEAST_SCALE = 1.0  # of the loss: a gradient that overflows without being scaled up is a fault
+
+
+class Taken(NamedTuple):
+    """What is kept of a batch until its step is done.
+
+    seed: of every generator of torch before it. parts: the loss and its parts by name, scalars.
+    """
+
+    seed: int
+    image_ids: list
+    indices: list[int]
+    captions: list[list[str]]
+    parts: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, batch: Batch, seed: int, parts: Mapping[str, Tensor]) -> "Taken":
+        return cls(seed, batch["image_id"], batch["index"], batch["captions"], parts)
+
+
+def what_is_not_finite(
+    sums: Sequence[Sequence[float]], norm: float, scaler: torch.amp.GradScaler
+) -> Optional[str]:
+    """ "loss" or "gradient" where a step must not be taken; None where it may be.
+
+    sums: of each batch, over all ranks; norm: of the gradient. With float16 the scaler takes an
+    overflow of the gradient as a sign to scale less, and passes over the step; once it does not
+    scale up any more, that is no reason.
+    """
+    if not all(math.isfinite(value) for of_batch in sums for value in of_batch):
+        return "loss"
+    if math.isfinite(norm) or (scaler.is_enabled() and scaler.get_scale() > LEAST_SCALE):
+        return None
+    return "gradient"
+
+
+class Inquiry:
+    """Looks into a step that failed, and writes down what is needed to look further.
+
+    state, loader, precision: the run's. began: where it went on from a checkpoint, if it did.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        loader: TrainingLoader,
+        precision: Precision,
+        began: Optional[Place],
+    ):
+        self.state, self.loader, self.precision, self.began = state, loader, precision, began
+        self.config = state.config
+
+    def error(self, what: str, step: int, place: Place, taken: Sequence[Taken]) -> UserError:
+        """The line that ends the run, the same on all ranks, which ask for it together.
+
+        step, place: those done before. Written first, into a folder within the run's: a checkpoint
+        of what was before the step, unless the run began with it, and REPORT: of each rank the
+        batches, their loss, and what they give when each is tried again by itself.
+        """
+        folder = Path(self.config.output_dir, f"not_finite_step{step + 1:08d}")
+        about = {"what": what, "step": step + 1, "epoch": place.epoch}
+        about["gradients"] = _not_finite_gradients(self.state.captioner)
+        told = self._save(folder, step, place)
+        found = distributed.gather_on_main(self._looked_at(place, taken))
+        told = self._write(folder, {**about, "ranks": found}) or told
+        culprit = _culprit(what, found) if distributed.is_main() else None
+        culprit = distributed.broadcast_from_main(culprit)
+        return UserError(
+            f"the {what} is not finite at step {step + 1} ({culprit}); lower init_lr, set "
+            f"clip_grad_norm, or use another precision than {self.config.precision}; {told}"
+        )
+
+    def _save(self, folder: Path, step: int, place: Place) -> str:
+        """Save what was before the step, and say how it is repeated."""
+        if place == self.began:
+            return f"{folder / REPORT} tells more, and the same command repeats the step"
+        try:
+            distributed.main_alone(lambda: require_folder(folder))
+            self.state.save_step(folder, place, step)
+        except UserError as problem:
+            return str(problem)
+        anew = " resume=auto" if self.config.resume == "never" else ""
+        return f"{folder / REPORT} tells more, and output_dir={folder}{anew} repeats the step"
+
+    def _write(self, folder: Path, report: Mapping[str, Any]) -> Optional[str]:
+        """Write REPORT; why it could not be, or None."""
+        scale = self.state.scaler.get_scale() if self.state.scaler.is_enabled() else None
+        try:
+            distributed.main_alone(
+                lambda: write_json(
+                    {**report, "loss_scale": scale, "config": self.config.model_dump()},
+                    folder / REPORT,
+                )
+            )
+        except UserError as problem:
+            return str(problem)
+        return None
+
+    def _looked_at(self, place: Place, taken: Sequence[Taken]) -> list[dict[str, Any]]:
+        """Each batch of this rank, read and tried again: the same draws, no other rank, no step."""
+        self.loader.set_epoch(place.epoch, place.steps * len(taken))
+        batches = Prefetcher(islice(self.loader, len(taken)), self.precision.device)
+        found = [_described(batch) for batch in taken]
+        try:
+            for entry, before, batch in zip(found, taken, batches):
+                entry["again"] = self._again(batch, before.seed)
+        except UserError as problem:  # an image is gone; other ranks wait for what is known
+            found[-1]["again"] = {"problem": str(problem)}
+        return found
+
+    def _again(self, batch: Batch, seed: int) -> dict[str, Any]:
+        captioner = self.state.captioner
+        captioner.zero_grad()
+        torch.manual_seed(seed)
+        with self.precision.autocast():
+            output = captioner(batch["image"], batch["captions"])
+        self.state.scaler.scale(output.loss).backward()
+        parts = {"loss": output.loss.detach(), **output.parts}
+        return {"parts": _numbers(parts), "gradients": _not_finite_gradients(captioner)}
+
+
+def _described(batch: Taken) -> dict[str, Any]:
+    return {**batch._asdict(), "parts": _numbers(batch.parts)}
+
+
+def _numbers(parts: Mapping[str, Tensor]) -> dict[str, Any]:
+    """As JSON has them; what it has no number for as "nan", "inf" or "-inf"."""
+    values = {name: value.item() for name, value in parts.items()}
+    return {n: value if math.isfinite(value) else str(value) for n, value in values.items()}
+
+
+def _not_finite_gradients(captioner: nn.Module) -> list[str]:
+    """The parameters of whose gradient some value is not finite."""
+    named = ((n, p.grad) for n, p in captioner.named_parameters() if p.grad is not None)
+    return [name for name, gradient in named if not gradient.isfinite().all()]
+
+
+def _culprit(what: str, found: Sequence[Sequence[dict[str, Any]]]) -> str:
+    """Which rank had which images, by what each rank found of its batches."""
+
+    def failed(batch: dict[str, Any]) -> bool:
+        return not _are_finite(batch) if what == "loss" else bool(_gradients_again(batch))
+
+    causes = [(rank, b) for rank, batches in enumerate(found) for b in batches if failed(b)]
+    if not causes:
+        images = [i for batches in found for batch in batches for i in batch["image_ids"]]
+        return f"on no rank by itself; the images were {images[:8]}"
+    rank, batch = causes[0]
+    others = {other for other, _ in causes} - {rank}
+    more = f", as had rank {', '.join(map(str, sorted(others)))} others" if others else ""
+    return f"rank {rank} had images {batch['image_ids'][:8]}{more}"
+
+
+def _are_finite(batch: Mapping[str, Any]) -> bool:
+    return not any(isinstance(value, str) for value in batch["parts"].values())
+
+
+def _gradients_again(batch: Mapping[str, Any]) -> list[str]:
+    return batch.get("again", {}).get("gradients", [])

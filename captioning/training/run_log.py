@@ -1,0 +1,119 @@
+"""What a run leaves to read: its configuration, JSON lines, TensorBoard curves, a progress bar."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Optional
+
+from captioning.config import Config, write_config
+from captioning.files.writing import write_json, write_text
+from captioning.runtime.distributed import is_main, world_size
+from captioning.runtime.errors import UserError
+
+LIBRARIES = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
+
+
+def record_run(config: Config, folder: Path, **more: Any) -> None:
+    """Write config.yaml and run.json (command, versions, `more`). Raises UserError."""
+    if is_main():
+        record = {
+            "command": shlex.join([sys.executable, *sys.argv]),
+            "python": platform.python_version(),
+            "processes": world_size(),
+            "versions": dict(_versions()),
+            **more,
+        }
+        write_json(record, folder / "run.json")
+        write_config(config, folder / "config.yaml")
+
+
+def _versions() -> Iterator[tuple[str, Optional[str]]]:
+    for name in LIBRARIES:
+        try:
+            yield name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield name, None
+
+
+class RunLog:
+    """log.jsonl and tensorboard/ in a run's folder, from the first line on; on rank 0 alone.
+
+    epoch, step: where the run goes on. What an earlier process logged of later ones is removed, so
+    that the log is that of a run that was never stopped; without them all is kept but a line that
+    a kill cut off. Raises UserError where the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, epoch: float = math.inf, step: float = math.inf):
+        self.folder, self.path = folder, folder / "log.jsonl"
+        self.file = self.board = None
+        self.step = step
+        lines = _lines(self.path) if is_main() else []
+        self.kept = [line for line in lines if _is_before(line, epoch, step)]
+        self.written = {(line["event"], line["step"]) for line in self.kept}
+
+    def has(self, event: str, step: int) -> bool:
+        """Whether there is such a line; False on every rank but 0."""
+        return (event, step) in self.written
+
+    def _open(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self.path.exists():
+            write_text("".join(json.dumps(line) + "\n" for line in self.kept), self.path)
+        try:
+            # Without a buffer: a line is one write, which a kill cannot cut in two.
+            self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+            later = self.step + 1 if math.isfinite(self.step) else None
+            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=later)
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
+        """One line {"event", "step", ..., values}, and a curve event/name for each value.
+
+        A value that is not finite, such as a gradient's norm that overflowed, is left out. Raises
+        UserError where the disk takes no more.
+        """
+        if not is_main():
+            return
+        if self.file is None:
+            self._open()
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
+        line = {"event": event, "step": step, **more, **values}
+        try:
+            text = (json.dumps(line) + "\n").encode()
+            if self.file.write(text) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            for name, value in values.items():
+                self.board.add_scalar(f"{event}/{name}", value, step)
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}") from error
+        self.written.add((event, step))
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            with contextlib.suppress(OSError):  # a full disk, of which `write` has told
+                self.board.close()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a log; there may be none."""
+    if path.exists():
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                line = json.loads(text)
+                if isinstance(line, dict) and {"event", "step"} <= line.keys():
+                    yield line
+
+
+def _is_before(line: dict[str, Any], epoch: int, step: int) -> bool:
+    return line["step"] <= step if line["event"] == "step" else line["step"] < epoch

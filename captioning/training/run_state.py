@@ -1,0 +1,108 @@
+"""What a checkpoint holds of a run: weights, optimiser, loss scaling and the place in an epoch.
+
+No random generator is among it: order, augmentation, dropout and sampled captions are drawn from
+generators that are seeded anew by seed, epoch, index or step, and rank, see `data/randomness.py`.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from captioning.config import Config
+from captioning.models import checkpoints
+from captioning.models.classic_model import saved_beside_weights
+from captioning.models.precision import Precision
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from captioning.training.split_evaluation import remove_scores
+from captioning.training.validation_history import evaluation_name
+
+
+class Place(NamedTuple):
+    """How far a run is: in `epoch`, of which so many optimiser steps are done.
+
+    sums: what the epoch's log line is made of, by name, so far.
+    """
+
+    epoch: int = 0
+    steps: int = 0
+    sums: dict[str, float] = {}  # noqa: RUF012 - of a tuple, never changed
+
+
+def place_of(content: dict[str, Any]) -> Place:
+    """The place at which to go on from a checkpoint's content."""
+    within = content.get("within")
+    if within is None:
+        return Place(content["epoch"] + 1)
+    return Place(content["epoch"], within["steps"], within["sums"])
+
+
+def batches(config: Config) -> dict[str, int]:
+    """What decides which images a step of this run takes, by what the user may set."""
+    return {
+        "batch_size": config.batch_size,
+        "processes": distributed.world_size(),
+        "accumulation_steps": config.accumulation_steps,
+    }
+
+
+class RunState:
+    """The parts of a run that training changes."""
+
+    def __init__(
+        self,
+        config: Config,
+        captioner: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        precision: Precision,
+    ):
+        self.config, self.captioner = config, captioner
+        self.optimizer, self.scaler = optimizer, precision.scaler
+
+    def restore(self, content: dict[str, Any]) -> Place:
+        """Put the content of a checkpoint in place; where to go on. Raises UserError."""
+        try:
+            self.captioner.load_state_dict(content["model"])
+            for group in content["optimizer"]["param_groups"]:
+                group["fused"] = True  # also where an older run was not
+            self.optimizer.load_state_dict(content["optimizer"])
+            if content.get("scaler") and self.scaler.is_enabled():
+                self.scaler.load_state_dict(content["scaler"])
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"the checkpoint in {self.config.output_dir} is not of this model "
+                f"({' '.join(str(error).split())[:150]}); give another output_dir, or "
+                "resume=never, which moves that run aside"
+            ) from error
+        return place_of(content)
+
+    def save_epoch(self, folder: Path, epoch: int) -> None:
+        """Write the checkpoint of an epoch that is done; all ranks. Raises UserError on all."""
+        path = checkpoints.epoch_path(folder, epoch)
+        self._save(path, {"epoch": epoch}, epoch)
+
+    def save_step(self, folder: Path, place: Place, step: int) -> None:
+        """Write that of a place within an epoch, after `step` steps of the run."""
+        within = {"steps": place.steps, "sums": place.sums, "batches": batches(self.config)}
+        path = checkpoints.step_path(folder, place.epoch, step)
+        self._save(path, {"epoch": place.epoch, "within": within}, place.epoch)
+
+    def _save(self, path: Path, place: dict[str, Any], epoch: int) -> None:
+        distributed.share_buffers(self.captioner)
+
+        def save() -> None:
+            content = {
+                "model": self.captioner.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "config": self.config.model_dump(),
+                "scaler": self.scaler.state_dict(),
+                **place,
+                **saved_beside_weights(self.captioner),
+            }
+            remove_scores(path.parent, evaluation_name(epoch))  # of weights that are no more
+            checkpoints.save(content, path)
+            checkpoints.remove_oldest(path.parent, self.config.keep_checkpoints)
+
+        distributed.main_alone(save)

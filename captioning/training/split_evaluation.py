@@ -1,0 +1,118 @@
+"""A split captioned and scored, with what is left of it in the run's result folder."""
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Callable, Optional
+
+import torch
+from torch import nn
+
+from captioning.config import Config
+from captioning.data import Sample, annotation_path, read_split, references
+from captioning.files.writing import write_json
+from captioning.metrics.evaluator import Evaluator, Settings
+from captioning.metrics.registry import build_evaluators
+from captioning.metrics.score_table import format_table
+from captioning.metrics.scoring import for_this_rank, score, write_scores
+from captioning.models.generation import caption_images
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
+
+
+class SplitEvaluation:
+    """Scores captioners on one split of a configuration.
+
+    All that can be missing is missed at once, before any caption is made: annotations, references,
+    and what the metrics need of the machine. `run` writes, into the run's folder, result/NAME.json,
+    the captions as COCO results, and result/NAME/, the scores. Raises UserError.
+    """
+
+    def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
+        self.config, self.split, self.folder, self.device = config, split, folder, device
+        with distributed.first_on_each_machine():
+            self.samples = read_split(config, split)
+            self.references = references(config, split)
+            settings = metric_settings(config, self.samples, str(device))
+            self.evaluators = build_evaluators(config.metrics, settings)
+        self.unavailable: dict[str, str] = {}  # why, by metric; rank 0 scores, and knows
+        if distributed.is_main():
+            for evaluator in self.evaluators:
+                self.unavailable.update(evaluator.unavailable())
+        self.unavailable = distributed.broadcast_from_main(self.unavailable)
+        for metric, reason in self.unavailable.items():
+            say(f"{metric} will be skipped: {reason}")
+
+    def run(
+        self, captioner: nn.Module, name: str, before_writing: Callable[[], None] = lambda: None
+    ) -> Optional[dict[str, float]]:
+        """Each metric by name on rank 0, None elsewhere; Stopped, and no scores, if asked to.
+
+        before_writing: what rank 0 does when there are captions, and earlier ones may go.
+        """
+        description = f"captions of {self.split}"
+        results = caption_images(captioner, self.samples, self.config, self.device, description)
+        results = distributed.broadcast_from_main(results)
+        if not results:
+            raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
+        is_main = distributed.is_main()
+        if is_main:
+            before_writing()
+            write_json(results, self.folder / "result" / f"{name}.json")
+        scores = score(results, self.references, self._own_evaluators())
+        if not is_main:
+            return None
+        captions = {result["image_id"]: result["caption"] for result in results}
+        write_scores(self.folder / "result" / name, scores, captions, shlex.join(sys.argv))
+        say(f"image {results[0]['image_id']}: {results[0]['caption']}")
+        say(format_table(scores))
+        return {metric: estimate.value for metric, estimate in scores.metrics.items()}
+
+    def _own_evaluators(self) -> Iterator[Evaluator]:
+        """Those that this rank calls; before and after each, all see whether one was to stop."""
+        for evaluator in self.evaluators:
+            distributed.stop_if_asked(patiently=True)
+            yield from for_this_rank([evaluator], distributed.is_main())
+        distributed.stop_if_asked(patiently=True)
+
+
+def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
+    """What a configuration says to the metrics of a split with these samples."""
+    root = Path(config.image_root)
+    return Settings(
+        spice=config.spice,
+        spice_timeout=config.spice_timeout,
+        spice_heap=config.spice_heap,
+        facts_file=config.facts_path,
+        train_captions=config.train_captions_path,
+        images={sample.image_id: root / sample.image for sample in samples},
+        clip_model=config.clip_model,
+        ppl_model=config.ppl_model,
+        pool=_pool(config),
+        pool_root=root,
+        device=device,
+    )
+
+
+def _pool(config: Config) -> Optional[Path]:
+    """The file or folder of `pool`, the annotation file where it names a split."""
+    if config.pool in ("train", "val", "test"):
+        return annotation_path(config, config.pool)
+    return Path(config.pool) if config.pool else None
+
+
+def remove_scores(folder: Path, name: str) -> None:
+    shutil.rmtree(folder / "result" / name, ignore_errors=True)
+
+
+def read_scores(folder: Path, name: str) -> Optional[dict[str, float]]:
+    """What an earlier `SplitEvaluation.run` found, or None."""
+    path = folder / "result" / name / "metrics.json"
+    if not path.exists():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return {metric: entry["value"] for metric, entry in content["metrics"].items()}

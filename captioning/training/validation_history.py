@@ -1,0 +1,75 @@
+"""What the validations of a run have found so far: the best epoch, and whether to go on."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Optional
+
+from captioning.config import Config
+from captioning.runtime.errors import UserError
+from captioning.training.split_evaluation import read_scores
+
+
+def evaluation_name(epoch: int) -> str:
+    return f"val_epoch{epoch:02d}"
+
+
+def best_epoch(folder: Path, last: int) -> int:
+    """By CIDEr + BLEU-4 on the validation split; of equals, and without scores, the latest."""
+
+    def quality(epoch: int) -> tuple[float, int]:
+        scores = read_scores(folder, evaluation_name(epoch)) or {}
+        missing = -math.inf  # a metric that could not be computed
+        return scores.get("CIDEr", missing) + scores.get("Bleu_4", missing), epoch
+
+    return max(range(last + 1), key=quality)
+
+
+def bleu_history(folder: Path, epochs: int) -> list[float]:
+    """BLEU-4 of those of the first so many epochs that were validated."""
+    found = [read_scores(folder, evaluation_name(epoch)) for epoch in range(epochs)]
+    return [scores["Bleu_4"] for scores in found if scores and "Bleu_4" in scores]
+
+
+def since_best(values: Sequence[float]) -> int:
+    """How many values have come after the highest, the first of equals."""
+    return len(values) - 1 - values.index(max(values)) if values else 0
+
+
+def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
+    """Why a run that has run so many epochs has no further one; None where it has."""
+    if epochs >= config.max_epoch:
+        return f"{folder} has run all of its {epochs} epochs"
+    waited = since_best(bleu_history(folder, epochs))
+    if config.early_stopping is not None and waited >= config.early_stopping:
+        return (
+            f"{folder} ended early, after {epochs} epochs: BLEU-4 was best {waited} validations "
+            f"before, and early_stopping is {config.early_stopping}"
+        )
+    return None
+
+
+def check_bleu(config: Config, unavailable: Mapping[str, str]) -> None:
+    """Raise UserError where BLEU-4 decides how a run goes on, and cannot be had.
+
+    unavailable: why, by metric, of those that this machine cannot compute.
+    """
+    if config.follows_bleu and "Bleu_4" in unavailable:
+        raise UserError(
+            f"{config.follows_bleu} goes by BLEU-4, but {unavailable['Bleu_4']}; install it, or "
+            f"leave {config.follows_bleu} as it is by default"
+        )
+
+
+def plateaus(values: Sequence[float], patience: int) -> int:
+    """How often more than `patience` values in a row were no higher than the best before them.
+
+    After each such time the count begins again, as in torch's ReduceLROnPlateau.
+    """
+    best, waited, found = -math.inf, 0, 0
+    for value in values:
+        waited = 0 if value > best else waited + 1
+        best = max(best, value)
+        if waited > patience:
+            found, waited = found + 1, 0
+    return found

@@ -1,0 +1,66 @@
+"""The keys of the classic captioners, and what does not go together."""
+
+import pytest
+
+from baselines import MODELS, SCHEDULES
+from captioning.config import load_config
+from captioning.config.classic_keys import ClassicKeys
+from captioning.runtime.errors import UserError
+
+MINIMAL = "image_root: a\nann_root: b\n"
+
+
+@pytest.fixture
+def minimal(tmp_path):
+    path = tmp_path / "least.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_models_and_schedules_are_those_of_the_package():
+    fields = ClassicKeys.model_fields
+    assert fields["model"].annotation.__args__ == ("blip", *MODELS)
+    assert fields["teacher_forcing"].annotation.__args__ == SCHEDULES
+
+
+def test_without_a_model_it_is_blip(minimal):
+    config = load_config(minimal)
+    assert (config.model, config.lr_schedule, config.optimizer) == ("blip", "cosine", "adamw")
+
+
+def test_an_image_of_any_size_suits_a_classic_captioner(minimal):
+    assert load_config(minimal, ["model=rnn", "image_size=100"]).image_size == 100
+    with pytest.raises(UserError, match="must be a multiple of 16"):
+        load_config(minimal, ["image_size=100"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=gru"], "model: found 'gru'"),
+        (["model=lstm", "attention_penalty=1"], "attention_penalty is 1.*lstm has no attention"),
+        (["model=lstm", "num_layers=2"], "num_layers is 2; lstm has one layer"),
+        (["model=sat", "teacher_forcing=exponential"], "teacher_forcing_k is 10.*below 1"),
+        (
+            ["model=sat", "teacher_forcing=inverse_sigmoid", "teacher_forcing_k=0.5"],
+            "teacher_forcing_k is 0.5.*1 or more",
+        ),
+        (["early_stopping=3", "metrics=[length]"], "early_stopping goes by BLEU-4"),
+        (["lr_schedule=plateau", "metrics=[length]"], "lr_schedule goes by BLEU-4"),
+    ],
+)
+def test_what_does_not_go_together(minimal, overrides, message):
+    with pytest.raises(UserError, match=message):
+        load_config(minimal, overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        *(("rnn_coco", "rnn"), ("lstm_coco", "lstm"), ("attn_coco", "attn"), ("sat_coco", "sat")),
+        *(("sat_flickr8k", "sat"), ("classic_cpu", "lstm"), ("classic_scenes", "sat")),
+    ],
+)
+def test_the_shipped_configurations_name_their_model(repository, name, model):
+    config = load_config(repository / "configs" / f"{name}.yaml")
+    assert (config.model, config.prompt) == (model, "")

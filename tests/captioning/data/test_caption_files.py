@@ -1,0 +1,132 @@
+"""Predictions and references in every format, and what is said of files that are in none."""
+
+import json
+
+import pytest
+
+from captioning.data.caption_files import (
+    match_ids,
+    read_predictions,
+    read_references,
+    with_references,
+)
+from captioning.runtime.errors import UserError
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a file, as JSON unless it is text, and gives its path."""
+
+    def write_file(content):
+        path = tmp_path / "file.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    return write_file
+
+
+def test_predictions(write):
+    entries = [{"image_id": 5, "caption": "a"}, {"image_id": "5", "caption": "", "score": 1.5}]
+    assert read_predictions(write(entries)) == {5: "a", "5": ""}
+    assert read_predictions(write(entries[:1] * 2)) == {5: "a"}
+    assert read_predictions(write("\ufeff" + json.dumps(entries[:1]))) == {5: "a"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (" \n", "the file is empty"),
+        ("[{]", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        (f'[{{"image_id": {"1" * 5000}}}]', "not valid JSON|entry 1"),
+        ({"5": "a"}, "expected a list of {image_id, caption}"),
+        ([], "nothing to score"),
+        ([{"image_id": 5, "caption": "a"}, "b"], "entry 2 has no image_id"),
+        ([{"image_id": True, "caption": "a"}], "entry 1 has no image_id"),
+        ([{"image_id": 5, "caption": None}], "entry 1 .image_id 5. has no caption text"),
+        ([{"image_id": 5, "caption": c} for c in "aab"], "image_id 5 occurs twice, with two"),
+    ],
+)
+def test_predictions_that_are_none(write, content, message):
+    path = write(content)
+    with pytest.raises(UserError, match=message) as error:
+        read_predictions(path)
+    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.json: no such file"):
+        read_predictions(tmp_path / "nowhere.json")
+    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+        read_references(tmp_path)
+    (tmp_path / "latin.json").write_bytes(b'["caf\xe9"]')
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_references(tmp_path / "latin.json")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {
+            "images": [{"id": 139}, {"id": 285}],
+            "annotations": [
+                {"image_id": 139, "caption": "a room", "id": 1},
+                {"image_id": 285, "caption": "a bear", "id": 2},
+                {"image_id": 139, "caption": "a table", "id": 3},
+            ],
+        },
+        [
+            {"image": "val2014/COCO_val2014_000000000139.jpg", "caption": ["a room", "a table"]},
+            {"image": "val2014/COCO_val2014_000000000285.jpg", "caption": "a bear"},
+        ],
+    ],
+    ids=["COCO ground truth", "BLIP annotation"],
+)
+def test_references(write, document):
+    assert read_references(write(document)) == {139: ["a room", "a table"], 285: ["a bear"]}
+
+
+def test_references_as_a_mapping(write):
+    mapping = {"139": ["a room", "a table"], "annotations": ["a bear"]}
+    assert read_references(write({"139": mapping["139"]})) == {"139": mapping["139"]}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "holds no reference captions"),
+        ([], "holds no reference captions"),
+        (3, "holds no reference captions"),
+        ({"annotations": []}, "holds no reference captions"),
+        ({"annotations": [{"caption": "a"}]}, "annotations: entry 1 has no image_id"),
+        ({"5": ["a"], "7": "b"}, "no reference captions under '7'"),
+        ({"5": []}, "no reference captions under '5'"),
+        ([{"caption": "a"}], "row 1 has no image"),
+    ],
+)
+def test_references_that_are_none(write, document, message):
+    with pytest.raises(UserError, match=message):
+        read_references(write(document))
+
+
+def test_ids_match_as_text():
+    references = {139: ["a"], 285: ["b"]}
+    assert match_ids({"139": "x"}, references) == {"139": ["a"]}
+    assert match_ids({139: "x"}, {"139": ["a"], "285": ["b"]}) == {139: ["a"]}
+    both = {139: ["a"], "139": ["b"]}
+    assert match_ids({139: "x", "139": "y"}, both) == both
+    mixed = {285: "x", "139": "x"}
+    assert match_ids(mixed, references) == {285: ["b"], "139": ["a"]}
+
+
+def test_predictions_without_references():
+    with pytest.raises(UserError, match="image_id 6 has a prediction but no reference captions"):
+        match_ids({5: "a", 6: "b", 7: "c"}, {5: ["a"]})
+    with pytest.raises(UserError, match="image_id 6 has a prediction but no reference captions"):
+        match_ids({5: "a", 6: "b"}, {5: ["a"], 6: []})
+    kept, lacking = with_references({5: "a", 6: "b", "7": "c"}, {7: ["c"], 5: ["a"], 6: []})
+    assert (kept, lacking) == ({5: "a", "7": "c"}, [6])
+    with pytest.raises(
+        UserError, match=r"no image id in common: the first ones are 5 and 'x\.jpg'"
+    ):
+        match_ids({5: "a"}, {"x.jpg": ["a"]})

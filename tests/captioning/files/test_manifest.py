@@ -1,0 +1,68 @@
+"""A large file is what its manifest says, or refused."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+
+from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
+from captioning.runtime.errors import UserError
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Return the path of a file with a manifest."""
+    path = tmp_path / "weights.pth"
+    with open(path, "wb") as file:
+        hashed = Hashed(file)
+        torch.save({"w": torch.arange(5000.0), "v": torch.ones(3)}, hashed)
+        write_manifest(hashed, path)
+    return path
+
+
+def test_a_manifest_is_of_the_bytes_on_disk(path):
+    content = path.read_bytes()
+    assert json.loads(manifest_path(path).read_text()) == {
+        "file": "weights.pth",
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    verify(path)
+
+
+@pytest.mark.parametrize("place", [0, 7000, -1])
+def test_one_changed_bit_is_found(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"weights.pth cannot be read: its bytes are not those"):
+        verify(path)
+
+
+def test_what_is_cut_off_is_found(path):
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.truncate(9000)
+    with pytest.raises(UserError, match=f"weights.pth cannot be read: it has 9000 of {size} bytes"):
+        verify(path)
+
+
+def test_a_manifest_that_cannot_be_read(path):
+    manifest_path(path).write_text("{")
+    with pytest.raises(UserError, match=r"weights.json cannot be read"):
+        verify(path)
+
+
+def test_a_file_of_before_there_were_manifests(path):
+    manifest_path(path).unlink()
+    path.write_bytes(b"whatever")
+    verify(path)
+
+
+def test_the_error_of_the_disk_is_remembered():
+    with open("/dev/full", "wb", buffering=0) as file:
+        hashed = Hashed(file)
+        with pytest.raises((OSError, RuntimeError)):
+            torch.save({"w": torch.ones(100)}, hashed)
+    assert hashed.problem.strerror == "No space left on device"

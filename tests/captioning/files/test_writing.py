@@ -1,0 +1,55 @@
+"""Files that are whole or not there."""
+
+import os
+import signal
+
+import pytest
+
+from captioning.files import writing
+
+
+def test_a_file_appears_when_the_block_has_ended_well(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with writing.staged(path) as file:
+        file.write(b"after")
+        file.flush()
+        assert path.read_bytes() == b"before"
+    assert path.read_bytes() == b"after"
+    with pytest.raises(ZeroDivisionError), writing.staged(path) as file:
+        file.write(b"half")
+        1 / 0  # noqa: B018
+    assert path.read_bytes() == b"after" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_is_on_disk_before_its_name_is_and_then_the_name(tmp_path, monkeypatch):
+    path, happened = tmp_path / "file", []
+    fsync, replace = os.fsync, os.replace
+
+    def note_sync(descriptor):
+        happened.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        fsync(descriptor)
+
+    def note_replace(*names):
+        happened.append("name")
+        replace(*names)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    with writing.staged(path) as file:
+        file.write(b"x")
+    assert happened == ["file", "name", "folder"]
+
+
+def test_what_a_killed_program_began_is_found(tmp_path):
+    folder = tmp_path / "result" / "val"
+    folder.mkdir(parents=True)
+    child = os.fork()
+    if child == 0:
+        with writing.staged(folder / "scores.json") as file:
+            file.write(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (folder / "own.staged").write_text("a file of the user's")
+    (found,) = writing.staged_files(tmp_path)
+    assert found.parent == folder and found.name == f".scores.json.{child}.staged"

@@ -1,0 +1,107 @@
+"""Differences of two programs' captions against the t test, and what is refused."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from captioning.evaluate import main
+from captioning.metrics.bootstrap import RESAMPLES, Estimate
+from captioning.metrics.compare_scores import compare, format_comparison, p_value, same_images
+from captioning.metrics.evaluator import Scores
+from captioning.runtime.errors import UserError
+
+
+def scores(**columns):
+    count = len(next(iter(columns.values())))
+    rows = {i: {name: values[i] for name, values in columns.items()} for i in range(count)}
+    return Scores({}, rows, {}, {})
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1, 0.2, -0.15])
+def test_p_is_that_of_the_normal_approximation(shift):
+    values = np.random.default_rng(1).normal(size=400)
+    values += shift - values.mean()
+    z = values.mean() / (values.std() / math.sqrt(400))
+    expected = math.erfc(abs(z) / math.sqrt(2))
+    assert p_value(values) == pytest.approx(expected, abs=0.03)
+
+
+def test_pairs_see_what_two_intervals_do_not():
+    random = np.random.default_rng(2)
+    images = random.normal(50, 20, size=200)  # easy and hard ones, the same for both
+    first, second = images + random.normal(0, 1, 200), images + 1 + random.normal(0, 1, 200)
+    found = compare(scores(CIDEr=first), scores(CIDEr=second))["CIDEr"]
+    assert found.difference == pytest.approx(second.mean() - first.mean())
+    assert 0 < found.low < found.difference < found.high
+    assert found.p == pytest.approx(1 / (1 + RESAMPLES)) and found.n == 200
+    back = compare(scores(CIDEr=second), scores(CIDEr=first))["CIDEr"]
+    assert (back.difference, back.p) == pytest.approx((-found.difference, found.p))
+
+
+def test_equal_captions_do_not_differ():
+    same = scores(CIDEr=[1.0, 2.0, 0.3])
+    found = compare(same, same)["CIDEr"]
+    assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)
+
+
+def test_a_single_image_has_no_p_and_no_interval():
+    found = compare(scores(CIDEr=[1.0]), scores(CIDEr=[2.0]))["CIDEr"]
+    assert (found.difference, found.low, found.high, found.p, found.n) == (1, None, None, None, 1)
+
+
+def test_what_a_set_has_alone_is_laid_side_by_side():
+    def diverse(value):
+        return Scores({"lex_div": Estimate(value, None, None, 3)}, {0: {"cap_len": 2.0}}, {}, {})
+
+    found = compare(diverse(0.4), diverse(1.0))
+    assert list(found) == ["cap_len", "lex_div"]
+    assert found["lex_div"].difference == pytest.approx(0.6) and found["lex_div"].p is None
+    assert format_comparison(found).splitlines()[2].split() == [
+        "Lex.",
+        "Div.",
+        "0.400",
+        "1.000",
+        "0.600",
+    ]
+
+
+def test_captions_without_a_value_are_left_out():
+    first = scores(PPL=[10.0, None, 30.0, 5.0], rank=[1, 2, 3, 4], ROUGE_L=[None] * 4)
+    second = scores(rank=[1, 2, 3, 5], PPL=[11.0, 2.0, None, 6.0], ROUGE_L=[1.0] * 4)
+    found = compare(first, second)
+    assert list(found) == ["PPL", "rank"]  # the table's order, then what has no column
+    assert (found["PPL"].first, found["PPL"].second, found["PPL"].n) == (7.5, 8.5, 2)
+    lines = format_comparison(found).splitlines()
+    assert lines[1].split()[:4] == ["PPL", "7.5", "8.5", "1.0"]
+    assert len(set(map(len, lines[:-1]))) == 1
+
+
+def test_the_second_takes_the_ids_and_the_order_of_the_first():
+    assert same_images({1: "a", 2: "b"}, {"2": "y", "1": ""}) == {1: "", 2: "y"}
+    assert list(same_images({2: "a", 1: "b"}, {1: "x", 2: "y"})) == [2, 1]
+    with pytest.raises(UserError, match="image_id 2 has a caption in the first file, none in"):
+        same_images({1: "a", 2: "b"}, {1: "x"})
+    with pytest.raises(UserError, match="image_id 3 has a caption in the second file, none in"):
+        same_images({1: "a"}, {1: "x", 3: "y"})
+
+
+def test_two_files_in_one_command(tmp_path, capsys):
+    captions = {"a.json": ["a man", "a", "a cat"], "b.json": ["a man rides", "a dog", "a cat"]}
+    for name, texts in captions.items():
+        entries = [{"image_id": i, "caption": text} for i, text in enumerate(texts)]
+        (tmp_path / name).write_text(json.dumps(entries))
+    (tmp_path / "references.json").write_text(json.dumps({str(i): ["a man"] for i in range(3)}))
+    files = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    rest = ["--references", str(tmp_path / "references.json"), "--metrics", "length"]
+    folder = tmp_path / "out"
+    assert main(["--compare", *files, *rest, "--output_dir", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:5] == ["Cap.", "Len.", "1.67", "2.33", "0.67"]
+    written = json.loads((folder / "comparison.json").read_text())
+    assert list(written["differences"]) == ["cap_len"]
+    assert written["differences"]["cap_len"]["n"] == 3 and "--compare" in written["command"]
+    for wrong in ([*files, *rest], rest, [files[0], "--compare", *files, *rest]):
+        with pytest.raises(SystemExit):
+            main(wrong)

@@ -1,0 +1,92 @@
+"""Captions scored by several evaluators, of which one that fails costs its own metrics alone."""
+
+import pytest
+
+from captioning.files import writing
+from captioning.metrics import diversity, evaluator
+from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.evaluator import Evaluator, Result, Scores, Settings
+from captioning.metrics.registry import build_evaluators
+from captioning.metrics.scoring import score, write_scores
+from captioning.runtime.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch, tmp_path):
+    """Score without Java: its start takes seconds, and its tokens are tested elsewhere."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_score_takes_results_or_a_mapping():
+    references = {5: ["a man on a horse"], 6: ["a cat"]}
+    results = [{"image_id": 5, "caption": "a man"}, {"image_id": 6, "caption": "a cat"}]
+    scores = score(results, references)
+    assert scores == score({5: "a man", 6: "a cat"}, references)
+    assert scores == score(results, {str(i): group for i, group in references.items()})
+    assert scores.per_image[6]["ROUGE_L"] == 1.0
+    with pytest.raises(UserError, match="nothing to score"):
+        score({}, references)
+
+
+class Broken(Evaluator):
+    names = ("scene_R@1", "scene_R@5")
+
+    def evaluate(self, captions):
+        raise UserError("no scene of image 5")
+
+
+class Undefined(Evaluator):
+    names = ("wrong_facts",)
+
+    def evaluate(self, captions):
+        nothing = Estimate(float("nan"), None, None, 2)
+        return Result({"wrong_facts": nothing}, {"wrong_facts": [None, None]}, {"scenes": 2})
+
+
+def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
+    monkeypatch.setattr(diversity, "zip", lambda *_: 1 / 0, raising=False)
+    own = [Broken(Settings()), Undefined(Settings())]
+    chosen = [*own, *build_evaluators(["diversity", "length"])]
+    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}, chosen)
+    assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
+    assert scores.per_image[5] == {"cap_len": 2, "wrong_facts": None}
+    undefined = scores.skipped.pop("wrong_facts")
+    assert "share" in undefined
+    assert scores.skipped == {
+        **dict.fromkeys(Broken.names, "no scene of image 5"),
+        **dict.fromkeys(diversity.Diversity.names, "ZeroDivisionError('division by zero')"),
+    }
+
+
+def test_captions_are_tokenized_once(monkeypatch):
+    calls = []
+
+    def tokenize(captions):
+        calls.append(captions)
+        return captions, "none"
+
+    monkeypatch.setattr(evaluator, "tokenize", tokenize)
+    scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"], 7: ["c"]})
+    assert calls == [{5: ["a man", "a"], 6: ["a", "b"]}]
+    assert scores.settings == {"tokenizer": "none"} and {"ttr", "CIDEr"} <= scores.metrics.keys()
+
+
+def test_ids_of_both_kinds_are_kept_apart():
+    predictions = {1: "a man", "two": "a dog", 3: "a cat and a dog", "3": ""}
+    scores = score(predictions, {**{i: ["a man"] for i in predictions}, "unused": ["no"]})
+    assert list(scores.per_image) == [1, "two", 3, "3"]
+    assert [values["cap_len"] for values in scores.per_image.values()] == [2, 2, 5, 0]
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    scores = Scores({"CIDEr": Estimate(1.0, 1.0, 1.0, 1)}, {1: {"CIDEr": 1.0}}, {}, {})
+    write_scores(tmp_path, scores, {1: "a cat"}, "first")
+    before = (tmp_path / "per_caption.jsonl").read_text()
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing.os, "replace", full_disk)
+    with pytest.raises(UserError, match="No space left on device"):
+        write_scores(tmp_path, scores, {1: "a dog"}, "second")
+    assert (tmp_path / "per_caption.jsonl").read_text() == before

@@ -1,0 +1,210 @@
+"""A run's checkpoints: whole or not there, newest found, oldest removed."""
+
+import os
+import resource
+import shutil
+import signal
+
+import pytest
+import torch
+
+from captioning.files.manifest import Hashed
+from captioning.models import checkpoints
+from captioning.runtime.errors import UserError
+
+
+def content(epoch):
+    return {"model": {"w": torch.full((3,), float(epoch))}, "optimizer": {}, "config": {}} | {
+        "epoch": epoch
+    }
+
+
+def save(folder, epoch):
+    checkpoints.save(content(epoch), checkpoints.epoch_path(folder, epoch))
+
+
+def test_the_newest_readable_one_is_found_and_others_named(tmp_path):
+    assert checkpoints.read_newest(tmp_path) is None
+    for epoch in (0, 9, 10, 100):
+        save(tmp_path, epoch)
+    assert checkpoints.read_newest(tmp_path)[1]["epoch"] == 100
+    path = checkpoints.epoch_path(tmp_path, 100)
+    path.write_bytes(path.read_bytes()[:200])
+    (tmp_path / "checkpoint_best.pth").write_bytes(b"")
+    path, newest, problems = checkpoints.read_newest(tmp_path)
+    assert path == checkpoints.epoch_path(tmp_path, 10)
+    assert newest["epoch"] == 10
+    assert len(problems) == 1 and "checkpoint_100.pth cannot be read" in problems[0]
+
+
+def test_no_readable_one_is_an_error(tmp_path):
+    checkpoints.epoch_path(tmp_path, 0).write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=r"none of the checkpoints in .* can be read"):
+        checkpoints.read_newest(tmp_path)
+
+
+def test_a_machine_without_the_folder_says_so(tmp_path):
+    with pytest.raises(UserError, match="must be on a disk that all machines share"):
+        checkpoints.read(tmp_path / "checkpoint_00.pth")
+
+
+def test_the_oldest_are_removed(tmp_path):
+    for epoch in range(5):
+        save(tmp_path, epoch)
+    checkpoints.remove_oldest(tmp_path, keep=2)
+    assert [path.stem for path in checkpoints.saved(tmp_path)] == [
+        "checkpoint_03",
+        "checkpoint_04",
+    ]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
+    save(tmp_path, 0)
+
+    def fail(obj, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(UserError, match=r"cannot write .*checkpoint_00.pth: .*No space left"):
+        save(tmp_path, 0)
+    monkeypatch.undo()
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint_00.pth", "checkpoint_00.json"}
+    assert checkpoints.read_newest(tmp_path)[1]["epoch"] == 0
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_best_survives_the_removal_of_its_epoch(tmp_path, monkeypatch, links):
+    if not links:
+
+        def refuse(source, target):
+            raise OSError("no links here")
+
+        monkeypatch.setattr(os, "link", refuse)
+    save(tmp_path, 0)
+    checkpoints.keep_as_best(tmp_path, 0)
+    save(tmp_path, 1)
+    checkpoints.epoch_path(tmp_path, 0).unlink()
+    best = torch.load(tmp_path / checkpoints.BEST)
+    assert best["epoch"] == 0
+    checkpoints.keep_as_best(tmp_path, 1)
+    assert torch.load(tmp_path / checkpoints.BEST)["epoch"] == 1
+
+
+def save_step(folder, epoch, step):
+    checkpoints.save(content(epoch) | {"within": {}}, checkpoints.step_path(folder, epoch, step))
+
+
+def test_those_of_steps_lie_between_those_of_epochs(tmp_path):
+    save(tmp_path, 0)
+    save(tmp_path, 1)
+    for epoch, step in ((1, 90), (1, 100), (0, 40), (2, 1000)):
+        save_step(tmp_path, epoch, step)
+    assert [path.stem.removeprefix("checkpoint_") for path in checkpoints.saved(tmp_path)] == [
+        *("00_step00000040", "00", "01_step00000090", "01_step00000100", "01", "02_step00001000")
+    ]
+    assert [path.stem for path in checkpoints.of_epochs(tmp_path)] == [
+        *("checkpoint_00", "checkpoint_01")
+    ]
+
+
+def test_two_of_all_are_kept_and_manifests_go_with_their_files(tmp_path):
+    for epoch in (0, 1, 2):
+        save_step(tmp_path, epoch, 10 * epoch + 5)
+        save(tmp_path, epoch)
+    save_step(tmp_path, 3, 35)
+    checkpoints.remove_oldest(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("checkpoint_01.json", "checkpoint_01.pth", "checkpoint_02.json", "checkpoint_02.pth"),
+        *("checkpoint_03_step00000035.json", "checkpoint_03_step00000035.pth"),
+    ]
+    save_step(tmp_path, 3, 36)
+    save_step(tmp_path, 3, 37)
+    checkpoints.remove_oldest(tmp_path, keep=2)
+    assert [path.stem for path in checkpoints.saved(tmp_path)][-2:] == [
+        *("checkpoint_03_step00000036", "checkpoint_03_step00000037")
+    ]
+
+
+def test_a_flipped_bit_is_noticed_and_the_file_set_aside(tmp_path):
+    for epoch in (0, 1):
+        save(tmp_path, epoch)
+    path = checkpoints.epoch_path(tmp_path, 1)
+    damaged = bytearray(path.read_bytes())
+    damaged[damaged.index(b"\x00\x00\x80?")] ^= 1  # a weight: the file loads as before
+    path.write_bytes(damaged)
+    assert torch.load(path)["epoch"] == 1
+    _, newest, problems = checkpoints.read_newest(tmp_path)
+    assert newest["epoch"] == 0
+    assert problems == [
+        f"passing over a checkpoint: {path} cannot be read: its bytes are not those that were "
+        "written"
+    ]
+    assert checkpoints.read_newest(tmp_path)[2] == []  # it is not counted any more
+    assert path.with_name("checkpoint_01.pth.bad").read_bytes() == damaged
+
+
+FILE_OPERATIONS = ("open", "fsync", "replace", "unlink", "link")
+
+
+def die_at(count):
+    """Let this process kill itself before its file operation of this number, from 0."""
+    operations = iter(range(count + 1))
+
+    def counted(operation):
+        def call(*arguments, **settings):
+            if next(operations) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return operation(*arguments, **settings)
+
+        return call
+
+    for name in FILE_OPERATIONS:
+        setattr(os, name, counted(getattr(os, name)))
+    Hashed.write = counted(Hashed.write)
+
+
+def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_path):
+    """And two after a complete save; what is left over goes when the run is resumed."""
+    for epoch in (0, 1):
+        save(tmp_path, epoch)
+    for count in range(100):
+        folder = tmp_path / str(count)
+        shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("[0-9]*"))
+        child = os.fork()
+        if child == 0:
+            die_at(count)
+            save_step(folder, 2, 25)
+            checkpoints.remove_oldest(folder, 2)
+            checkpoints.keep_as_best(folder, 1)
+            os._exit(0)
+        killed = os.waitpid(child, 0)[1] == signal.SIGKILL
+        checkpoints.tidy(folder)
+        path, newest, problems = checkpoints.read_newest(folder)
+        assert not problems and path.with_suffix(".json").exists()
+        assert newest["epoch"] in (1, 2)
+        assert torch.equal(newest["model"]["w"], torch.full((3,), float(newest["epoch"])))
+        left = {file.name for file in folder.iterdir()} - {checkpoints.BEST}
+        assert len(left) == 2 * len(checkpoints.saved(folder)) >= 4, left
+        if not killed:
+            break
+    assert not killed and count > 15 and newest["epoch"] == 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 3000, 30_000])
+def test_a_file_that_the_system_does_not_let_grow(tmp_path, size):
+    """A real refusal in mid-file: one line, and what was there is as it was."""
+    save(tmp_path, 0)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        large = content(1) | {"optimizer": {"m": torch.ones(20_000)}}
+        try:
+            checkpoints.save(large, checkpoints.epoch_path(tmp_path, 1))
+        except UserError as error:
+            told = str(error) == f"cannot write {tmp_path / 'checkpoint_01.pth'}: File too large"
+            os._exit(0 if told else 3)
+        os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -1,0 +1,69 @@
+"""Captions of many images: each once, in order, and none for those that cannot be read."""
+
+import shutil
+
+import pytest
+import torch
+
+from BLIP.inference import inference_copy
+from captioning.config import load_config
+from captioning.data import read_split
+from captioning.models.build import captioner_from
+from captioning.models.generation import caption_images
+from captioning.runtime.errors import UserError
+
+
+@pytest.fixture
+def caption(scenes_config, scenes, tmp_path):
+    """Return a function that captions the test split from a copy of the images, some damaged."""
+
+    def call(*overrides, damaged=()):
+        root = tmp_path / "scenes"
+        shutil.copytree(scenes, root, dirs_exist_ok=True)
+        for name in damaged:
+            (root / "images" / name).write_bytes(b"not an image")
+        config = load_config(scenes_config, [f"image_root={root}", *overrides])
+        captioner, _ = captioner_from(config, None)
+        samples = read_split(config, "test")
+        return caption_images(captioner, samples, config, torch.device("cpu"), "captions")
+
+    return call
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_image_once_and_in_order(caption, workers):
+    results = caption("eval_batch_size=3", f"num_workers={workers}")
+    assert [result["image_id"] for result in results] == list(range(29, 36))
+    assert all(isinstance(result["caption"], str) for result in results)
+
+
+def test_images_that_cannot_be_read_have_no_caption(caption, capsys):
+    damaged = ["scene_000029.png", "scene_000033.png"]
+    results = caption("skip_bad_images=true", "eval_batch_size=1", damaged=damaged)
+    assert [result["image_id"] for result in results] == [30, 31, 32, 34, 35]
+    assert "2 of 7 images could not be read" in capsys.readouterr().err
+
+
+def test_or_stop_the_run(caption):
+    with pytest.raises(UserError, match=r"scene_000033\.png"):
+        caption(damaged=["scene_000033.png"])
+
+
+def test_weights_are_cast_once_for_all_batches(caption, monkeypatch):
+    made = []
+
+    def counted(captioner, dtype, compiled):
+        made.append((dtype, compiled))
+        return inference_copy(captioner, dtype, compiled)
+
+    monkeypatch.setattr("captioning.models.generation.inference_copy", counted)
+    results = caption("eval_batch_size=2", "precision=bf16")
+    assert [result["image_id"] for result in results] == list(range(29, 36))
+    assert made == [(torch.bfloat16, False)]
+
+
+def test_compiled_captions_are_the_same(caption, quick_compiler):
+    """With a smaller last batch, 7 images in batches of 3."""
+    compiled = caption("eval_batch_size=3", "compile=true")
+    assert quick_compiler.frame_count > 1  # the encoder and the step
+    assert compiled == caption("eval_batch_size=3")

@@ -1,0 +1,66 @@
+"""Captions word by word: probabilities against predictions and scores, pieces joined."""
+
+import pytest
+import torch
+
+from baselines import ImageEncoder, Vocabulary, build_classic
+from captioning.models.word_by_word import END, tell, whole_words
+from decoding import DecodingSettings
+
+BEAM = DecodingSettings(max_length=9, min_length=6, num_beams=2)
+SAMPLED = DecodingSettings(max_length=9, min_length=4, sample=True, temperature=0.5, top_k=3)
+
+
+def by_teacher_forcing(captioner, image, caption):
+    """The probability of each token of a caption, read from its text, as in training."""
+    logits, labels = captioner.predictions(image.unsqueeze(0), [[caption]])
+    return logits[0].double().softmax(-1)[range(labels.size(1)), labels[0]]
+
+
+@pytest.mark.parametrize("settings", [BEAM, SAMPLED], ids=["beam", "sampled"])
+def test_probabilities_are_those_of_teacher_forcing(make_captioner, settings):
+    captioner = make_captioner(prompt="a picture ")
+    # No special token but the end, and no piece, so that the text has the tokens that were said.
+    with torch.no_grad():
+        kept = [captioner.tokenizer.end, *captioner.tokenizer.bert("dog cat red on").input_ids[1:]]
+        bias = captioner.text_decoder.cls["predictions"].bias
+        bias += torch.full_like(bias, -100).index_fill(0, torch.tensor(kept), 0)
+    image = torch.randn(3, 48, 48)
+    told = tell(captioner, image, settings)
+    assert " ".join(word for word in told.words if word != END) == told.caption
+    expected = by_teacher_forcing(captioner, image, told.caption)[: len(told.words)]
+    torch.testing.assert_close(told.probabilities, expected, rtol=1e-4, atol=1e-7)
+    assert told.gaze.shape == (len(told.words), 3, 3)
+
+
+@pytest.mark.parametrize("model", ["lstm", "sat"])
+def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
+    words = Vocabulary(["a", "dog", "runs"])
+    captioner = build_classic(model, ImageEncoder("shufflenet_v2_x0_5", grid=2), words).eval()
+    settings = DecodingSettings(max_length=7, min_length=4, num_beams=2)
+    image = torch.randn(3, 64, 64)
+    told = tell(captioner, image, settings)
+    ids = captioner.generate_details(image.unsqueeze(0), settings).token_ids[0, 0]
+    length = int((ids != words.end).sum())
+    assert told.probabilities.log().sum().item() == pytest.approx(told.score * length, rel=1e-5)
+    assert (told.gaze is None) == (model == "lstm")
+
+
+def test_pieces_of_a_word_are_one(make_captioner):
+    tokenizer = make_captioner().tokenizer
+    ids = [*tokenizer.bert.convert_tokens_to_ids(["dog", "##s", "on"]), tokenizer.end]
+    assert whole_words(tokenizer, torch.tensor(ids)) == (["dogs", "on", END], [[0, 1], [2], [3]])
+
+
+def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_captioner):
+    captioner = make_captioner()
+    tokenizer = captioner.tokenizer
+    with torch.no_grad():  # nothing but "##s" is ever said
+        bias = captioner.text_decoder.cls["predictions"].bias
+        bias[tokenizer.bert.convert_tokens_to_ids("##s")] += 8
+    settings = DecodingSettings(max_length=8, min_length=0, num_beams=1)
+    told = tell(captioner, torch.randn(3, 48, 48), settings)
+    assert told.words == ["##s" + "s" * (8 - len(captioner.prompt_ids) - 1)]
+    total = 8 * told.score  # greedy: the sum of all log-probabilities over the length
+    assert told.probabilities.log().sum().item() == pytest.approx(total, rel=1e-4)
+    torch.testing.assert_close(told.gaze.sum((1, 2)), torch.ones(1))

@@ -1,0 +1,228 @@
+"""Two processes on gloo: the gradient, the captions and the errors of one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+
+TORCHRUN = ["-m", "captioning.launch", "--standalone", "--nproc_per_node"]
+
+
+@pytest.fixture
+def launch(repository):
+    """Return a function that runs Python with arguments in so many processes."""
+
+    def call(processes, *arguments):
+        command = [sys.executable, *([] if processes == 1 else [*TORCHRUN, str(processes)])]
+        environment = {**os.environ, "PYTHONPATH": str(repository)}
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            env=environment,
+            cwd=repository,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    return call
+
+
+def gradient(launch, scenes_config, folder, processes, *overrides):
+    script = Path(__file__).with_name("first_gradient.py")
+    overrides = ["max_epoch=1", *overrides]
+    result = launch(processes, script, scenes_config, folder, *overrides)
+    assert result.returncode == 0, result.stderr
+    return [torch.load(folder / f"gradient_{rank}.pth") for rank in range(processes)]
+
+
+def test_two_processes_give_the_gradient_of_the_joined_batch(launch, scenes_config, tmp_path):
+    """Also when each of them accumulates: 1 x 24 = 2 x 12 = 2 x 3 x 4 images."""
+    (joined,) = gradient(launch, scenes_config, tmp_path / "one", 1, "batch_size=24")
+    for name, overrides in {
+        "two": ["batch_size=12"],
+        "accumulated": ["batch_size=4", "accumulation_steps=3"],
+    }.items():
+        both = gradient(launch, scenes_config, tmp_path / name, 2, *overrides)
+        torch.testing.assert_close(both[0], both[1], rtol=0, atol=0)
+        torch.testing.assert_close(both[0], joined, rtol=1e-4, atol=1e-6)
+
+
+CLASSIC = [
+    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "image_size=64"),
+    *("embed_dim=16", "hidden_dim=16", "attention_dim=8", "prompt=''", "metrics=[length]"),
+    *("clip_grad_norm=1", "log_every=1", "objective={mle: 0.5, smile: 0.5}"),
+]
+
+
+@pytest.mark.parametrize("model", [["model=sat", "attention_penalty=1"], ["model=lstm"]])
+def test_two_processes_train_a_classic_captioner_as_one(launch, scenes_config, tmp_path, model):
+    """Three steps of 8 images: in one process, in two, and in two that accumulate."""
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    first, ends, losses = {}, {}, {}
+    for name, processes, *overrides in [
+        ("one", 1, "batch_size=8"),
+        ("two", 2, "batch_size=4"),
+        ("accumulated", 2, "batch_size=2", "accumulation_steps=2"),
+    ]:
+        folder, more = tmp_path / name, [*CLASSIC, *model, *overrides]
+        first[name] = gradient(launch, scenes_config, folder, processes, *more)[0]
+        ends[name] = [torch.load(folder / f"weights_{rank}.pth") for rank in range(processes)]
+        log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        parts = {"loss", "mle", "smile", "attention", "grad_norm"} & log[0].keys()
+        steps = [line for line in log if line["event"] == "step"]
+        losses[name] = torch.tensor([[line[part] for part in sorted(parts)] for line in steps])
+    assert losses["one"].shape == (3, 3 + len(model))
+    for name in ("two", "accumulated"):
+        torch.testing.assert_close(first[name], first["one"], **close)
+        torch.testing.assert_close(losses[name], losses["one"], **close)
+        torch.testing.assert_close(ends[name][0], ends[name][1], rtol=0, atol=0)
+        for key, value in first["one"].items():
+            # Where a gradient is all but 0, rounding decides where AdamW goes.
+            there = value.abs() > 1e-3
+            torch.testing.assert_close(
+                ends[name][0][key][there], ends["one"][0][key][there], **close
+            )
+
+
+def test_training_and_evaluation_in_two_processes(
+    launch, scenes_config, clip_folder, gpt2_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    models = [f"clip_model={clip_folder}", f"ppl_model={gpt2_folder}"]
+    train = ["-m", "captioning.train", "--config", scenes_config]
+    result = launch(2, *train, "--output_dir", tmp_path, "max_epoch=1", "batch_size=4")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("the weights are made up") == 1  # printed once
+    captions, scores = [], []
+    for processes in (1, 2):
+        evaluate = ["--output_dir", tmp_path, "--evaluate", "--eval_split", "test", *models]
+        metrics = "metrics=[length, clipscore, retrieval, perplexity]"
+        result = launch(processes, *train, *evaluate, metrics, "batch_size=3")
+        assert result.returncode == 0, result.stderr
+        assert f"loaded {tmp_path / 'checkpoint_best.pth'}: every key matched" in result.stderr
+        captions.append(json.loads((tmp_path / "result" / "test.json").read_text()))
+        content = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
+        scores.append((content["metrics"], content["settings"], content["skipped"]))
+    assert captions[0] == captions[1]
+    assert scores[0] == scores[1] and "PPL" in scores[0][0] and "R@1" in scores[0][0]
+    assert [entry["image_id"] for entry in captions[0]] == list(range(29, 36))
+
+
+def test_running_statistics_are_those_of_rank_0(launch, tmp_path):
+    script = tmp_path / "share.py"
+    script.write_text(
+        "import sys, torch\n"
+        "from captioning import distributed\n"
+        "distributed.start('cpu')\n"
+        "layer = torch.nn.BatchNorm1d(3)\n"
+        "layer.running_mean.fill_(5 + distributed.rank())\n"
+        "distributed.share_buffers(layer)\n"
+        "torch.save(layer.running_mean, f'{sys.argv[1]}/{distributed.rank()}.pth')\n"
+        "distributed.stop()\n"
+    )
+    done = launch(2, script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(torch.load(tmp_path / f"{rank}.pth").tolist() == [5, 5, 5] for rank in range(2))
+
+
+def test_an_error_on_one_process_ends_both(launch, scenes, scenes_config, tmp_path):
+    """Each image is in an epoch once, so that one of them alone meets the damaged one."""
+    broken = tmp_path / "scenes"
+    broken.mkdir()
+    for path in scenes.glob("*.json"):
+        (broken / path.name).write_text(path.read_text())
+    (broken / "images").mkdir()
+    for path in (scenes / "images").iterdir():
+        (broken / "images" / path.name).write_bytes(path.read_bytes())
+    (broken / "images" / "scene_000007.png").write_bytes(b"")
+    result = launch(
+        2,
+        *("-m", "captioning.train", "--config", scenes_config, f"image_root={broken}"),
+        *("--output_dir", tmp_path / "run", "batch_size=4"),
+    )
+    assert result.returncode == 2
+    errors = [line for line in result.stderr.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1 and "scene_000007.png" in errors[0], result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_error_of_all_is_said_once(launch, scenes_config, tmp_path):
+    train = ["-m", "captioning.train", "--config", scenes_config, "--output_dir", tmp_path]
+    for override in ("num_beam=3", "pretrained=absent.pth"):
+        result = launch(2, *train, override)
+        assert result.returncode == 2
+        assert result.stderr.lower().count("error") == 1, result.stderr
+
+
+# In one alone: two that print at once would print into each other's lines.
+BUG_IN_ONE = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise RuntimeError("a bug")
+time.sleep(100)
+"""
+
+
+def test_a_bug_keeps_its_traceback(launch, tmp_path):
+    (tmp_path / "bug.py").write_text(BUG_IN_ONE)
+    result = launch(2, tmp_path / "bug.py")
+    assert result.returncode == 1
+    assert "RuntimeError: a bug" in result.stderr
+
+
+def test_without_torchrun_there_is_one_process():
+    device = distributed.start("cpu")
+    assert device.type == "cpu"
+    assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert distributed.gather_on_main("x") == ["x"]
+    with distributed.first_on_each_machine():
+        distributed.barrier()
+    distributed.stop()
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """A machine of four GPUs as far as `start` can see, and what it asked of them."""
+    asked = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: asked.update(index=index))
+    monkeypatch.setattr(
+        distributed.dist,
+        "init_process_group",
+        lambda backend, **settings: asked.update(backend=backend, **settings),
+    )
+    return asked
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_each_of_several_processes_has_its_own_gpu(four_gpus, monkeypatch, device):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert distributed.start(device) == torch.device("cuda", 3)
+    assert (four_gpus["index"], four_gpus["backend"]) == (3, "nccl")
+    assert four_gpus["device_id"] == torch.device("cuda", 3)
+
+
+def test_one_gpu_is_not_for_several_processes(four_gpus, monkeypatch):
+    assert distributed.start("cuda:1") == torch.device("cuda", 1)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UserError, match="cuda:1 is one GPU for 4 processes; use cuda"):
+        distributed.start("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("gpu", "device: 'gpu' is no device"), ("cuda:99", "was asked for, but there")],
+)
+def test_a_device_that_is_not_there_is_one_line(device, message):
+    with pytest.raises(UserError, match=message) as error:
+        distributed.start(device)
+    assert "\n" not in str(error.value)

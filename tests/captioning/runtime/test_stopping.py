@@ -1,0 +1,113 @@
+"""Signals set a flag, and nothing else; those who work look at it."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch
+
+from captioning.data.loader import Loader
+from captioning.runtime import distributed, stopping
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_a_signal_sets_the_flag_within_the_block(number):
+    before = signal.getsignal(number)
+    with stopping.watch():
+        assert stopping.asked() is None
+        os.kill(os.getpid(), number)
+        assert stopping.asked() == {signal.SIGINT: "Ctrl-C"}.get(number, number.name)
+    assert signal.getsignal(number) == before
+    with stopping.watch():
+        assert stopping.asked() is None
+
+
+def test_ctrl_c_twice_ends_at_once():
+    with pytest.raises(KeyboardInterrupt), stopping.watch():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_death_of_torchrun_is_a_request(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    with stopping.watch():
+        assert stopping.asked() is None
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert stopping.asked() == "the launcher's death"
+
+
+def test_the_death_of_a_sweep_is_a_request_even_before_it_is_looked_for(monkeypatch):
+    monkeypatch.setenv(stopping.PARENT, str(os.getppid()))
+    with stopping.watch():
+        assert stopping.asked() is None
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert stopping.asked() == "the launcher's death"
+    with stopping.watch():
+        assert stopping.asked() == "the launcher's death"
+
+
+def test_without_torchrun_the_death_of_a_parent_is_none(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with stopping.watch():
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert stopping.asked() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked by Linux's prctl")
+def test_a_program_that_takes_no_signals_ends_with_its_launcher_too(monkeypatch):
+    monkeypatch.setenv(stopping.PARENT, str(os.getppid()))
+    with stopping.ended_with_launcher():
+        assert death_signal() == signal.SIGKILL
+    assert death_signal() == 0
+    monkeypatch.setenv(stopping.PARENT, str(os.getpid()))  # is not its parent, as if that were dead
+    with pytest.raises(stopping.Stopped), stopping.ended_with_launcher():
+        raise AssertionError("the block was entered")
+    assert death_signal() == 0
+
+
+def death_signal():
+    """What this process gets when its parent dies."""
+    PR_GET_PDEATHSIG = 2
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
+    return number.value
+
+
+def test_batches_end_at_the_first_look_after_a_request():
+    seen = []
+    with pytest.raises(stopping.Stopped), stopping.watch():
+        for batch in distributed.until_asked([1, 2, 3, 4], 4):
+            seen.append(batch)
+            if batch == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+    assert seen == [1, 2]
+    with stopping.watch():
+        assert list(distributed.until_asked([1, 2], 3)) == [1, 2]
+
+
+class Items(torch.utils.data.Dataset):
+    """Each says which process made it, after a while."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return {"image": torch.tensor(os.getpid()), "index": index, "unreadable": []}
+
+
+def test_processes_that_load_data_leave_signals_alone():
+    loader = Loader(Items(), [[index] for index in range(12)], num_workers=2)
+    found, workers = [], set()
+    for batch in loader:
+        found += batch["index"]
+        workers.add(int(batch["image"]))
+        if len(found) == 3:
+            for worker in workers:
+                for number in stopping.SIGNALS:
+                    os.kill(worker, number)
+    assert found == list(range(12)) and len(workers) == 2 and os.getpid() not in workers

@@ -1,0 +1,266 @@
+"""The classic captioners in a run: trained, saved with their words, resumed, captioning, scored."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+from captioning import calibrate, train
+from captioning.config import load_config
+from captioning.models.build import captioner_from
+from captioning.runtime.errors import UserError
+from captioning.training import fine_tuning
+from captioning.training.fine_tuning import FineTuning
+
+CPU = torch.device("cpu")
+CLASSIC = [
+    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "image_size=64"),
+    *("embed_dim=16", "hidden_dim=16", "attention_dim=8", "dropout=0.1", "max_epoch=2"),
+    *("batch_size=8", "log_every=1", "prompt=''", "metrics=[length, facts]"),
+]
+
+
+@pytest.fixture
+def overrides(scenes):
+    return [*CLASSIC, f"facts_file={scenes / 'scenes.json'}"]
+
+
+@pytest.fixture
+def run(scenes_config, tmp_path, overrides):
+    """Return a function that sets up a run of a model, in a folder of the test."""
+
+    def make(model, *more, folder="run"):
+        flags = {"output_dir": str(tmp_path / folder)}
+        chosen = [*overrides, f"model={model}", *more]
+        return FineTuning(load_config(scenes_config, chosen, flags), CPU)
+
+    return make
+
+
+def lines(folder, event):
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in log if line["event"] == event]
+
+
+@pytest.mark.parametrize("model", ["rnn", "lstm", "attn", "sat"])
+def test_a_run_of_each_learns_and_its_checkpoint_captions(run, model, scenes_config, overrides):
+    tuning = run(model, "objective={mle: 0.5, smile: 0.5}")
+    tuning.run()
+    steps = lines(tuning.folder, "step")
+    assert len(steps) == 6 and steps[-1]["loss"] < steps[0]["loss"]
+    saved = torch.load(tuning.folder / "checkpoint_best.pth", weights_only=True)
+    assert saved["vocabulary"] == tuning.captioner.tokenizer.words
+    evaluated = train.main(
+        [
+            *("--config", str(scenes_config), "--output_dir", str(tuning.folder), "--evaluate"),
+            *("--eval_split", "test", "--device", "cpu", *overrides, f"model={model}"),
+        ]
+    )
+    assert evaluated == 0
+    captions = json.loads((tuning.folder / "result" / "test.json").read_text())
+    known = {*saved["vocabulary"]}
+    assert len(captions) == 7
+    assert all(set(entry["caption"].split()) <= known for entry in captions)
+
+
+def test_a_resumed_run_ends_as_the_undisturbed_one(run, monkeypatch):
+    more = ["teacher_forcing=linear", "teacher_forcing_k=2", "attention_penalty=0.5"]
+    run("sat", *more, folder="whole").run()
+    interrupted = run("sat", *more, folder="resumed")
+    interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
+    interrupted.run()
+    again = run("sat", *more, folder="resumed")
+    assert again.place.epoch == 1
+    again.run()
+    whole, resumed = (
+        torch.load(again.folder.parent / name / "checkpoint_01.pth", weights_only=True)
+        for name in ("whole", "resumed")
+    )
+    for key, value in whole["model"].items():
+        assert torch.equal(value, resumed["model"][key]), key
+    assert {"loss", "mle", "attention"} <= lines(again.folder, "epoch")[-1].keys()
+
+
+def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_config, overrides):
+    tuning = run("lstm", "max_epoch=1", "objective=mle")
+    tuning.run()
+    best = str(tuning.folder / "checkpoint_best.pth")
+    # The training captions of this configuration would make a vocabulary of its own.
+    other = load_config(
+        scenes_config, [*overrides, "model=lstm", "vocabulary_size=9", "encoder_weights=default"]
+    )
+    captioner, line = captioner_from(other, best)
+    assert captioner.tokenizer.words == tuning.captioner.tokenizer.words
+    assert "every key matched" in line
+    for key, value in captioner.state_dict().items():
+        assert torch.equal(value, tuning.captioner.state_dict()[key])
+
+
+def test_another_model_is_told_in_one_line(run, scenes_config, overrides):
+    tuning = run("lstm", "max_epoch=1", "objective=mle")
+    tuning.run()
+    for model in ("attn", "blip"):
+        config = load_config(scenes_config, [*overrides, f"model={model}"])
+        with pytest.raises(UserError, match="is not of this model") as error:
+            captioner_from(config, str(tuning.folder / "checkpoint_best.pth"))
+        assert "\n" not in str(error.value)
+
+
+def test_a_vocabulary_of_word_pieces(run, scenes):
+    tuning = run("attn", "vocabulary=wordpiece", "max_epoch=1", "prompt='a picture of '")
+    tuning.run()
+    saved = torch.load(tuning.folder / "checkpoint_00.pth", weights_only=True)
+    assert "vocabulary" not in saved
+    pieces = len((scenes / "vocab.txt").read_text().split())
+    assert saved["model"]["decoder.head.weight"].size(0) == pieces + 2
+
+
+def test_the_encoder_has_its_rate_and_the_decoder_its_schedule(run):
+    tuning = run(
+        "lstm", "encoder_lr=1e-4", "lr_schedule=exponential", "lr_decay=0.5", "init_lr=1e-2"
+    )
+    tuning.run()
+    rates = [group["lr"] for group in tuning.optimizer.param_groups]
+    assert rates == pytest.approx([5e-3, 5e-5])
+    logged = [line["learning_rate"] for line in lines(tuning.folder, "step")]
+    assert logged == pytest.approx([1e-2] * 3 + [5e-3] * 3)
+
+
+def test_gradients_are_clipped_by_value(run, monkeypatch):
+    tuning = run("lstm", "clip_grad_value=1e-3")
+    largest = []
+    step = tuning.optimizer.step
+
+    def look(*arguments, **named):
+        parameters = [p for group in tuning.optimizer.param_groups for p in group["params"]]
+        largest.append(max(p.grad.abs().max().item() for p in parameters if p.grad is not None))
+        return step(*arguments, **named)
+
+    monkeypatch.setattr(tuning.optimizer, "step", look)
+    tuning._train_epoch(0)
+    assert max(largest) == pytest.approx(1e-3)
+
+
+def bleu_by_epoch(monkeypatch, values):
+    """Let validations find these values of BLEU-4, None for one that could not be computed."""
+
+    def scored(self, captioner, name):
+        path = self.folder / "result" / name / "metrics.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        value = values[int(name[-2:])]
+        scores = {"CIDEr": 0.5} if value is None else {"CIDEr": 0.5, "Bleu_4": value}
+        path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
+        return scores
+
+    monkeypatch.setattr(fine_tuning.SplitEvaluation, "run", scored)
+
+
+@pytest.mark.parametrize(
+    ("more", "epochs", "rates"),
+    [
+        (["early_stopping=2"], 4, [1, 1, 1, 1]),
+        (["lr_schedule=plateau", "lr_patience=0", "lr_decay=0.5"], 6, [1, 1, 1, 0.5, 0.25, 0.25]),
+    ],
+)
+def test_validation_bleu_lowers_the_rate_and_ends_the_run(run, monkeypatch, more, epochs, rates):
+    bleu_by_epoch(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.4, 0.2])
+    lr = ["lr_schedule=exponential", "lr_decay=1"]
+    tuning = run("lstm", "max_epoch=6", "init_lr=1.0e-3", "metrics=[coco, length]", *lr, *more)
+    tuning.run()
+    logged = [line["learning_rate"] for line in lines(tuning.folder, "step")]
+    assert logged[::3] == pytest.approx([rate * 1e-3 for rate in rates])
+    assert len(logged) == 3 * epochs
+
+
+GOES_BY_BLEU = ["max_epoch=6", "metrics=[coco, length]", "early_stopping=1"]
+
+
+def test_a_run_that_ended_early_is_left_as_it_is(run, monkeypatch, capsys):
+    bleu_by_epoch(monkeypatch, [0.3, 0.2, 0.4])
+    first = run("lstm", *GOES_BY_BLEU)
+    first.run()
+    ended = "ended early, after 2 epochs: BLEU-4 was best 1 validations before"
+    assert capsys.readouterr().err.count(ended) == 1
+    (first.folder / "run.json").write_text("the record of the first run")
+    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    run("lstm", *GOES_BY_BLEU, "log_every=2").run()
+    shown = capsys.readouterr().err
+    assert shown.count(ended) == 1 and "resuming" not in shown
+    after = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    assert before == after
+    more = run("lstm", *GOES_BY_BLEU[:2], "early_stopping=2", "max_epoch=3")
+    more.run()  # with more patience it goes on
+    assert "resuming from" in capsys.readouterr().err
+    assert (more.folder / "checkpoint_02.pth").exists()
+    assert "the first run" not in (more.folder / "run.json").read_text()
+
+
+def test_a_validation_without_bleu_is_told(run, monkeypatch, capsys):
+    bleu_by_epoch(monkeypatch, [0.3, None, 0.2])
+    run("lstm", *GOES_BY_BLEU).run()
+    shown = capsys.readouterr().err
+    assert shown.count("no BLEU-4 here: early_stopping does not count this epoch") == 1
+    assert "ended early, after 3 epochs" in shown
+
+
+@pytest.mark.parametrize("key", ["early_stopping=2", "lr_schedule=plateau"])
+def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
+    find = importlib.util.find_spec
+    hidden = {"pycocoevalcap"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name in hidden else find(name)
+    )
+    message = f"{key.split('=')[0]} goes by BLEU-4, but pycocoevalcap is not installed"
+    with pytest.raises(UserError, match=message):
+        run("lstm", "metrics=[coco, length]", key)
+    run("lstm", "metrics=[coco, length]")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["encoder_lr=0"], "encoder_weights is none and encoder_lr 0: the image encoder would st"),
+        (["image_size=8", "encoder=squeezenet1_1"], "image_size is 8, too small for squeezenet1"),
+        (["image_size=32", "batch_size=1"], "batch_size is 1; shufflenet_v2_x0_5 normalises over"),
+        (["max_length=1", "min_length=1"], "max_length is 1; with this prompt, of 1 tok.* or more"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(run, more, message):
+    with pytest.raises(UserError, match=message) as error:
+        run("lstm", *more)
+    assert "\n" not in str(error.value)
+
+
+def test_a_frozen_encoder_may_have_come_from_a_checkpoint(run):
+    tuning = run("lstm", "max_epoch=1", "objective=mle", folder="first")
+    tuning.run()
+    best = tuning.folder / "checkpoint_best.pth"
+    frozen = run("lstm", "encoder_lr=0", f"pretrained={best}", "max_epoch=1", "batch_size=1")
+    frozen.close()
+
+
+def test_an_lstm_of_float16_on_a_cpu_is_one_line(scenes_config, overrides, tmp_path, capsys):
+    settings = [*overrides, "precision=fp16"]
+    command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), "--device", "cpu"]
+    assert train.main([*command, *settings, "model=lstm"]) == 2
+    assert "precision is fp16, which an LSTM has on a GPU alone" in capsys.readouterr().err
+    assert train.main([*command, *settings, "model=sat", "max_epoch=1"]) == 0
+
+
+@pytest.mark.slow
+def test_under_compile_the_loop_over_words_stays_as_it_is(run):
+    tuning = run("sat", "compile=true", "max_epoch=1", "dropout=0")
+    assert tuning.captioner.encoder._compiled_call_impl is not None
+    assert tuning.captioner.decoder._compiled_call_impl is None
+    tuning.run()
+
+
+def test_the_likelihood_of_a_run(run, capsys):
+    tuning = run("attn", "max_epoch=1", "objective=mle")
+    tuning.run()
+    capsys.readouterr()
+    best = str(tuning.folder / "checkpoint_best.pth")
+    assert calibrate.main(["--checkpoint", best, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "of 5 images of val" in out and "unigram model" in out and "temperature=" in out

@@ -1,0 +1,295 @@
+"""Fine-tuning on a small data set: what it writes, resumes, weights and refuses."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.data import normalise
+from captioning.runtime.errors import UserError
+from captioning.training import fine_tuning
+from captioning.training.fine_tuning import FineTuning
+
+CPU = torch.device("cpu")
+NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
+
+
+@pytest.fixture
+def run(scenes_config, tmp_path):
+    """Return a function that sets up a run with overrides, in a folder of the test."""
+
+    def make(*overrides, folder="run"):
+        flags = {"output_dir": str(tmp_path / folder)}
+        return FineTuning(load_config(scenes_config, overrides, flags), CPU)
+
+    return make
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Scores by epoch in place of captions and Java, in a dict that the test may fill."""
+    quality = {}
+
+    def run(self, captioner, name):
+        scores = {"CIDEr": quality.get(int(name[-2:]), 0.0), "Bleu_4": 0.0}
+        path = self.folder / "result" / name / "metrics.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
+        return scores
+
+    monkeypatch.setattr(fine_tuning.SplitEvaluation, "run", run)
+    return quality
+
+
+def lines(folder, event):
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in log if line["event"] == event]
+
+
+def test_a_run_learns_and_leaves_everything(run):
+    tuning = run("log_every=1", "max_epoch=2", "init_lr=1e-2")
+    tuning.run()
+    folder = tuning.folder
+    steps = lines(folder, "step")
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[-1]["loss"] < 0.9 * steps[0]["loss"]
+    for line in steps:
+        assert line["loss"] == pytest.approx(0.5 * line["mle"] + 0.5 * line["smile"])
+    rates = [line["learning_rate"] for line in steps]
+    assert rates == pytest.approx([1e-2] * 3 + [5e-3] * 3)
+    assert len(lines(folder, "epoch")) == len(lines(folder, "val")) == 2
+    assert {path.name for path in folder.iterdir()} == {
+        *("checkpoint_00.pth", "checkpoint_01.pth", "checkpoint_best.pth"),
+        *("checkpoint_00.json", "checkpoint_01.json"),
+        *("config.yaml", "run.json", "log.jsonl", "tensorboard", "result"),
+    }
+    saved = torch.load(folder / "checkpoint_01.pth", weights_only=True)
+    assert {"model", "optimizer", "config", "epoch"} <= saved.keys()
+    assert saved["config"]["objective"] == {"mle": 0.5, "smile": 0.5}
+    captions = json.loads((folder / "result" / "val_epoch01.json").read_text())
+    assert [set(entry) for entry in captions] == [{"image_id", "caption"}] * 5
+    record = json.loads((folder / "run.json").read_text())
+    assert torch.__version__.startswith(record["versions"]["torch"]) and record["processes"] == 1
+    assert load_config(folder / "config.yaml") == tuning.config
+    assert any((folder / "tensorboard").iterdir())
+
+
+def test_an_interrupted_run_ends_as_the_undisturbed_one(run, scored, monkeypatch):
+    run(folder="whole").run()
+    interrupted = run(folder="resumed")
+    train = interrupted._train_epoch
+
+    def stop(epoch):
+        if epoch == 2:
+            raise KeyboardInterrupt
+        train(epoch)
+
+    interrupted._train_epoch = stop
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run()
+    resumed = run(folder="resumed")
+    assert resumed.place.epoch == 2
+    resumed.run()
+    whole, again = (
+        torch.load(resumed.folder.parent / name / "checkpoint_02.pth")
+        for name in ("whole", "resumed")
+    )
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(whole[part], again[part], rtol=0, atol=0)
+
+
+def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
+    scored.update({0: 0.3, 1: 0.9, 2: 0.5})
+    first = run("max_epoch=2")
+    first.run()
+    capsys.readouterr()
+    second = run("max_epoch=3")
+    assert "made up" not in capsys.readouterr().err
+    second.run()
+    assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1
+
+
+def test_an_epoch_whose_scores_were_lost_is_scored_on_resume(run, scored, monkeypatch):
+    tuning = run("max_epoch=1")
+
+    def fail(*_):
+        raise UserError("no Java")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError):
+        patch.setattr(fine_tuning.SplitEvaluation, "run", fail)
+        tuning.run()
+    assert not (tuning.folder / "checkpoint_best.pth").exists()
+    run("max_epoch=1").run()
+    assert torch.load(tuning.folder / "checkpoint_best.pth")["epoch"] == 0
+
+
+def test_another_run_in_the_folder_is_not_continued(run, scored):
+    first = run("max_epoch=1")
+    first.run()
+    for changed in ("objective=mle", "vit.depth=2", "weight_decay=0.5", "seed=1"):
+        with pytest.raises(UserError, match=f"{changed[:3]}.* was .*, is .*resume=never"):
+            run(changed)
+    assert run("max_epoch=1", "num_beams=2", "precision=fp16", "batch_size=4").place.epoch == 1
+
+
+def test_a_new_run_moves_the_old_one_aside(run, scored, capsys):
+    """Neither its checkpoints nor its scores may be taken for the new one's."""
+    scored.update({0: 0.1, 1: 0.9})
+    run("max_epoch=2").run()
+    new = run("max_epoch=2", "resume=never", "seed=7")
+    new.run()
+    old = new.folder.with_name("run.1")
+    assert f"moved what was in {new.folder} to {old}" in capsys.readouterr().err
+    best = [torch.load(f / "checkpoint_best.pth") for f in (old, new.folder)]
+    assert [b["epoch"] for b in best] == [1, 1]
+    assert [b["config"]["seed"] for b in best] == [42, 7]
+    for path in new.folder.glob("*.pth"):
+        path.unlink()
+    assert run("max_epoch=2").place.epoch == 0
+    assert new.folder.with_name("run.2").exists()
+
+
+def test_scores_of_an_epoch_go_when_it_is_trained_again(run, scored):
+    run("max_epoch=2").run()
+    tuning = run("max_epoch=2")
+    (tuning.folder / "checkpoint_01.pth").write_bytes(b"damaged")
+    scored[1] = 5.0
+    again = run("max_epoch=2")
+    assert again.place.epoch == 1
+    again.run()
+    assert fine_tuning.read_scores(again.folder, "val_epoch01")["CIDEr"] == 5.0
+
+
+def test_without_cider_the_latest_epoch_is_the_best(run, scored, monkeypatch):
+    monkeypatch.setattr(fine_tuning.SplitEvaluation, "run", lambda self, captioner, name: {})
+    tuning = run("max_epoch=2")
+    tuning.run()
+    assert torch.load(tuning.folder / "checkpoint_best.pth")["epoch"] == 1
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_two_epochs_are_those_of_a_plain_loop(run, scored, fused):
+    """AdamW, its settings, warm-up and the cosine, written out; fused, to the very bit."""
+    settings = dict(warmup_steps=2, min_lr=1e-4, weight_decay=0.3, batch_size=8)
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    tuning = run(*NO_DROPOUT, "max_epoch=2", "log_every=1", *overrides)
+    plain = copy.deepcopy(tuning.captioner)
+    optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.3, fused=fused)
+    rates = iter([0.0, 5e-4, 1e-3] + [5.5e-4] * 3)
+    losses = []
+    for epoch in range(2):
+        tuning.loader.set_epoch(epoch)
+        for batch in tuning.loader:
+            optimizer.param_groups[0]["lr"] = next(rates)
+            optimizer.zero_grad()
+            loss = plain(normalise(batch["image"]), batch["captions"]).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    tuning.run()
+    tolerance = {"rtol": 0, "atol": 0} if fused else {}
+    torch.testing.assert_close(tuning.captioner.state_dict(), plain.state_dict(), **tolerance)
+    logged = [line["loss"] for line in lines(tuning.folder, "step")]
+    # Logged means have been multiplied by the number of tokens and divided by it.
+    assert logged == pytest.approx(losses, rel=1e-15 if fused else 1e-5)
+
+
+def test_a_run_of_the_plain_optimiser_goes_on_fused(run, scored):
+    run("max_epoch=2", folder="whole").run()
+    first = run("max_epoch=2", folder="plain")
+    first._train_epoch(0)
+    first.state.save_epoch(first.folder, 0)
+    path = first.folder / "checkpoint_00.pth"
+    path.with_suffix(".json").unlink()  # such a run had no manifests, either
+    checkpoint = torch.load(path)
+    for group in checkpoint["optimizer"]["param_groups"]:
+        group["fused"] = None  # as runs were saved that knew of no other
+    torch.save(checkpoint, path)
+    again = run("max_epoch=2", folder="plain")
+    assert again.place.epoch == 1
+    again.run()
+    assert all(group["fused"] for group in again.optimizer.param_groups)
+    ends = [torch.load(again.folder.parent / n / "checkpoint_01.pth") for n in ("whole", "plain")]
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
+
+
+def test_so_many_checkpoints_are_kept_but_never_one(run, scored):
+    tuning = run("max_epoch=3", "keep_checkpoints=1")
+    tuning.run()
+    assert {path.name for path in tuning.folder.glob("*.pth")} == {
+        "checkpoint_01.pth",
+        "checkpoint_02.pth",
+        "checkpoint_best.pth",
+    }
+
+
+def first_gradient(tuning):
+    """The gradient at the first optimiser step, as the optimiser would see it."""
+    found = {}
+
+    def keep(*_, **__):
+        found.update({n: p.grad.clone() for n, p in tuning.captioner.named_parameters()})
+
+    tuning.optimizer.register_step_pre_hook(keep)
+    tuning._train_epoch(0)
+    return found
+
+
+def one_step(run, **settings):
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    return first_gradient(run(*NO_DROPOUT, "max_epoch=1", "resume=never", *overrides))
+
+
+def test_accumulated_batches_give_the_gradient_of_the_joined_batch(run, scored):
+    """Batches of unlike numbers of tokens: a mean of their means would differ."""
+    joined = one_step(run, batch_size=24)
+    torch.testing.assert_close(
+        one_step(run, batch_size=4, accumulation_steps=6), joined, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_gradient_is_clipped_and_its_norm_logged(run, scored):
+    settings = {"batch_size": 24, "log_every": 1}
+    free = one_step(run, **settings)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in free.values()))
+    clipped = one_step(run, clip_grad_norm=norm / 4, **settings)
+    expected = {name: g / 4 for name, g in free.items()}
+    torch.testing.assert_close(clipped, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_follows_float32(run, scored, precision):
+    full = one_step(run, batch_size=24)
+    mixed = one_step(run, batch_size=24, precision=precision)
+    name = "text_decoder.bert.embeddings.word_embeddings.weight"
+    assert mixed[name].dtype == torch.float32
+    assert not torch.equal(full[name], mixed[name])
+    assert (full[name] - mixed[name]).norm() < 0.1 * full[name].norm()
+
+
+@pytest.mark.slow
+def test_compiled_parts_give_the_same_gradient(run, scored):
+    eager = one_step(run, batch_size=24)
+    tuning = run(*NO_DROPOUT, "max_epoch=1", "resume=never", "batch_size=24", "compile=true")
+    parts = (tuning.captioner.visual_encoder, tuning.captioner.text_decoder)
+    assert all(part._compiled_call_impl is not None for part in parts)
+    compiled = first_gradient(tuning)
+    torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
+
+
+def test_too_few_batches_to_accumulate_is_one_line(run):
+    with pytest.raises(UserError, match="accumulation_steps is 9, but an epoch has only 3 batches"):
+        run("accumulation_steps=9")
+    with pytest.raises(UserError, match="batch_size"):
+        run("batch_size=25")
+
+
+def test_validation_every_few_epochs_and_after_the_last(run):
+    tuning = run("eval_every=2", "max_epoch=3")
+    tuning.run()
+    assert [line["step"] for line in lines(tuning.folder, "val")] == [1, 2]
+    assert (tuning.folder / "checkpoint_best.pth").exists()

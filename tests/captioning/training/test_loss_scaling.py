@@ -1,0 +1,116 @@
+"""float16 on a CPU, which torch computes as a GPU does: overflow, underflow, and where it stops."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.runtime.errors import UserError
+from captioning.training.fine_tuning import FineTuning
+
+NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
+
+
+@pytest.fixture
+def run(scenes_config, tmp_path):
+    """Return a function that sets up a run with overrides, of one epoch of three steps."""
+
+    def make(*overrides):
+        given = ["max_epoch=1", "log_every=1", *overrides]
+        flags = {"output_dir": str(tmp_path / "run")}
+        return FineTuning(load_config(scenes_config, given, flags), torch.device("cpu"))
+
+    return make
+
+
+def set_scale(tuning, scale):
+    tuning.state.scaler.load_state_dict({**tuning.state.scaler.state_dict(), "scale": scale})
+
+
+def steps(tuning):
+    lines = (tuning.folder / "log.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["event"] == "step"]
+
+
+def test_an_overflow_costs_a_step_and_nothing_else(run):
+    tuning = run("precision=fp16", "max_epoch=2")
+    set_scale(tuning, 2.0**60)
+    before = copy.deepcopy(tuning.captioner.state_dict())
+    tuning._train_epoch(0)
+    torch.testing.assert_close(tuning.captioner.state_dict(), before, rtol=0, atol=0)
+    moments = [value for state in tuning.optimizer.state.values() for value in state.values()]
+    assert moments and not any(value.any() for value in moments)
+    assert tuning.state.scaler.get_scale() == 2.0**57
+    assert len(steps(tuning)) == 3
+    assert all(math.isfinite(line["loss"]) and "grad_norm" not in line for line in steps(tuning))
+    set_scale(tuning, 2.0**10)
+    tuning._train_epoch(1)
+    assert tuning.state.scaler.get_scale() == 2.0**10
+    assert all(line["grad_norm"] > 0 for line in steps(tuning)[3:])
+    moved = tuning.captioner.state_dict()
+    assert any(not torch.equal(moved[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm=0.1", "clip_grad_value=0.1"])
+def test_clipping_does_not_hide_an_overflow(run, clip):
+    tuning = run("precision=fp16", clip)
+    set_scale(tuning, 2.0**60)
+    before = copy.deepcopy(tuning.captioner.state_dict())
+    tuning._train_epoch(0)
+    torch.testing.assert_close(tuning.captioner.state_dict(), before, rtol=0, atol=0)
+    assert tuning.state.scaler.get_scale() == 2.0**57
+
+
+def test_an_overflow_that_scaling_does_not_cause_stops_the_run(run):
+    """A gradient that is not a number would be passed over at every step, for good."""
+    tuning = run("precision=fp16")
+    set_scale(tuning, 4.0)
+    before = copy.deepcopy(tuning.captioner.state_dict())
+    parameter = tuning.captioner.visual_encoder.cls_token
+    parameter.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(UserError, match="the gradient is not finite at step 3") as error:
+        tuning.run()
+    assert "another precision than fp16" in str(error.value)
+    torch.testing.assert_close(tuning.captioner.state_dict(), before, rtol=0, atol=0)
+    report = json.loads((tuning.folder / "not_finite_step00000003/not_finite.json").read_text())
+    assert report["loss_scale"] == 1 and len(steps(tuning)) == 2
+
+
+def test_an_overflow_in_forward_stops_the_run(run):
+    """No scale can mend it: a number that float16 has no room for, where float32 has."""
+    tuning = run("precision=fp16")
+    tuning.captioner.visual_encoder.patch_embed.proj.weight.data.mul_(1e6)
+    with pytest.raises(UserError, match="the loss is not finite at step 1"):
+        tuning.run()
+
+
+def gradient(tuning):
+    """That of the first step, as the optimiser gets it."""
+    tuning.captioner.eval()
+    tuning.model.train = lambda: None
+    found = {}
+
+    def keep(*_):
+        named = tuning.captioner.named_parameters()
+        found.setdefault("first", {n: p.grad.clone() for n, p in named if p.grad is not None})
+
+    tuning.optimizer.register_step_pre_hook(keep)
+    tuning._train_epoch(0)
+    return found["first"]
+
+
+def test_small_gradients_survive_by_scaling(run):
+    """Weighted by 1e-4 they are below what float16 has; scaled, they are those of float32."""
+    faint = ["objective={mle: 1e-4}", "resume=never"]
+    full = gradient(run(*faint))
+    scaled = gradient(run(*faint, "precision=fp16"))
+    unscaled = run(*faint, "precision=fp16")
+    set_scale(unscaled, 2.0**-4)
+    lost = gradient(unscaled)
+    name = "visual_encoder.blocks.0.mlp.fc1.weight"
+    size = full[name].norm()
+    assert (scaled[name] - full[name]).norm() < 0.1 * size
+    assert (lost[name] - full[name]).norm() > 0.5 * size

@@ -1,0 +1,126 @@
+"""Batches with nothing to learn, captions of one token, the same caption for every image."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.data.image import normalise
+from captioning.training.fine_tuning import FineTuning
+from smile import Objective
+
+SPECS = ["mle", "smile", "random", "reverse", {"mle": 0.01, "smile": 0.99}]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+BATCHES = {
+    "one token": [["cat"], ["dog"], ["man"]],
+    "identical": [["red dog on the box"]] * 3,
+    "no word at all": [[""], [""], [""]],
+    "no word and many": [[""], ["a red dog and a blue cat and a small ball"], ["cat"]],
+    "unknown words": [["xyzzy plugh"], ["\N{SNOWMAN}"], ["xyzzy"]],
+    "one word over and over": [["dog " * 30], ["cat " * 30], ["dog cat " * 15]],
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_loss_and_gradient_are_finite(make_captioner, name):
+    captioner = make_captioner().train()
+    images = torch.randn(3, 3, 48, 48)
+    for spec in SPECS:
+        for first in (True, False):
+            captioner.text_decoder.objective = Objective(spec, 0.1, first, pad_token_id=0)
+            for dtype in DTYPES:
+                captioner.zero_grad()
+                with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+                    output = captioner(images, BATCHES[name])
+                output.loss.backward()
+                assert output.loss.isfinite() and output.loss >= 0
+                gradients = [p.grad for p in captioner.parameters() if p.grad is not None]
+                assert len(gradients) > 50 and all(g.isfinite().all() for g in gradients)
+
+
+def test_smile_has_nothing_to_say_of_a_caption_without_words(make_captioner):
+    """Its softmax ranges over [SEP] alone; so with one word of each caption it ranges over two."""
+    captioner = make_captioner(objective=Objective("smile", first_token_mle=False))
+    output = captioner(torch.randn(3, 3, 48, 48), BATCHES["no word at all"])
+    assert output.loss == 0 and output.tokens == 3
+    output = captioner(torch.randn(3, 3, 48, 48), BATCHES["one token"])
+    assert output.tokens == 6
+    logits, labels = captioner.predictions(torch.ones(3, 3, 48, 48), BATCHES["one token"])
+    output = captioner(torch.ones(3, 3, 48, 48), BATCHES["one token"])
+    rows = torch.cat([logits[b][:, labels[b]] for b in range(3)]).double()  # (6, 2)
+    expected = torch.nn.functional.cross_entropy(rows, torch.tensor([0, 1] * 3))
+    torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def run(scenes_config, tmp_path):
+    """Return a function that sets up a run of one step, without dropout, with overrides."""
+
+    def make(*overrides):
+        given = ["max_epoch=1", "log_every=1", "resume=never", "objective=smile", *overrides]
+        flags = {"output_dir": str(tmp_path / "run")}
+        tuning = FineTuning(load_config(scenes_config, given, flags), torch.device("cpu"))
+        tuning.captioner.eval()
+        tuning.model.train = lambda: None
+        return tuning
+
+    return make
+
+
+def without_labels(tuning, batches):
+    """Let the captioner ignore every token of those batches, counted from 0."""
+    encode, calls = tuning.captioner._encode, []
+
+    def ignoring(image, captions):
+        tokens, mask, labels = encode(image, captions)
+        calls.append(len(captions))
+        return tokens, mask, labels.fill_(-100) if len(calls) - 1 in batches else labels
+
+    tuning.captioner._encode = ignoring
+
+
+def gradient(tuning):
+    found = {}
+
+    def keep(*_):
+        named = tuning.captioner.named_parameters()
+        found.update({n: p.grad.clone() for n, p in named if p.grad is not None})
+
+    tuning.optimizer.register_step_pre_hook(keep)
+    tuning._train_epoch(0)
+    return found
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty, precision):
+    """The gradient is that of the mean over the tokens of the two others, whichever it is."""
+    tuning = run("accumulation_steps=3", f"precision={precision}")
+    plain = copy.deepcopy(tuning.captioner)
+    without_labels(tuning, {empty})
+    found = gradient(tuning)
+    tuning.loader.set_epoch(0)
+    total = tokens = 0
+    for number, batch in enumerate(tuning.loader):
+        if number != empty:
+            output = plain(normalise(batch["image"]), batch["captions"])
+            total, tokens = total + output.loss * output.tokens, tokens + output.tokens
+    (total / tokens).backward()
+    expected = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    size = torch.stack([g.norm() for g in expected.values()]).norm()
+    difference = torch.stack([(found[n] - expected[n]).norm() for n in expected]).norm()
+    assert difference < (1e-5 if precision == "fp32" else 2e-2) * size
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_step_without_any_label_has_no_gradient(run, precision):
+    tuning = run("accumulation_steps=3", f"precision={precision}")
+    without_labels(tuning, {0, 1, 2})
+    found = gradient(tuning)
+    assert all((value == 0).all() for value in found.values())
+    (line,) = [line for line in tuning.log.written if line[0] == "step"]
+    assert line == ("step", 1)
+    assert all(map(math.isfinite, tuning.place.sums.values())) and tuning.place.sums["tokens"] == 0

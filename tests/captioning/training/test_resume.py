@@ -1,0 +1,76 @@
+"""Where a run begins, decided once for all processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.runtime.errors import UserError
+from captioning.training.resume import starting_point
+
+RANKS_WITH_FOLDERS_OF_THEIR_OWN = """
+import os, sys
+from captioning import train
+folder = os.path.join(sys.argv[2], os.environ["RANK"])
+sys.exit(train.main(["--config", sys.argv[1], "--output_dir", folder, *sys.argv[3:]]))
+"""
+
+
+def test_an_empty_folder_is_a_new_run(scenes_config, tmp_path):
+    for resume in ("auto", "never"):
+        flags = {"output_dir": str(tmp_path / "absent")}
+        assert starting_point(load_config(scenes_config, [f"resume={resume}"], flags)) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_moved_is_one_line(scenes_config, tmp_path, monkeypatch):
+    (tmp_path / "run" / "result").mkdir(parents=True)
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.rename", refuse)
+    config = load_config(scenes_config, [], {"output_dir": str(tmp_path / "run")})
+    with pytest.raises(UserError, match=r"cannot move .*run to .*run.1: Permission denied"):
+        starting_point(config)
+
+
+def test_rank_0_decides_where_all_begin(scenes_config, tmp_path, repository):
+    """Two processes with a folder each, of which only the first one's holds a checkpoint."""
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS_WITH_FOLDERS_OF_THEIR_OWN)
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    command = [sys.executable, "-m", "captioning.launch", "--standalone", "--nproc_per_node", "2"]
+    command += [str(script), str(scenes_config), str(tmp_path), "batch_size=4"]
+    results = [
+        subprocess.run(
+            [*command, *more], env=environment, capture_output=True, text=True, timeout=120
+        )
+        for more in (["max_epoch=1"], ["max_epoch=2"])
+    ]
+    assert [result.returncode for result in results] == [0, 0], results[-1].stderr
+    assert f"resuming from {tmp_path / '0' / 'checkpoint_00.pth'}" in results[1].stderr
+    assert not list(tmp_path.glob("1/*.pth"))
+
+
+def test_a_run_of_before_a_key_existed_goes_on(scenes_config, tmp_path):
+    config = load_config(scenes_config, [], {"output_dir": str(tmp_path)})
+    before = {key: value for key, value in config.model_dump().items() if key != "augmentation"}
+    content = {"model": {}, "optimizer": {}, "epoch": 0, "config": before}
+    torch.save(content, tmp_path / "checkpoint_00.pth")
+    assert starting_point(config)["epoch"] == 0
+    other = load_config(scenes_config, ["augmentation=none"], {"output_dir": str(tmp_path)})
+    with pytest.raises(UserError, match="augmentation was 'blip', is 'none'"):
+        starting_point(other)
+
+
+def test_a_run_that_has_run_more_epochs_than_asked_is_refused(scenes_config, tmp_path):
+    config = load_config(scenes_config, [], {"output_dir": str(tmp_path)})
+    content = {"model": {}, "optimizer": {}, "epoch": 2, "config": config.model_dump()}
+    torch.save(content, tmp_path / "checkpoint_02.pth")
+    assert starting_point(config)["epoch"] == 2
+    with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has run 3 epochs"):
+        starting_point(load_config(scenes_config, ["max_epoch=2"], {"output_dir": str(tmp_path)}))

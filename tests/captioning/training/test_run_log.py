@@ -1,0 +1,106 @@
+"""What a run leaves to read, and what it shows."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from captioning.config import load_config
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import part_of, progress, say
+from captioning.training.run_log import RunLog, record_run
+
+
+def test_values_become_lines_and_curves(tmp_path):
+    for step in (1, 2):  # as after a resume: the second log goes on with the first
+        log = RunLog(tmp_path)
+        log.write("step", step, {"loss": 1 / step}, epoch=0)
+        log.close()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"event": "step", "step": 1, "epoch": 0, "loss": 1.0},
+        {"event": "step", "step": 2, "epoch": 0, "loss": 0.5},
+    ]
+    log = RunLog(tmp_path)
+    log.write("step", 3, {"grad_norm": float("inf")})
+    log.close()
+    assert (tmp_path / "log.jsonl").read_text().endswith('{"event": "step", "step": 3}\n')
+    curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in curves.Scalars("step/loss")] == [(1, 1.0), (2, 0.5)]
+
+
+def test_a_run_records_configuration_command_and_versions(scenes_config, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning/train.py", "--config", "my run.yaml"])
+    config, folder = load_config(scenes_config, ["seed=5"]), tmp_path / "a" / "run"
+    record_run(config, folder)
+    assert load_config(folder / "config.yaml") == config
+    record = json.loads((folder / "run.json").read_text())
+    assert record["command"].endswith("captioning/train.py --config 'my run.yaml'")
+    assert {"torch", "transformers", "timm"} <= record["versions"].keys()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(scenes_config, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file/run.json: "):
+        record_run(load_config(scenes_config), tmp_path / "file")
+
+
+def test_only_rank_0_shows_anything(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    say("hello")
+    with progress(3, "bar") as bar:
+        bar.update(3)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RANK", "0")
+    say("hello")
+    with progress(3, "bar") as bar:
+        bar.update(3)
+    shown = capsys.readouterr().err
+    assert "hello" in shown and "bar: 100%" in shown
+
+
+def test_a_log_goes_on_where_the_run_does(tmp_path):
+    """Without what was logged of later steps and epochs, and the line that a kill cut off."""
+    first = [("step", 1), ("step", 2), ("epoch", 0), ("val", 0), ("step", 3), ("step", 4)]
+    log = RunLog(tmp_path)
+    for event, step in [*first, ("epoch", 1), ("val", 1)]:
+        log.write(event, step, {"loss": 1.0})
+    log.close()
+    with open(tmp_path / "log.jsonl", "a") as file:
+        file.write('{"event": "step", "st')
+    log = RunLog(tmp_path, epoch=1, step=3)
+    assert log.has("val", 0) and not log.has("val", 1)
+    log.write("step", 4, {"loss": 2.0})
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["step"]) for line in lines] == first
+    curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [e.value for e in curves.Scalars("step/loss")] == [1, 1, 1, 2]
+
+
+def test_a_line_is_one_write(tmp_path, monkeypatch):
+    """So that a kill leaves all of it or nothing, however long it is."""
+    log, writes = RunLog(tmp_path), []
+    log.write("step", 1, {})  # which opens it
+    log.file.close()
+    log.file = SimpleNamespace(write=lambda text: writes.append(text) or len(text))
+    log.write("val", 0, {f"metric_{number}": 0.1 for number in range(2000)})
+    assert len(writes) == 1 and len(writes[0]) > 30000 and writes[0].endswith(b"}\n")
+
+
+def test_a_disk_that_takes_no_more_is_one_line(tmp_path):
+    log = RunLog(tmp_path)
+    log.write("step", 1, {})  # which opens it
+    log.file.close()
+    log.file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    with pytest.raises(UserError, match=r"cannot write .*log.jsonl: No space left on device"):
+        log.write("step", 2, {"loss": 1.0})
+    log.close()
+
+
+def test_bars_say_what_they_are_part_of(capsys):
+    with part_of("[2/9]"), progress(10, "epoch 1/3") as bar:
+        assert bar.desc.startswith("[2/9] epoch 1/3")
+    with progress(10, "epoch 1/3") as bar:
+        assert bar.desc.startswith("epoch 1/3")

@@ -1,0 +1,53 @@
+"""The learning rate against the values of the formula worked out by hand."""
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.training.schedule import learning_rate, scheduled_rate
+
+
+def test_one_value_an_epoch_from_init_towards_min():
+    rates = [learning_rate(epoch, 999, 5, 1e-5, 0.0) for epoch in range(5)]
+    expected = [1e-5, 9.045085e-6, 6.545085e-6, 3.454915e-6, 9.54915e-7]
+    assert rates == pytest.approx(expected, rel=1e-6)
+    assert learning_rate(2, 0, 4, 3.0, 1.0) == pytest.approx(2.0)
+
+
+def test_warm_up_is_linear_in_steps():
+    rates = [
+        learning_rate(0, step, 5, 1.0, 0.0, warmup_steps=4, warmup_lr=0.2) for step in range(6)
+    ]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+
+
+def config(scenes_config, *overrides):
+    return load_config(scenes_config, ["init_lr=1.0", "max_epoch=4", "min_lr=0.1", *overrides])
+
+
+def test_blips_schedule_is_the_one_without_a_name(scenes_config):
+    chosen = config(scenes_config, "warmup_steps=5")
+    for step in range(40):
+        expected = learning_rate(step // 10, step, 4, 1.0, 0.1, 5, 0.0)
+        assert scheduled_rate(chosen, step // 10, step, 10, 3) == expected
+
+
+def test_a_cosine_over_steps_is_torchs_and_ends_at_its_lowest(scenes_config):
+    chosen = config(scenes_config, "lr_schedule=cosine_steps", "warmup_steps=8")
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=31, eta_min=0.1)
+    for step in range(8, 40):
+        expected = optimiser.param_groups[0]["lr"]
+        assert scheduled_rate(chosen, step // 10, step, 10, 0) == pytest.approx(expected)
+        optimiser.step()
+        schedule.step()
+    assert scheduled_rate(chosen, 3, 39, 10, 0) == pytest.approx(0.1)
+    assert scheduled_rate(chosen, 0, 4, 10, 0) == 0.5  # half way through the warm-up
+
+
+def test_exponential_and_plateau_fall_by_lr_decay(scenes_config):
+    chosen = config(scenes_config, "lr_schedule=exponential", "lr_decay=0.5")
+    rates = [scheduled_rate(chosen, epoch, 10 * epoch, 10, 9) for epoch in range(5)]
+    assert rates == [1, 0.5, 0.25, 0.125, 0.1]
+    chosen = config(scenes_config, "lr_schedule=plateau", "lr_decay=0.5")
+    assert [scheduled_rate(chosen, 3, 30, 10, n) for n in (0, 1, 2)] == [1, 0.5, 0.25]

@@ -1,0 +1,82 @@
+"""A split is scored by the metrics of its configuration, and what they lack is said at once."""
+
+import json
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.metrics import length
+from captioning.runtime.errors import UserError
+from captioning.training import split_evaluation
+from captioning.training.split_evaluation import SplitEvaluation, read_scores
+
+RESULTS = [{"image_id": 7, "caption": "a red ball"}, {"image_id": 8, "caption": "a ball"}]
+
+
+@pytest.fixture
+def evaluation(tmp_path, monkeypatch):
+    """Return a function that sets up the evaluation of two images, whose captions are given."""
+    samples = [
+        {"image": f"{r['image_id']}.png", "image_id": r["image_id"], "caption": ["a ball"]}
+        for r in RESULTS
+    ]
+    (tmp_path / "val.json").write_text(json.dumps(samples))
+    config = tmp_path / "some.yaml"
+    config.write_text(f"image_root: {tmp_path}\nann_root: {tmp_path}\ndataset: custom\n")
+    monkeypatch.setattr(split_evaluation, "caption_images", lambda *_: RESULTS)
+
+    def make(*overrides):
+        chosen = load_config(config, ["val_file=val.json", *overrides])
+        return SplitEvaluation(chosen, "val", tmp_path / "run", torch.device("cpu"))
+
+    return make
+
+
+def test_the_chosen_metrics_are_computed_and_read_back(evaluation, tmp_path):
+    scores = evaluation("metrics=[length]").run(None, "val_epoch00")
+    assert scores == {"cap_len": 2.5} == read_scores(tmp_path / "run", "val_epoch00")
+    folder = tmp_path / "run" / "result" / "val_epoch00"
+    written = json.loads((folder / "metrics.json").read_text())["metrics"]
+    assert written == {"cap_len": {"value": 2.5, "low": 2.0, "high": 3.0, "n": 2}}
+    lines = [json.loads(line) for line in (folder / "per_caption.jsonl").open()]
+    assert lines == [{**result, "cap_len": n} for result, n in zip(RESULTS, (3, 2))]
+
+
+def test_facts_file_is_relative_to_ann_root(evaluation, tmp_path):
+    with pytest.raises(UserError, match="facts needs facts_file"):
+        evaluation("metrics=[length, facts]")
+    [evaluator] = evaluation("metrics=[length]", "facts_file=facts.json").evaluators
+    assert evaluator.settings.facts_file == tmp_path / "facts.json"
+
+
+def test_what_is_missing_is_said_before_captions_are_made(evaluation, monkeypatch, capsys):
+    monkeypatch.setattr(length.Length, "unavailable", lambda _: {"cap_len": "no ruler"})
+    evaluation("metrics=[length]")
+    assert "cap_len will be skipped: no ruler" in capsys.readouterr().err
+
+
+def test_models_are_told_of_images_and_device(evaluation, tmp_path):
+    [evaluator] = evaluation("metrics=[clipscore]", "clip_model=some/model").evaluators
+    settings = evaluator.settings
+    assert settings.images == {7: tmp_path / "7.png", 8: tmp_path / "8.png"}
+    assert (settings.clip_model, settings.ppl_model) == ("some/model", "gpt2")
+    assert settings.device == "cpu" and settings.pool is None
+    (tmp_path / "pool.txt").write_text("7.png")
+    [evaluator] = evaluation("metrics=[retrieval]", f"pool={tmp_path / 'pool.txt'}").evaluators
+    assert evaluator.pool.files == [tmp_path / "7.png"]
+
+
+def test_a_pool_may_be_a_split(evaluation, tmp_path):
+    (tmp_path / "train.json").write_text('[{"image": "1.png", "caption": "a", "image_id": 1}]')
+    more = ("metrics=[retrieval]", "pool=train", "train_file=train.json")
+    [evaluator] = evaluation(*more).evaluators
+    assert evaluator.pool.files == [tmp_path / "1.png"]
+
+
+def test_spice_and_training_captions_reach_the_metrics(evaluation, tmp_path):
+    (tmp_path / "train.json").write_text('{"1": ["a cat"]}')
+    given = ("spice_timeout=5", "spice_heap=2G", "train_captions=train.json")
+    settings = evaluation("metrics=[diversity]", *given).evaluators[0].settings
+    assert (settings.spice_timeout, settings.spice_heap) == (5, "2G")
+    assert settings.train_captions == tmp_path / "train.json"
