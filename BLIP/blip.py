@@ -1,12 +1,14 @@
-"""The captioner: image encoder, text decoder and tokeniser behind `forward` and `generate`."""
+"""The captioner: image encoder, text decoder and tokeniser behind one interface."""
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from BLIP.cached_step import CachedStep
 from BLIP.first_token import FirstTokenShift
+from BLIP.gaze import looked_at
+from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
@@ -17,6 +19,8 @@ from smile.captions import captions_an_image
 
 class BlipCaptioner(nn.Module):
     """BLIP (arXiv 2201.12086) as a captioner: a ViT and a decoder that looks at its output.
+
+    It satisfies `captioning.captioners.interface.Captioner`, which says what each method is for.
 
     prompt: what every caption starts with, not scored in training and cut off in generation.
     max_tokens: training captions are cut to so many tokens, [DEC] and [SEP] included.
@@ -41,6 +45,11 @@ class BlipCaptioner(nn.Module):
         self.max_tokens = max_tokens
         self.shift = shift
         self.new_step = CachedStep  # or another maker of step functions, called as it is
+        self.smallest_batch = 1
+
+    @property
+    def max_positions(self) -> int:
+        return self.text_decoder.max_length
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
@@ -76,12 +85,54 @@ class BlipCaptioner(nn.Module):
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images (B, 3, S, S) with their token ids and scores."""
-        step = self.new_step(self.text_decoder, self.visual_encoder(image), settings.max_length)
-        return draw_captions(step, self.prompt_ids, image, self.tokenizer, settings, self._caption)
+        return self.generate_from(self.encode(image), settings)
+
+    @torch.inference_mode()
+    def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
+        """Captions of images that are encoded, (B, 1 + P, width)."""
+        step = self.new_step(self.text_decoder, encoded, settings.max_length)
+        return draw_captions(
+            step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
+        )
+
+    def encode(self, image: Tensor) -> Tensor:
+        """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
+        return self.visual_encoder(image)
+
+    @torch.inference_mode()
+    def reread(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (n - p, V) of the ids (n,) after the prompt, and the cross-attention (n - p, P).
+
+        encoded: of one image, (1, 1 + P, width). The attention is to the patches, the mean over
+        heads and layers, without what is given to [CLS].
+        """
+        start, tokens = len(self.prompt_ids) - 1, ids[None, :-1]
+        with looked_at(self.text_decoder) as attention:
+            logits = self.text_decoder.logits(tokens, torch.ones_like(tokens), encoded, start)
+        patches = torch.stack(attention).mean(0)[start:, 1:]
+        return logits[0], patches / patches.sum(1, keepdim=True)
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""
         return [captions[0] for captions in self.generate_details(image, settings).captions]
+
+    def for_inference(
+        self, dtype: torch.dtype = torch.float32, compiled: bool = False
+    ) -> "BlipCaptioner":
+        return inference_copy(self, dtype, compiled)
+
+    def compile_parts(self) -> None:
+        for part in self.children():
+            part.compile()
+
+    def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
+        return [([p for p in self.parameters() if p.requires_grad], None)]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Every epoch is as the one before."""
+
+    def saved_beside_weights(self) -> dict[str, Any]:
+        return {}
 
     def _caption(self, ids: Tensor) -> str:
         if self.shift:

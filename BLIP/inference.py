@@ -6,14 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from BLIP.blip import BlipCaptioner
 from BLIP.static_step import StaticSteps
 
 
 def inference_copy(
-    captioner: BlipCaptioner, dtype: torch.dtype = torch.float32, compiled: bool = False
-) -> BlipCaptioner:
-    """A captioner in evaluation mode that generates faster, with the present weights.
+    captioner: nn.Module, dtype: torch.dtype = torch.float32, compiled: bool = False
+) -> nn.Module:
+    """A `BlipCaptioner` in evaluation mode that generates faster, with the present weights.
 
     Its linear layers compute in `dtype`, but for those of `in_full`, and all else in float32, as
     under autocast, which it does not need. It holds linear weights of its own and shares the

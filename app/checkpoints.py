@@ -8,12 +8,11 @@ from typing import Optional
 import torch
 from torch import nn
 
-from BLIP import BlipCaptioner, inference_copy
 from captioning.config import Config
-from captioning.models.checkpoints import BEST
+from captioning.models import checkpoints
 from captioning.models.trained import load_trained
 from captioning.report.figures import styles
-from captioning.report.runs import objective_name
+from captioning.report.runs import objective_name, trained_name
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 from smile import parse_objective
@@ -48,7 +47,7 @@ class Checkpoint:
 def demos_checkpoints() -> list[str]:
     """The demo's, in the working folder. Raises UserError where there are none."""
     for folder in DEMOS:
-        found = [folder / run / BEST for run in DEMO_RUNS if (folder / run / BEST).exists()]
+        found = [best for run in DEMO_RUNS if (best := checkpoints.best(folder / run))]
         if found:
             return [str(path) for path in found]
     raise UserError(
@@ -65,7 +64,7 @@ def load_checkpoints(
     sources: paths, run folders (of which the best checkpoint is meant), URLs, hf://. config: the
     YAML file of those that are not in a run's folder. Raises UserError.
     """
-    paths = [_best_of(source) for source in sources]
+    paths = [checkpoints.named(source) for source in sources]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise UserError(f"{twice} is named twice: name every checkpoint once")
@@ -73,8 +72,7 @@ def load_checkpoints(
     for path in paths:
         of_run = Path(path).with_name("config.yaml").exists()
         settings, captioner = load_trained(path, None if of_run else config, device)
-        if isinstance(captioner, BlipCaptioner):
-            captioner = inference_copy(captioner)
+        captioner = captioner.for_inference(torch.float32, compiled=False)
         trained = of_run or config is None
         found.append(Checkpoint(path, _label(path, settings, trained), "", settings, captioner))
         kinds.append(_kind(settings) if trained else "weights")
@@ -83,33 +81,21 @@ def load_checkpoints(
     return _distinct(coloured)
 
 
-def _best_of(source: str) -> str:
-    folder = Path(source)
-    if not folder.is_dir():
-        return source
-    if not (folder / BEST).exists():
-        raise UserError(f"{folder} holds no {BEST}: name a run's folder or a checkpoint's file")
-    return str(folder / BEST)
-
-
 def _kind(config: Config) -> str:
     parts = parse_objective(config.objective)
     return "mixture" if len(parts) > 1 else next(iter(parts))
 
 
 def _label(path: str, config: Config, trained: bool) -> str:
-    if not trained:
-        return Path(path).stem
-    name = objective_name(config.objective)
-    return name if config.model == "blip" else f"{config.model.upper()}, {name}"
+    return trained_name(config) if trained else Path(path).stem
 
 
-def _distinct(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+def _distinct(named: list[Checkpoint]) -> list[Checkpoint]:
     """With the folder, or all of the path, beside a label that occurs twice."""
     for place in (lambda path: Path(path).parent.name, str):
-        labels = [c.label for c in checkpoints]
-        checkpoints = [
+        labels = [c.label for c in named]
+        named = [
             replace(c, label=f"{c.label} ({place(c.source)})") if labels.count(c.label) > 1 else c
-            for c in checkpoints
+            for c in named
         ]
-    return checkpoints
+    return named

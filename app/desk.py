@@ -11,8 +11,8 @@ from PIL import Image
 from app.checkpoints import Checkpoint
 from app.options import Options
 from app.prompts import prompted
-from captioning.data import evaluation_transform
-from captioning.models.word_by_word import END, Told, tell
+from captioning.models.build import preprocessing_of
+from captioning.models.word_by_word import END, SpokenCaption, caption_word_by_word
 from captioning.runtime.errors import UserError
 
 
@@ -20,7 +20,7 @@ class Caption(NamedTuple):
     """What one checkpoint said of one photo, and by which settings."""
 
     checkpoint: Checkpoint
-    told: Told
+    told: SpokenCaption
     settings: dict[str, Any]
 
     def record(self) -> dict[str, Any]:
@@ -59,11 +59,11 @@ class Desk:
     def caption(self, photo: Image.Image, checkpoint: Checkpoint, options: Options) -> Caption:
         """What a checkpoint says of an RGB photo. Raises UserError for impossible settings."""
         settings = options.decoding_settings()
-        device, size = checkpoint.device, checkpoint.config.image_size
-        image = evaluation_transform(size)(photo).to(device)  # (3, S, S)
+        prepare = preprocessing_of(checkpoint.config).evaluation
+        image = prepare(photo).to(checkpoint.device)  # (3, S, S)
         with self._lock, prompted(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
-            told = tell(checkpoint.captioner, image, settings)
+            told = caption_word_by_word(checkpoint.captioner, image, settings)
             said = {**options.said(), "prompt": checkpoint.captioner.prompt}
         return Caption(checkpoint, told, said)
 

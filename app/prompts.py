@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Optional
 
 from app.checkpoints import Checkpoint
-from BLIP import BlipCaptioner
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
@@ -45,6 +44,6 @@ def _check_lengths(checkpoint: Checkpoint, settings: DecodingSettings) -> None:
             f"max_length is {longest}; with {checkpoint.label}'s prompt, of {least - 1} tokens, it "
             f"must be {least} or more"
         )
-    if isinstance(captioner, BlipCaptioner) and longest > captioner.text_decoder.max_length:
-        most = captioner.text_decoder.max_length
+    most = captioner.max_positions
+    if most is not None and longest > most:
         raise UserError(f"max_length is {longest}; {checkpoint.label} has room for {most} tokens")

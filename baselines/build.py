@@ -28,6 +28,9 @@ def build_classic(
     word_vectors: Optional[str] = None,
     normalise_embeddings: bool = False,
     attention_penalty: float = 0.0,
+    encoder_lr: float = 0.0,
+    forcing: str = "always",
+    forcing_k: float = 10.0,
 ) -> ClassicCaptioner:
     """A ClassicCaptioner; the arguments are the configuration's keys of the same names.
 
@@ -53,8 +56,15 @@ def build_classic(
         load_word_vectors(decoder.embedding, tokens, word_vectors)
     if normalise_embeddings:
         normalise_embedding(decoder.embedding)
-    objective = objective or Objective("smile")
-    objective.pad_token_id = tokenizer.pad
     return ClassicCaptioner(
-        encoder, decoder, tokenizer, objective, prompt, max_tokens, attention_penalty
+        encoder,
+        decoder,
+        tokenizer,
+        (objective or Objective("smile")).with_pad_token(tokenizer.pad),
+        prompt,
+        max_tokens,
+        attention_penalty,
+        encoder_lr,
+        forcing,
+        forcing_k,
     )

@@ -1,13 +1,15 @@
-"""A classic captioner: image encoder, recurrent decoder and words behind `forward`, `generate`."""
+"""A classic captioner: image encoder, recurrent decoder and words behind one interface."""
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from baselines.decoder import RecurrentDecoder
+from baselines.decoder import RecurrentDecoder, set_teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.recurrent_step import RecurrentStep
+from baselines.teacher_forcing import teacher_forcing
+from baselines.vocabulary import Vocabulary
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import Objective, ObjectiveOutput
 from smile.captions import captions_an_image
@@ -16,11 +18,15 @@ from smile.captions import captions_an_image
 class ClassicCaptioner(nn.Module):
     """RNN, LSTM, attention LSTM or Show, Attend and Tell, as its decoder is.
 
+    It satisfies `captioning.captioners.interface.Captioner`, which says what each method is for.
+
     tokenizer: a `baselines.Vocabulary`, or one of word pieces with the same methods. prompt: what
     every caption starts with, not scored in training and cut off in generation. max_tokens:
     training captions are cut to so many tokens, start and end included. attention_penalty: the
-    weight of `unseen`, which asks that every place is looked at in the course of a caption. Raises
-    ValueError for a prompt with a word that the tokenizer does not know.
+    weight of `unseen`, which asks that every place is looked at in the course of a caption.
+    encoder_lr: the learning rate of the encoder's network, 0 for none. forcing, forcing_k: see
+    `baselines.teacher_forcing`. Raises ValueError for a prompt with a word that the tokenizer does
+    not know.
     """
 
     def __init__(
@@ -32,6 +38,9 @@ class ClassicCaptioner(nn.Module):
         prompt: str = "",
         max_tokens: int = 40,
         attention_penalty: float = 0.0,
+        encoder_lr: float = 0.0,
+        forcing: str = "always",
+        forcing_k: float = 10.0,
     ):
         super().__init__()
         self.encoder = encoder
@@ -44,7 +53,14 @@ class ClassicCaptioner(nn.Module):
             raise ValueError(f"prompt: the vocabulary lacks a word of {prompt!r}")
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
+        self.encoder_lr = encoder_lr
+        self.forcing, self.forcing_k = forcing, forcing_k
+        self.max_positions = None
         self._unsaid = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
+
+    @property
+    def smallest_batch(self) -> int:
+        return self.encoder.smallest_batch
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
@@ -81,8 +97,19 @@ class ClassicCaptioner(nn.Module):
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images (B, 3, S, S) with their token ids and scores."""
-        step = RecurrentStep(self.decoder, self.encoder(image), self._unsaid)
-        return draw_captions(step, self.prompt_ids, image, self.tokenizer, settings, self._caption)
+        return self.generate_from(self.encode(image), settings)
+
+    @torch.inference_mode()
+    def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
+        """Captions of images whose annotations are there, (B, P, D)."""
+        step = RecurrentStep(self.decoder, encoded, self._unsaid)
+        return draw_captions(
+            step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
+        )
+
+    def encode(self, image: Tensor) -> Tensor:
+        """Images (B, 3, S, S) -> annotations (B, P, D)."""
+        return self.encoder(image)
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""
@@ -92,15 +119,40 @@ class ClassicCaptioner(nn.Module):
         return self.tokenizer.decode(ids[len(self.prompt_ids) :])
 
     @torch.inference_mode()
-    def reread(self, annotations: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    def reread(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         """What it makes of an image's annotations (1, P, D) before each of the ids (n,) it said.
 
         Returns logits (n - p, V) of those after the prompt and, for a captioner that looks at the
         image again and again, where it looks: (n - p, P), rows that sum to 1.
         """
-        logits, attention = self.decoder(ids[None, None, :-1], annotations, len(self.prompt_ids))
+        logits, attention = self.decoder(ids[None, None, :-1], encoded, len(self.prompt_ids))
         logits = logits[0, 0].index_fill(-1, self._unsaid.to(logits.device), float("-inf"))
         return logits, None if attention is None else attention[0, 0]
+
+    def for_inference(
+        self, dtype: torch.dtype = torch.float32, compiled: bool = False
+    ) -> "ClassicCaptioner":
+        """Itself: it computes in `dtype` under autocast."""
+        return self.eval()
+
+    def compile_parts(self) -> None:
+        """All but the decoder, whose loop over words would be compiled anew for every length."""
+        self.encoder.compile()
+        self.objective.compile()
+
+    def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
+        network = list(self.encoder.network.parameters()) if self.encoder_lr else []
+        apart = {id(parameter) for parameter in network}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in apart]
+        return [(rest, None), (network, self.encoder_lr)] if network else [(rest, None)]
+
+    def begin_epoch(self, epoch: int) -> None:
+        set_teacher_forcing(self, teacher_forcing(self.forcing, epoch, self.forcing_k))
+
+    def saved_beside_weights(self) -> dict[str, Any]:
+        """The words that were counted."""
+        counted = isinstance(self.tokenizer, Vocabulary)
+        return {"vocabulary": self.tokenizer.words} if counted else {}
 
 
 def unseen(attention: Tensor, labelled: Tensor) -> Tensor:

@@ -17,9 +17,10 @@ from typing import Optional
 import torch.nn.functional as F
 from PIL import Image
 
-from captioning.data import evaluation_transform, load_image
-from captioning.models.gaze import Gaze, gaze
+from captioning.data import load_image
+from captioning.models.build import preprocessing_of
 from captioning.models.trained import load_trained
+from captioning.models.word_by_word import END, SpokenCaption, gaze
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 
@@ -28,7 +29,7 @@ LONGEST_STRIP = 16  # how many times as long as wide a photo may be
 DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels of a photo beyond these only take time
 
 
-def draw(found: Gaze, photo: Image.Image, path: Path) -> None:
+def draw(found: SpokenCaption, photo: Image.Image, path: Path) -> None:
     """A PNG of the photo and, for each word, the photo lit where the captioner looked.
 
     The attention is interpolated over the photo; in each frame its highest value is white.
@@ -39,7 +40,7 @@ def draw(found: Gaze, photo: Image.Image, path: Path) -> None:
     grey.thumbnail((DRAWN_WIDTH, photo.height))
     width, height = grey.size
     lit = F.interpolate(
-        found.weights.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
+        found.gaze.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
     )[:, 0].clamp(min=0)  # (words, height, width)
     columns = min(len(found.words) + 1, FRAMES_A_ROW)
     rows = math.ceil((len(found.words) + 1) / columns)
@@ -81,13 +82,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 "to draw on: crop it"
             )
         config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
-        image = evaluation_transform(config.image_size)(photo).to(device)
+        image = preprocessing_of(config).evaluation(photo).to(device)
         found = gaze(captioner, image, config.decoding_settings())
         draw(found, photo, output)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(" ".join(word for word in found.words if word != "(end)"))
+    print(" ".join(word for word in found.words if word != END))
     print(f"the picture is {output}", file=sys.stderr)
     return 0
 

@@ -21,23 +21,24 @@ import torch
 from captioning.bulk.job import EXISTING, Job
 from captioning.bulk.model import Captioning
 from captioning.bulk.run import Run
-from captioning.models.trained import checkpoint_file
+from captioning.config import Config, keys_of
+from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
 
+# The flags of the keys that say how captions are drawn; `sample` is --do_sample.
 DECODING = {
-    "num_beams": (int, "beams; 1 is greedy"),
-    "max_length": (int, "tokens of a caption at most, the prompt's counted"),
-    "min_length": (int, "and at least"),
-    "length_penalty": (float, "of beams: above 0 favours longer ones"),
-    "repetition_penalty": (float, "above 1 disfavours words that are there already"),
-    "top_p": (float, "sample from the likeliest words that together have this probability"),
-    "top_k": (int, "and from so many at most; 0 is all"),
-    "temperature": (float, "of sampling"),
+    "num_beams": "beams; 1 is greedy",
+    "max_length": "tokens of a caption at most, the prompt's counted",
+    "min_length": "and at least",
+    "length_penalty": "of beams: above 0 favours longer ones",
+    "repetition_penalty": "above 1 disfavours words that are there already",
+    "top_p": "sample from the likeliest words that together have this probability",
+    "top_k": "and from so many at most; 0 is all",
+    "temperature": "of sampling",
 }
 # What makes captions what they are: another value makes an unfinished run another run.
 OF_THE_RUN = ("config", "num_return", "existing", "prefix", "suffix", "sidecar", "write_shards")
-ONLY_SPEED = ("num_workers", "eval_batch_size")
 # The keys of a configuration that the flags of these names set.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -61,7 +62,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--num_workers", type=int, help="processes that read images; default: the configuration's")
 
     group = parser.add_argument_group("how captions are drawn (default: as the checkpoint's run)")
-    for name, (kind, text) in DECODING.items():
+    for name, text in DECODING.items():
+        kind = Config.model_fields[name].annotation
         group.add_argument(f"--{name}", type=kind, help=text)
     group.add_argument("--do_sample", action="store_true", help="sample instead of searching")
     group.add_argument("--seed", type=int, help="of sampling")
@@ -129,7 +131,7 @@ def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str,
 def caption(arguments: argparse.Namespace) -> None:
     """Do what is asked. Raises UserError and Stopped."""
     device = distributed.start(arguments.device)
-    checkpoint = checkpoint_file(arguments.checkpoint)
+    checkpoint = checkpoints.named(arguments.checkpoint)
     changes = changes_of(arguments, device)
 
     def load() -> Captioning:
@@ -138,7 +140,7 @@ def caption(arguments: argparse.Namespace) -> None:
     settings = {
         "checkpoint": checkpoint,
         "checkpoint_time": os.path.getmtime(checkpoint) if os.path.exists(checkpoint) else None,
-        **{name: value for name, value in changes.items() if name not in ONLY_SPEED},
+        **{name: value for name, value in changes.items() if name not in keys_of("speed")},
         **{name: getattr(arguments, name) for name in OF_THE_RUN},
     }
     settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
 from captioning import train
-from captioning.config import load_config
+from captioning.config import keys_of, load_config
 from captioning.metrics.meteor import shared_process
 from captioning.models import checkpoints
-from captioning.models.build import REPOSITORY
 from captioning.report.comparison import Comparison, compare
 from captioning.report.examples import example_lines
 from captioning.report.page import write_report
@@ -29,6 +28,7 @@ from captioning.runtime.progress import part_of, say
 from captioning.scenes.make import SPLITS, make_scenes
 from captioning.training.finished import is_scored
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
@@ -37,10 +37,11 @@ QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the whole one."
 )
-# max_epoch and eval_every: one value for pre-training and fine-tuning would suit neither.
+# What the demo's runs differ in or share. eval_every, as max_epoch: one value for pre-training and
+# fine-tuning would suit neither.
 OWN_KEYS = (
-    *("objective", "pretrained", "image_root", "ann_root", "tokenizer", "facts_file", "metrics"),
-    *("train_file", "val_file", "test_file", "output_dir", "seed", "max_epoch", "eval_every"),
+    *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
+    *("output_dir", "eval_every", *keys_of("data"), *keys_of("length")),
 )
 FAILED = 2  # exit code of a program that has said in one line what is wrong
 

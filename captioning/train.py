@@ -59,9 +59,11 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     """`pretrained` where the command line gives it, else the run's best, else the config's."""
     given = any(override.startswith("pretrained=") for override in overrides)
-    best = Path(config.output_dir) / checkpoints.BEST
-    if best.exists() and not (given and config.pretrained):
+    folder = Path(config.output_dir)
+    best = checkpoints.best(folder)
+    if best and not (given and config.pretrained):
         return str(best)
+    best = folder / checkpoints.BEST
     if config.pretrained is None:
         raise UserError(f"nothing to evaluate: {best} does not exist, and pretrained is not set")
     if not given:

@@ -1,5 +1,6 @@
 """A weighted mixture of objectives, as a run's `objective:` names it."""
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import NamedTuple, Optional, Union
@@ -96,6 +97,12 @@ class Objective(nn.Module):
         loss, values = mixture_from_hidden(hidden, weight, bias, labels, words, self._mixture())
         parts = dict(zip(self.weights, values.unbind()))
         return ObjectiveOutput(loss, parts, (labels != self.ignore_index).sum())
+
+    def with_pad_token(self, pad_token_id: int) -> "Objective":
+        """The same objective for a tokeniser whose padding is `pad_token_id`."""
+        own = copy.deepcopy(self)
+        own.pad_token_id = pad_token_id
+        return own
 
     def _mixture(self) -> Mixture:
         return Mixture(

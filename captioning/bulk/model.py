@@ -8,10 +8,8 @@ from torch import Tensor
 
 from captioning.bulk.job import Job
 from captioning.bulk.reading import Batch
-from captioning.data import evaluation_transform
 from captioning.data.randomness import derived_seed
-from captioning.models.build import captioner_from
-from captioning.models.generation import ready
+from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.precision import Precision, check_precision
 from captioning.models.trained import trained_config
 from captioning.runtime import distributed
@@ -42,10 +40,11 @@ class Captioning:
         with distributed.first_on_each_machine():
             captioner, self.report = captioner_from(self.config, checkpoint)
         self.precision = Precision(self.config.precision, device)
-        self.captioner = ready(captioner.to(device), self.precision.dtype, self.config.compile)
+        captioner = captioner.to(device)
+        self.captioner = captioner.for_inference(self.precision.dtype, self.config.compile)
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
-        self.transform = evaluation_transform(self.config.image_size)
+        self.transform = preprocessing_of(self.config).evaluation
         self.origin = {
             "checkpoint": checkpoint,
             "settings": {

@@ -5,124 +5,27 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Optional, Union
+from typing import Any, Optional, Union
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 
-from captioning.config.checked import Checked, Named
-from captioning.config.classic_keys import ClassicKeys
+from captioning.captioners.registry import CAPTIONERS
+from captioning.config.keys import Keys
+from captioning.config.roles import roles_of
 from captioning.files.reading import parse_yaml
 from captioning.files.writing import write_text
-from captioning.metrics import java
-from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
 
 
-class VitSizes(Checked):
-    """A vision transformer of other than BLIP's sizes."""
-
-    embed_dim: int = Field(gt=0, le=65_536)
-    depth: int = Field(gt=0, le=1000)
-    num_heads: int = Field(gt=0)
-    patch_size: int = Field(16, gt=0)
-    mlp_ratio: float = Field(4.0, gt=0, le=1000)
-    drop_path_rate: float = Field(0.0, ge=0, lt=1)
-    layer_norm_eps: float = Field(1e-6, gt=0)
-    initializer_range: Optional[float] = Field(None, gt=0)
-
-
-class Config(ClassicKeys):
-    """Every key of a run's YAML, BLIP's own before ours. The README's table says what each does."""
-
-    image_root: str
-    ann_root: str
-    coco_gt_root: Optional[str] = None
-    pretrained: Optional[str] = None
-    vit: Union[Literal["base", "large"], VitSizes] = "base"
-    vit_grad_ckpt: bool = False
-    vit_ckpt_layer: int = Field(0, ge=0)
-    batch_size: int = Field(32, gt=0)
-    init_lr: float = Field(1e-5, gt=0)
-    image_size: int = Field(384, gt=0, le=4096)
-    max_length: int = Field(20, le=10_000)
-    min_length: int = 5
-    num_beams: int = Field(3, le=1000)
-    prompt: str = "a picture of "
-    weight_decay: float = Field(0.05, ge=0)
-    min_lr: float = Field(0.0, ge=0)
-    max_epoch: int = Field(5, gt=0)
-
-    objective: Union[str, dict[str, float]] = "mle"
-    label_smoothing: float = Field(0.1, ge=0, lt=1)
-    first_token_mle: bool = True
-    first_token_shift: bool = False
-    random_subset_size: int = Field(10, gt=0, le=100_000)
-
-    dataset: Literal["coco", "flickr30k", "custom"] = "coco"
-    train_file: Optional[str] = None
-    val_file: Optional[str] = None
-    test_file: Optional[str] = None
-    val_gt_file: Optional[str] = None
-    test_gt_file: Optional[str] = None
-    captions_per_image: int = Field(1, gt=0, le=1000)
-    max_words: int = Field(30, gt=0)
-    max_tokens: int = Field(40, gt=2)
-    augmentation: Literal["blip", "none"] = "blip"
-    skip_bad_images: bool = False
-    num_workers: int = Field(4, ge=0, le=1000)
-
-    tokenizer: Named = "bert-base-uncased"
-    med_config: Union[Named, dict[str, Any]] = "configs/med_config.json"
-    trust_checkpoint: bool = False
-
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    compile: bool = False
-    accumulation_steps: int = Field(1, gt=0)
-    optimizer: Literal["adamw", "adam"] = "adamw"
-    clip_grad_norm: Optional[float] = Field(None, gt=0)
-    clip_grad_value: Optional[float] = Field(None, gt=0)
-    warmup_steps: int = Field(0, ge=0)
-    warmup_lr: float = Field(0.0, ge=0)
-    lr_schedule: Literal["cosine", "cosine_steps", "exponential", "plateau"] = "cosine"
-    lr_decay: float = Field(0.8, gt=0, le=1)
-    lr_patience: int = Field(2, ge=0)
-    early_stopping: Optional[int] = Field(None, gt=0)
-    bucket_batches: bool = False
-    resume: Literal["auto", "never"] = "auto"
-    checkpoint_every: Optional[int] = Field(1000, gt=0)
-    keep_checkpoints: int = Field(2, ge=1)
-    rank_timeout: float = Field(1800.0, gt=0)
-    eval_every: int = Field(1, ge=1)
-    log_every: int = Field(10, gt=0)
-
-    eval_batch_size: Optional[int] = Field(None, gt=0)
-    sample: bool = False
-    top_p: float = 0.9
-    top_k: int = 50
-    temperature: float = 1.0
-    length_penalty: float = 1.0
-    repetition_penalty: float = 1.0
-    metrics: list[Literal[tuple(EVALUATORS)]] = Field(list(DEFAULT_METRICS), min_length=1)
-    spice: bool = False
-    spice_timeout: float = Field(3600.0, gt=0)
-    spice_heap: str = Field("8G", pattern=java.MEMORY)
-    train_captions: Optional[str] = None
-    facts_file: Optional[str] = None
-    clip_model: Named = CLIP_MODEL
-    ppl_model: Named = PPL_MODEL
-    pool: Optional[str] = None
-
-    output_dir: Named
-    device: Named = "auto"
-    seed: int = Field(42, ge=0, lt=2**63)
+class Config(*dict.fromkeys(package.Keys for package in CAPTIONERS.values()), Keys):
+    """Every key of a run's YAML: those that all captioners share, and each captioner's own."""
 
     @field_validator(
         *("pretrained", "coco_gt_root", "train_file", "val_file", "test_file", "val_gt_file"),
-        *("test_gt_file", "train_captions", "facts_file", "pool", "word_vectors"),
+        *("test_gt_file", "train_captions", "facts_file", "pool"),
     )
     @classmethod
     def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
@@ -144,13 +47,6 @@ class Config(ClassicKeys):
     @model_validator(mode="after")
     def _possible_together(self):
         self.decoding_settings()
-        patch = 16 if isinstance(self.vit, str) else self.vit.patch_size
-        if self.model == "blip" and self.image_size % patch:
-            raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
-        if self.first_token_shift and self.model != "blip":
-            raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
-        if not isinstance(self.vit, str) and self.vit.embed_dim % self.vit.num_heads:
-            raise ValueError("vit: embed_dim must be a multiple of num_heads")
         if self.follows_bleu and "coco" not in self.metrics:
             raise ValueError(
                 f"{self.follows_bleu} goes by BLEU-4, but metrics is {self.metrics}, without coco"
@@ -186,6 +82,11 @@ class Config(ClassicKeys):
         return Objective(
             self.objective, self.label_smoothing, self.first_token_mle, self.random_subset_size
         )
+
+
+def keys_of(role: str) -> list[str]:
+    """The keys of that role."""
+    return [key for key, declared in roles_of(Config).items() if declared == role]
 
 
 def load_config(

@@ -12,6 +12,7 @@ from captioning.data.image import (
 )
 from captioning.data.loader import Loader, TrainingLoader, evaluation_loader, training_loader
 from captioning.data.prefetch import Prefetcher
+from captioning.data.preprocessing import Preprocessing
 from captioning.data.randaugment import RandAugment
 from captioning.data.sources import annotation_path, read_split, references
 from captioning.data.text import preprocess_caption
@@ -23,6 +24,7 @@ __all__ = [
     "ImageId",
     "Loader",
     "Prefetcher",
+    "Preprocessing",
     "RandAugment",
     "Sample",
     "TrainingDataset",

@@ -1,9 +1,10 @@
 """Batches brought to the device while the model works on the one before."""
 
 from collections.abc import Iterable, Iterator
-from typing import Optional
+from typing import Callable, Optional
 
 import torch
+from torch import Tensor
 
 from captioning.data.image import normalise
 from captioning.data.loader import Batch
@@ -17,8 +18,14 @@ class Prefetcher:
     to overlap.
     """
 
-    def __init__(self, batches: Iterable[Batch], device: torch.device):
-        self.batches, self.device = batches, device
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        device: torch.device,
+        normalise: Callable[[Tensor], Tensor] = normalise,
+    ):
+        """normalise: makes bytes into floats, see `Preprocessing`."""
+        self.batches, self.device, self.normalise = batches, device, normalise
         on_gpu = device.type == "cuda"
         self.stream: Optional[torch.cuda.Stream] = torch.cuda.Stream(device) if on_gpu else None
 
@@ -36,7 +43,7 @@ class Prefetcher:
         with torch.cuda.stream(self.stream):  # of no effect where it is None
             image = batch["image"].to(self.device, non_blocking=True)
             if not image.is_floating_point():
-                image = normalise(image)
+                image = self.normalise(image)
             batch = {**batch, "image": image}
             return batch, self.stream.record_event() if self.stream else None
 

@@ -1,19 +1,18 @@
 """From a configuration to the captioner it describes, weights loaded."""
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Optional
 
 import torch
 from torch import nn
 
-from BLIP import BlipCaptioner, build_captioner, load_weights, read_checkpoint
-from captioning.config import Config, VitSizes
-from captioning.models.classic_model import build_from
-from captioning.models.lengths import check_lengths
+from BLIP import CaptionTokenizer, load_weights, read_checkpoint
+from captioning.captioners.interface import BuildContext, Captioner
+from captioning.captioners.registry import CAPTIONERS
+from captioning.config import Config
+from captioning.data import MEAN, STD, Preprocessing, preprocess_caption, read_split
 from captioning.runtime.errors import UserError
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def captioner_from(
@@ -24,56 +23,47 @@ def captioner_from(
     resumed: the content of the checkpoint whose weights the caller will put in place. Made-up
     weights depend on the seed alone. Raises UserError.
     """
+    package = CAPTIONERS[config.model]
     torch.manual_seed(config.seed)
     try:
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
-        if config.model == "blip":
-            captioner = _blip_from(config)
-        else:
-            captioner = build_from(config, content is not None, _words(content, checkpoint))
+        name = checkpoint or "the checkpoint"
+        captions = partial(training_captions, config)
+        context = BuildContext(content, name, captions, CaptionTokenizer, MEAN, STD)
+        captioner = package.build(config, context)
+        _check_lengths(config, captioner)
         if checkpoint is None:
-            return captioner, f"no checkpoint: {_origin(config)}"
+            return captioner, f"no checkpoint: {package.origin(config)}"
         report = load_weights(captioner, content["model"], checkpoint)
     except ValueError as error:  # every error of a captioner's that a user can cause is one
         raise UserError(str(error)) from error
     return captioner, f"loaded {checkpoint}: {report}"
 
 
-def _words(content: Optional[Mapping[str, Any]], name: Optional[str]) -> Optional[list[str]]:
-    """The vocabulary that a checkpoint holds, None where it holds none."""
-    words = content.get("vocabulary") if content else None
-    text = isinstance(words, list) and all(isinstance(word, str) for word in words)
-    if words is not None and not text:
-        raise UserError(f"{name or 'the checkpoint'}: its vocabulary is no list of words")
-    return words
+def training_captions(config: Config) -> Iterator[str]:
+    """Those of the training split, cleaned up. Raises UserError."""
+    for sample in read_split(config, "train"):
+        for caption in sample.captions:
+            yield preprocess_caption(caption, config.max_words)
 
 
-def _origin(config: Config) -> str:
-    if config.model == "blip" or config.encoder_weights == "none":
-        return "the weights are made up"
-    return f"the weights are made up, but for the image encoder's ({config.encoder_weights})"
+def preprocessing_of(config: Config) -> Preprocessing:
+    """How images are made into what the configuration's captioner takes."""
+    own = CAPTIONERS[config.model].preprocessing(config)
+    if own is not None:
+        return Preprocessing(*own)
+    return Preprocessing.of_blip(config.image_size, config.augmentation)
 
 
-def _blip_from(config: Config) -> BlipCaptioner:
-    vit = config.vit.model_dump() if isinstance(config.vit, VitSizes) else config.vit
-    captioner = build_captioner(
-        tokenizer=config.tokenizer,
-        vit=vit,
-        image_size=config.image_size,
-        med_config=_med_config(config),
-        objective=config.build_objective(),
-        prompt=config.prompt,
-        vit_grad_ckpt=config.vit_grad_ckpt,
-        vit_ckpt_layer=config.vit_ckpt_layer,
-        max_tokens=config.max_tokens,
-        first_token_shift=config.first_token_shift,
-    )
-    check_lengths(config, len(captioner.prompt_ids), captioner.text_decoder.max_length)
-    return captioner
-
-
-def _med_config(config: Config):
-    """As given, or, where no such file is in the working folder, the repository's."""
-    if isinstance(config.med_config, str) and not Path(config.med_config).exists():
-        return REPOSITORY / config.med_config
-    return config.med_config
+def _check_lengths(config: Config, captioner: Captioner) -> None:
+    """Raise UserError where max_length or max_tokens does not suit the prompt or the captioner."""
+    prompt, positions = len(captioner.prompt_ids), captioner.max_positions
+    for key, least in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
+        length = getattr(config, key)
+        if length < least or (positions is not None and length > positions):
+            limits = f"{least} or more" if positions is None else f"{least} to {positions}"
+            model = "" if positions is None else " and this med_config"
+            raise UserError(
+                f"{key} is {length}; with this prompt, of {prompt} tokens,{model} it must be "
+                f"{limits}"
+            )

@@ -61,6 +61,26 @@ def saved(folder: Path) -> list[Path]:
     return sorted(found, key=_age)
 
 
+def best(folder: Path) -> Optional[Path]:
+    """The best checkpoint of a run's folder, None where there is none yet."""
+    path = folder / BEST
+    return path if path.exists() else None
+
+
+def named(name: str) -> str:
+    """The file that is meant: of a run's folder its best checkpoint, else the newest.
+
+    Raises UserError for a folder without one.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        return name
+    found = best(folder) or next(reversed(saved(folder)), None)
+    if found is None:
+        raise UserError(f"{folder} holds no checkpoint of a run: name a file")
+    return str(found)
+
+
 def of_epochs(folder: Path) -> list[Path]:
     """Those of whole epochs, the newest last."""
     return [path for path in saved(folder) if _age(path)[1] == math.inf]

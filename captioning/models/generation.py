@@ -6,15 +6,14 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from BLIP import BlipCaptioner, inference_copy
 from captioning.config import Config
 from captioning.data import (
     EvaluationDataset,
     Prefetcher,
     Sample,
     evaluation_loader,
-    evaluation_transform,
 )
+from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
 from captioning.runtime.distributed import gather_on_main, rank, until_asked, world_size
 from captioning.runtime.progress import progress, say
@@ -35,14 +34,14 @@ def caption_images(
     dataset = EvaluationDataset(
         samples,
         config.image_root,
-        evaluation_transform(config.image_size),
+        preprocessing_of(config).evaluation,
         config.skip_bad_images,
     )
     batch_size = config.eval_batch_size or config.batch_size
     loader = evaluation_loader(dataset, batch_size, rank(), world_size(), config.num_workers)
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
-    captioner = ready(captioner, precision.dtype, config.compile)
+    captioner = captioner.for_inference(precision.dtype, config.compile)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with progress(len(samples), description) as bar:
@@ -60,10 +59,3 @@ def caption_images(
         say(f"{skipped} of {len(samples)} images could not be read and have no caption")
     everything = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
     return [result for _, result in everything]
-
-
-def ready(captioner: nn.Module, dtype: torch.dtype, compiled: bool) -> nn.Module:
-    """The captioner that makes the captions: of BLIP a copy whose weights are cast only once."""
-    if isinstance(captioner, BlipCaptioner):
-        return inference_copy(captioner, dtype, compiled)
-    return captioner.eval()

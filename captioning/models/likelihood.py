@@ -12,9 +12,9 @@ from captioning.data import (
     Prefetcher,
     Sample,
     evaluation_loader,
-    evaluation_transform,
 )
 from captioning.data.text import preprocess_caption
+from captioning.models.build import preprocessing_of
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss
 
@@ -41,7 +41,7 @@ def likelihood(
     captioner: nn.Module, samples: Sequence[Sample], config: Config, device: torch.device
 ) -> Likelihood:
     """Of all captions of `samples`, no labels smoothed, without first-token MLE."""
-    transform = evaluation_transform(config.image_size)
+    transform = preprocessing_of(config).evaluation
     dataset = EvaluationDataset(samples, config.image_root, transform, config.skip_bad_images)
     batch_size = config.eval_batch_size or config.batch_size
     loader = evaluation_loader(dataset, batch_size, num_workers=config.num_workers)

@@ -2,6 +2,7 @@
 
 import torch
 
+from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config
 from captioning.runtime.errors import UserError
 
@@ -23,5 +24,7 @@ class Precision:
 
 def check_precision(config: Config, device: torch.device) -> None:
     """Raise UserError for what torch cannot compute."""
-    if (config.model, config.precision, device.type) == ("lstm", "fp16", "cpu"):
-        raise UserError("precision is fp16, which an LSTM has on a GPU alone; try bf16 or fp32")
+    try:
+        CAPTIONERS[config.model].check_device(config, device)
+    except ValueError as error:
+        raise UserError(str(error)) from error

@@ -1,7 +1,6 @@
 """A captioner out of a checkpoint alone, or out of a configuration and weights from elsewhere."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Optional
 
 import torch
@@ -10,7 +9,6 @@ from torch import nn
 
 from BLIP import read_checkpoint
 from captioning.config import Config, load_config
-from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 
@@ -49,19 +47,3 @@ def trained_config(
     except ValidationError as error:
         reasons = (detail["msg"].removeprefix("Value error, ") for detail in error.errors())
         raise UserError("; ".join(reasons)) from error
-
-
-def checkpoint_file(name: str) -> str:
-    """The file that is meant: of a run's folder its best checkpoint, else the newest.
-
-    Raises UserError for a folder without one.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        return name
-    found = [*checkpoints.saved(folder), folder / checkpoints.BEST]
-    if not found[-1].exists():
-        found.pop()
-    if not found:
-        raise UserError(f"{folder} holds no checkpoint of a run: name a file")
-    return str(found[-1])

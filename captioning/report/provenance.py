@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from captioning.config import keys_of
 from captioning.report.runs import Run, plain_command
-from decoding import DecodingSettings
 
-NOT_A_SETTING = {"output_dir", "device"}  # the page says that they are left out
-OF_SCORING = {
-    *DecodingSettings.__dataclass_fields__,
-    *("metrics", "spice", "spice_timeout", "spice_heap", "facts_file", "train_captions"),
-    *("clip_model", "ppl_model", "pool"),
-}
+NOT_A_SETTING = keys_of("machine")  # the page says that they are left out
+OF_SCORING = [*keys_of("generation"), *keys_of("scoring")]
 
 
 def origin(run: Run) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
+from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, load_config
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import parse_json, read_text
@@ -76,10 +77,10 @@ def objective_name(spec) -> str:
     return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
 
 
-def _trained_name(config: Config) -> str:
-    """The objective, and before it the captioner where that is not BLIP: "LSTM, SMILE"."""
-    name = objective_name(config.objective)
-    return name if config.model == "blip" else f"{config.model.upper()}, {name}"
+def trained_name(config: Config) -> str:
+    """The objective, and before it the captioner's title where it has one: "LSTM, SMILE"."""
+    title = CAPTIONERS[config.model].title(config)
+    return ", ".join(filter(None, (title, objective_name(config.objective))))
 
 
 def plain_command(record: dict[str, Any]) -> Optional[str]:
@@ -121,7 +122,7 @@ def _read_run(folder: Path, split: str) -> Run:
     scores = _json(result / "metrics.json")
     return Run(
         folder=folder,
-        label=_trained_name(config) if trained else label,
+        label=trained_name(config) if trained else label,
         kind=kind if trained else "weights",
         config=config,
         scored_with=scored,

@@ -8,10 +8,10 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from captioning.data import evaluation_transform, load_image, preprocess_caption
+from captioning.data import load_image, preprocess_caption
 from captioning.data.caption_files import ImageId
 from captioning.metrics.length import words
-from captioning.models.build import captioner_from
+from captioning.models.build import captioner_from, preprocessing_of
 from captioning.report.comparison import Comparison
 from captioning.report.examples import picture
 from captioning.report.picture import Picture
@@ -66,7 +66,7 @@ def token_picture(comparison: Comparison) -> TokenPicture:
         except UserError as error:
             problem = str(error)
             continue
-        image = evaluation_transform(run.config.image_size)(original)
+        image = preprocessing_of(run.config).evaluation(original)
         caption = preprocess_caption(caption, run.config.max_words)
         return TokenPicture(run, caption, picture(path), token_costs(captioner, image, caption))
     raise UserError(problem)

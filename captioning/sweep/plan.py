@@ -34,6 +34,12 @@ def plan(
     return list({variant.name: variant for variant in found}.values())
 
 
+def varied_keys() -> set[str]:
+    """The keys in which the runs of any sweep differ."""
+    variants = plan(MLE_WEIGHTS, ABLATIONS)
+    return {o.partition("=")[0] for variant in variants for o in variant.overrides}
+
+
 def mle_share(config: Config) -> Optional[float]:
     """MLE's share in a run's objective; None where that is not of MLE and SMILE alone."""
     parts = parse_objective(config.objective)

@@ -14,16 +14,13 @@ from captioning.runtime.progress import say
 from captioning.sweep.frontier import Entry, draw_frontier
 from captioning.sweep.jobs import Job, run_jobs, slots
 from captioning.sweep.one_run import without_pretrained
-from captioning.sweep.plan import Variant, mle_share, plan
+from captioning.sweep.plan import Variant, mle_share, plan, varied_keys
 from captioning.sweep.table import markdown_table
 from captioning.training.finished import is_done
 
 PRETRAIN = "pretrain"
-# What the runs differ in, or the sweep sets.
-OWN_KEYS = (
-    *("objective", "first_token_mle", "first_token_shift", "random_subset_size"),
-    *("output_dir", "resume"),
-)
+# What the sweep sets by itself, besides what its runs differ in.
+OWN_KEYS = ("output_dir", "resume")
 
 
 class Sweep:
@@ -35,7 +32,7 @@ class Sweep:
 
     def __init__(self, config: str, pretrain: Optional[str], folder: Path, keys: Sequence[str]):
         for key in (key.partition("=")[0] for key in keys):
-            if key in OWN_KEYS or (pretrain and key == "pretrained"):
+            if key in {*OWN_KEYS, *varied_keys()} or (pretrain and key == "pretrained"):
                 raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
         self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
         if pretrain:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
@@ -11,31 +10,24 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines import RecurrentDecoder, set_teacher_forcing, teacher_forcing
 from captioning.config import Config
-from captioning.data import (
-    Prefetcher,
-    TrainingDataset,
-    read_split,
-    training_loader,
-    training_transform,
-)
+from captioning.data import Prefetcher, TrainingDataset, TrainingLoader, read_split, training_loader
 from captioning.data.randomness import derived_seed
 from captioning.models import checkpoints
-from captioning.models.build import captioner_from
-from captioning.models.classic_model import check_batch
+from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.precision import Precision
 from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress, say
 from captioning.runtime.watchdog import Watchdog
-from captioning.training.not_finite import Inquiry, Taken, what_is_not_finite
-from captioning.training.optimiser import build_optimizer, clip_gradients
+from captioning.training.evidence import Evidence
+from captioning.training.optimiser import build_optimizer
 from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Place, RunState, place_of
 from captioning.training.schedule import scheduled_rate
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
+from captioning.training.step import COUNTED, NotFiniteError, Stepped, TrainingStep
 from captioning.training.validation_history import (
     best_epoch,
     bleu_history,
@@ -45,37 +37,22 @@ from captioning.training.validation_history import (
     why_over,
 )
 
-COUNTED = ("skipped_images", "asked_to_stop")  # what is summed over batches and not over tokens
-
 
 class FineTuning:
-    """One run of a configuration on one device or many; `run` does all of it."""
+    """One run of a configuration on one device or many; `run` does all of it.
+
+    Set-up is in this order: what can be missing is missed before anything is loaded, and nothing is
+    written before it is clear where the run begins.
+    """
 
     def __init__(self, config: Config, device: torch.device):
         self.config, self.device = config, device
         self.folder = Path(config.output_dir)
-        self.evaluation = SplitEvaluation(config, "val", self.folder, device)
-        check_bleu(config, self.evaluation.unavailable)
-        self.loader = self._build_loader()
-        self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         self.precision = Precision(config.precision, device)
-        checkpoint = starting_point(config)
-        epochs = place_of(checkpoint).epoch if checkpoint else 0
-        self.over = why_over(config, self.folder, epochs) if checkpoint else None
-        if not self.over:
-            record_run(config, self.folder)  # a run that is over keeps the record of how it ran
-        self.captioner = self._build_captioner(checkpoint)
-        self.model = self._wrap(self.captioner)
-        self.optimizer, self.rate_shares = build_optimizer(self.captioner, config)
-        self.state = RunState(config, self.captioner, self.optimizer, self.precision)
-        self.place = self.state.restore(checkpoint) if checkpoint else Place()
-        self.after_epoch = checkpoint is not None and "within" not in checkpoint
-        began = self.place if checkpoint else None
-        self.inquiry = Inquiry(self.state, self.loader, self.precision, began)
-        self.bleu: list[float] = []  # of the validations so far
-        done = self.place.epoch * self.steps + self.place.steps
-        self.log = RunLog(self.folder, self.place.epoch, done)
-        self.watchdog = Watchdog(config.rank_timeout)
+        self._find_data()
+        checkpoint = self._find_beginning()
+        self._build_model(checkpoint)
+        self._watch(began=self.place if checkpoint else None)
 
     def run(self) -> None:
         try:
@@ -98,24 +75,38 @@ class FineTuning:
         """Close the log and let go of the distributed model; see `distributed.stop`."""
         self.watchdog.end()
         self.log.close()
-        self.model = self.captioner
+        self.model = self.step.model = self.captioner
 
     # Set-up
 
-    def _build_loader(self):
+    def _find_data(self) -> None:
+        """The validation split with its metrics, and the batches to train on."""
+        config = self.config
+        self.evaluation = SplitEvaluation(config, "val", self.folder, self.device)
+        check_bleu(config, self.evaluation.unavailable)
+        self.preprocessing = preprocessing_of(config)
+        self.loader = self._build_loader()
+        self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
+        if not self.steps:
+            raise UserError(
+                f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
+                f"{len(self.loader)} batches; lower it or batch_size"
+            )
+
+    def _build_loader(self) -> TrainingLoader:
         config = self.config
         with distributed.first_on_each_machine():
             samples = read_split(config, "train")
         dataset = TrainingDataset(
             samples,
             config.image_root,
-            training_transform(config.image_size, config.augmentation),
+            self.preprocessing.training,
             config.seed,
             config.captions_per_image,
             config.max_words,
             config.skip_bad_images,
         )
-        loader = training_loader(
+        return training_loader(
             dataset,
             config.batch_size,
             config.seed,
@@ -124,58 +115,81 @@ class FineTuning:
             config.num_workers,
             config.bucket_batches,
         )
-        if len(loader) < config.accumulation_steps:
-            raise UserError(
-                f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
-                f"{len(loader)} batches; lower it or batch_size"
-            )
-        return loader
+
+    def _find_beginning(self) -> Optional[dict[str, Any]]:
+        """The checkpoint to go on from. A run that is over keeps the record of how it ran."""
+        checkpoint = starting_point(self.config)
+        epochs = place_of(checkpoint).epoch if checkpoint else 0
+        self.over = why_over(self.config, self.folder, epochs) if checkpoint else None
+        if not self.over:
+            record_run(self.config, self.folder)
+        return checkpoint
+
+    def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
+        """Captioner, optimiser and step, as they were where the checkpoint was saved."""
+        self.captioner = self._build_captioner(checkpoint)
+        self.model = self._wrap(self.captioner)
+        self.optimizer, self.rate_shares = build_optimizer(self.captioner, self.config)
+        self.step = TrainingStep(
+            self.config, self.model, self.captioner, self.optimizer, self.precision
+        )
+        self.state = RunState(self.config, self.captioner, self.optimizer, self.precision)
+        self.place = self.state.restore(checkpoint) if checkpoint else Place()
+        self.after_epoch = checkpoint is not None and "within" not in checkpoint
+        self.bleu: list[float] = []  # of the validations so far
 
     def _build_captioner(self, resumed: Optional[dict[str, Any]]) -> nn.Module:
-        pretrained = None if resumed else self.config.pretrained
+        config = self.config
+        pretrained = None if resumed else config.pretrained
         with distributed.first_on_each_machine():
-            captioner, loaded = captioner_from(self.config, pretrained, resumed)
-        check_batch(self.config, captioner)
+            captioner, loaded = captioner_from(config, pretrained, resumed)
+        if config.batch_size < captioner.smallest_batch:
+            raise UserError(
+                f"batch_size is {config.batch_size}; this captioner normalises over a batch, and "
+                f"has one place at image_size {config.image_size}: it must be "
+                f"{captioner.smallest_batch} or more"
+            )
         if not resumed:
             say(loaded)
         return captioner.to(self.device)
 
     def _wrap(self, captioner: nn.Module) -> nn.Module:
         if self.config.compile:
-            for part in captioner.children():
-                # A loop over words would be compiled anew for every length.
-                if not isinstance(part, RecurrentDecoder):
-                    part.compile()
+            captioner.compile_parts()
         group = distributed.limit_waits(self.config.rank_timeout)
         if group is None:
             return captioner
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(captioner, device_ids=devices, process_group=group)
 
+    def _watch(self, began: Optional[Place]) -> None:
+        """What looks on: the log, the watchdog, and the evidence of a step that fails."""
+        self.evidence = Evidence(self.state, self.loader, self.precision, began)
+        done = self.place.epoch * self.steps + self.place.steps
+        self.log = RunLog(self.folder, self.place.epoch, done)
+        self.watchdog = Watchdog(self.config.rank_timeout)
+
     # Training
 
     def _train_epoch(self, epoch: int) -> None:
         config = self.config
-        own_words = teacher_forcing(config.teacher_forcing, epoch, config.teacher_forcing_k)
-        set_teacher_forcing(self.captioner, own_words)
+        self.captioner.begin_epoch(epoch)
         self.model.train()
         place = self.place if self.place.epoch == epoch else Place(epoch)
-        per_step, first = config.accumulation_steps, epoch * self.steps + place.steps
-        self.loader.set_epoch(epoch, place.steps * per_step)
-        rest = islice(self.loader, (self.steps - place.steps) * per_step)
-        batches = iter(Prefetcher(rest, self.device))
-        images = config.batch_size * distributed.world_size() * per_step
+        batches = self._batches(place)
+        images = config.batch_size * distributed.world_size() * config.accumulation_steps
         description = f"epoch {epoch + 1}/{config.max_epoch}"
         summed, self.place = Counter(place.sums), place
+        first = epoch * self.steps
         with progress(self.steps * images, description) as bar:
             bar.update(place.steps * images)
-            for step in range(first, (epoch + 1) * self.steps):
+            for step in range(first + place.steps, first + self.steps):
                 self.watchdog.beat()
                 rate = self._set_learning_rate(epoch, step)
                 sums, norm = self._optimiser_step(batches, step)
                 stop = sums.pop("asked_to_stop")
                 summed.update(sums)
-                self.place = Place(epoch, step + 1 - epoch * self.steps, dict(summed))
+                self.place = Place(epoch, step + 1 - first, dict(summed))
                 means = _means(sums)
                 bar.set_postfix(_rounded(means), refresh=False)
                 bar.update(images)
@@ -192,56 +206,25 @@ class FineTuning:
         parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
         say(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
 
+    def _batches(self, place: Place):
+        """Those of the epoch that are still to come, on the device."""
+        per_step = self.config.accumulation_steps
+        self.loader.set_epoch(place.epoch, place.steps * per_step)
+        rest = islice(self.loader, (self.steps - place.steps) * per_step)
+        return iter(Prefetcher(rest, self.device, self.preprocessing.normalise))
+
+    def _optimiser_step(self, batches, step: int) -> Stepped:
+        """One step, or the end of the run with what is known of a step that failed."""
+        try:
+            return self.step(batches, step)
+        except NotFiniteError as problem:
+            self.watchdog.pause()
+            raise self.evidence.error(str(problem), step, self.place, self.step.kept) from None
+
     def _is_checkpoint(self, done: int) -> bool:
         """Whether one is due after so many steps; the end of an epoch has its own."""
         every = self.config.checkpoint_every
         return every is not None and done % every == 0 and done % self.steps != 0
-
-    def _optimiser_step(self, batches, step: int) -> tuple[dict[str, float], float]:
-        """One step on `accumulation_steps` batches a process.
-
-        Every labelled token counts alike, whichever batch or process it is in: each batch's mean
-        is weighted by its tokens, relative to those of the first batch on all processes that has
-        any, and the gradient put right at the end where there were further ones. Returns sums over
-        all by name (tokens, parts of the loss, COUNTED), and the gradient's norm.
-        """
-        count, scaler = self.config.accumulation_steps, self.precision.scaler
-        totals, taken = [], []
-        reference = torch.zeros((), dtype=torch.float64, device=self.device)
-        for micro in range(count):
-            batch = next(batches)
-            last, number = micro == count - 1, step * count + micro
-            seed = derived_seed("step", self.config.seed, number, distributed.rank())
-            torch.manual_seed(seed)
-            quiet = nullcontext() if last or self.model is self.captioner else self.model.no_sync()
-            with quiet:
-                with self.precision.autocast():
-                    output = self.model(batch["image"], batch["captions"])
-                parts = {"loss": output.loss.detach(), **output.parts}
-                taken.append(Taken.of(batch, seed, parts))
-                local = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
-                local *= output.tokens
-                counted = torch.tensor([batch["skipped"], bool(stopping.asked())]).double()
-                local = torch.cat([local, counted.to(self.device, non_blocking=True)])
-                totals.append(distributed.sum_over_ranks(local))
-                reference = reference.where(reference > 0, totals[micro][0])
-                weight = output.tokens * distributed.world_size() / reference.clamp(min=1)
-                scaler.scale(output.loss * weight.float()).backward()
-        scaler.unscale_(self.optimizer)
-        correction = reference / sum(totals)[0].clamp(min=1) if count > 1 else None
-        norm = clip_gradients(self.captioner, self.config, correction)
-        # The step's one wait for a GPU, at its end: all that is said or decided of it.
-        *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
-        values = [values[i : i + len(local)] for i in range(0, len(values), len(local))]
-        problem = what_is_not_finite(values, norm, scaler)
-        if problem:
-            self.watchdog.pause()
-            raise self.inquiry.error(problem, step, self.place, taken)
-        scaler.step(self.optimizer)
-        scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        names = ["tokens", *parts, *COUNTED]
-        return dict(zip(names, map(sum, zip(*values)))), norm
 
     def _set_learning_rate(self, epoch: int, step: int) -> float:
         waits = plateaus(self.bleu, self.config.lr_patience)

@@ -5,25 +5,16 @@ from typing import Any, Optional
 
 from pydantic import ValidationError
 
-from captioning.config import Config
-from captioning.config.classic_keys import ClassicKeys
+from captioning.config import Config, keys_of
 from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
-from captioning.training.run_state import batches, place_of
+from captioning.training.run_state import batches, batches_of, place_of
 from captioning.training.validation_history import why_over
 
-# What decides what a run becomes: with another value it would be another run.
-FIXED_KEYS = (
-    *("objective", "label_smoothing", "first_token_mle", "first_token_shift"),
-    "random_subset_size",
-    *("init_lr", "min_lr", "weight_decay", "warmup_steps", "warmup_lr", "clip_grad_norm"),
-    *("dataset", "train_file", "captions_per_image", "max_words", "max_tokens", "image_size"),
-    *("augmentation", "pretrained", "vit", "med_config", "prompt", "seed"),
-    *("optimizer", "clip_grad_value", "lr_schedule", "lr_decay", "lr_patience", "bucket_batches"),
-    *(key for key in ClassicKeys.model_fields if key != "encoder_weights"),
-)
+# Schedules of which every epoch's rate depends on how many epochs there will be.
+SPANNING = ("cosine", "cosine_steps")
 
 # Signs of an earlier run in a folder.
 REMAINS = ("checkpoint_*.pth", "log.jsonl", "result")
@@ -44,7 +35,7 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
             _move_aside(folder)
         else:
             path, content, problems = newest
-            _check_settings(config, content["config"], folder)
+            _check_settings(config, content, folder)
             _check_batches(config, content, folder)
             for line in problems:
                 say(line)
@@ -52,6 +43,34 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
     if path is None:
         return None
     content = content or checkpoints.read(path)
+    over = why_over(config, folder, place_of(content).epoch) if distributed.is_main() else None
+    say(over or f"resuming from {path}")
+    return content
+
+
+def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> None:
+    """Refuse what makes another run: keys of the role "run", and "length" under a cosine."""
+    try:
+        before = Config.model_validate(
+            content["config"]
+        ).model_dump()  # keys that came later as defaults
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(
+            f"the run in {folder} has settings that are none here, the first is {key!r}; give "
+            "another output_dir, or resume=never, which moves that run aside"
+        ) from error
+    now = config.model_dump()
+
+    def changes(role: str) -> str:
+        changed = [key for key in keys_of(role) if before[key] != now[key]]
+        return "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
+
+    if changes("run"):
+        raise UserError(
+            f"the run in {folder} had other settings ({changes('run')}); give another output_dir, "
+            "or resume=never, which moves that run aside"
+        )
     place = place_of(content)
     begun = place.epoch + (place.steps > 0)
     if begun > config.max_epoch:
@@ -60,46 +79,33 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
             f"max_epoch is {config.max_epoch}, but the run in {folder} has {verb} {begun} epochs; "
             "give another output_dir, or resume=never, which moves that run aside"
         )
-    over = why_over(config, folder, place.epoch) if distributed.is_main() else None
-    say(over or f"resuming from {path}")
-    return content
-
-
-def _check_settings(config: Config, before: dict[str, Any], folder: Path) -> None:
-    try:
-        before = Config.model_validate(before).model_dump()  # keys that came later as defaults
-    except ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
+    if changes("length") and config.lr_schedule in SPANNING:
         raise UserError(
-            f"the run in {folder} has settings that are none here, the first is {key!r}; give "
-            "another output_dir, or resume=never, which moves that run aside"
-        ) from error
-    now = config.model_dump()
-    changed = [key for key in FIXED_KEYS if before[key] != now[key]]
-    if changed:
-        told = "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
-        raise UserError(
-            f"the run in {folder} had other settings ({told}); give another output_dir, "
-            "or resume=never, which moves that run aside"
+            f"the run in {folder} was to be of another length ({changes('length')}): under "
+            f"lr_schedule {config.lr_schedule} its epochs so far would have had other learning "
+            "rates; set it as it was, or give resume=never, which moves that run aside, and from "
+            "the start an lr_schedule whose past does not change (exponential or plateau)"
         )
 
 
 def _check_batches(config: Config, content: dict[str, Any], folder: Path) -> None:
-    """Within an epoch the steps still to come must take the images that they would have taken."""
-    within = content.get("within")
-    if within is None:
+    """The steps still to come must take the images that they would have taken."""
+    before, now = batches_of(content), batches(config)
+    if before is None:  # of an older version, which kept it within an epoch alone
         return
-    before, now = within["batches"], batches(config)
     loaded = [b["batch_size"] * b["processes"] for b in (before, now)]
     taken = [size * b["accumulation_steps"] for size, b in zip(loaded, (before, now))]
     # Captions of similar length are put together in what is loaded at once.
     if taken[0] == taken[1] and (loaded[0] == loaded[1] or not config.bucket_batches):
         return
     was, is_now = (", ".join(f"{value} {key}" for key, value in b.items()) for b in (before, now))
+    place, rest = f"with {taken[0]} images a step", "would be of another run"
+    if content.get("within"):
+        place = f"within epoch {content['epoch'] + 1}, {place}"
+        rest = "of the epoch would not have the images that are left of it"
     raise UserError(
-        f"the run in {folder} stopped within epoch {content['epoch'] + 1}, with {taken[0]} images "
-        f"a step ({was}); with {taken[1]} ({is_now}) the rest of the epoch would not have the "
-        "images that are left of it: set them so that they make as many, or as they were"
+        f"the run in {folder} stopped {place} ({was}); with {taken[1]} ({is_now}) the rest {rest}: "
+        "set them so that they make as many, or as they were"
     )
 
 

@@ -5,14 +5,13 @@ generators that are seeded anew by seed, epoch, index or step, and rank, see `da
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import nn
 
 from captioning.config import Config
 from captioning.models import checkpoints
-from captioning.models.classic_model import saved_beside_weights
 from captioning.models.precision import Precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
@@ -46,6 +45,11 @@ def batches(config: Config) -> dict[str, int]:
         "processes": distributed.world_size(),
         "accumulation_steps": config.accumulation_steps,
     }
+
+
+def batches_of(content: dict[str, Any]) -> Optional[dict[str, int]]:
+    """Those of the run that saved a checkpoint's content, None where it did not keep them."""
+    return content.get("batches") or content.get("within", {}).get("batches")
 
 
 class RunState:
@@ -85,7 +89,7 @@ class RunState:
 
     def save_step(self, folder: Path, place: Place, step: int) -> None:
         """Write that of a place within an epoch, after `step` steps of the run."""
-        within = {"steps": place.steps, "sums": place.sums, "batches": batches(self.config)}
+        within = {"steps": place.steps, "sums": place.sums}
         path = checkpoints.step_path(folder, place.epoch, step)
         self._save(path, {"epoch": place.epoch, "within": within}, place.epoch)
 
@@ -98,8 +102,9 @@ class RunState:
                 "optimizer": self.optimizer.state_dict(),
                 "config": self.config.model_dump(),
                 "scaler": self.scaler.state_dict(),
+                "batches": batches(self.config),
                 **place,
-                **saved_beside_weights(self.captioner),
+                **self.captioner.saved_beside_weights(),
             }
             remove_scores(path.parent, evaluation_name(epoch))  # of weights that are no more
             checkpoints.save(content, path)

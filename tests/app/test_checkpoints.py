@@ -40,7 +40,7 @@ def test_weights_from_elsewhere_take_the_configuration_that_is_named(run_folders
     ("sources", "message"),
     [
         (["{runs}/mle", "{runs}/mle/checkpoint_best.pth"], "is named twice"),
-        (["{runs}"], "holds no checkpoint_best.pth"),
+        (["{runs}"], "holds no checkpoint of a run"),
         (["{runs}/nothing.pth"], "does not exist"),
     ],
 )

@@ -49,7 +49,13 @@ def test_a_card_has_each_word_its_probability_and_its_gaze(desk):
 def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
     words = Vocabulary(["a", "dog", "runs"])
     captioner = build_classic("lstm", ImageEncoder("shufflenet_v2_x0_5"), words).eval()
-    checkpoint = Checkpoint("x.pth", "LSTM", "#000", SimpleNamespace(image_size=64), captioner)
+    checkpoint = Checkpoint(
+        "x.pth",
+        "LSTM",
+        "#000",
+        SimpleNamespace(model="lstm", image_size=64, augmentation="none"),
+        captioner,
+    )
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
     caption = Desk([checkpoint]).caption(PHOTO, checkpoint, options)
     html = view.results("photo.jpg", PHOTO, [caption])

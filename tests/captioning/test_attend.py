@@ -11,7 +11,7 @@ from PIL import Image
 from baselines import ImageEncoder, Vocabulary, build_classic
 from captioning import attend
 from captioning.attend import draw
-from captioning.models.gaze import Gaze, gaze
+from captioning.models.word_by_word import SpokenCaption, gaze
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
@@ -39,9 +39,9 @@ def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
     expected = torch.stack(layers).mean((0, 2))[0]  # over layers and heads
     expected = expected[len(captioner.prompt_ids) - 1 :, 1:]
     expected = expected / expected.sum(1, keepdim=True)
-    assert found.weights.shape == (len(found.words), 3, 3)
+    assert found.gaze.shape == (len(found.words), 3, 3)
     assert len(layers) == 2 and len(found.words) == len(expected)
-    torch.testing.assert_close(found.weights.flatten(1), expected)
+    torch.testing.assert_close(found.gaze.flatten(1), expected)
 
 
 @pytest.mark.parametrize("model", ["attn", "sat"])
@@ -52,8 +52,8 @@ def test_a_classic_gaze_has_a_frame_for_each_word_of_the_caption(model):
     found = gaze(captioner, image, SETTINGS)
     caption = captioner.generate(image.unsqueeze(0), SETTINGS)[0]
     assert [word for word in found.words if word != "(end)"] == caption.split()
-    assert found.weights.shape[1:] == (3, 3)
-    torch.testing.assert_close(found.weights.sum((1, 2)), torch.ones(len(found.words)))
+    assert found.gaze.shape[1:] == (3, 3)
+    torch.testing.assert_close(found.gaze.sum((1, 2)), torch.ones(len(found.words)))
 
 
 def test_a_captioner_without_attention_has_nothing_to_draw():
@@ -62,11 +62,15 @@ def test_a_captioner_without_attention_has_nothing_to_draw():
         gaze(captioner, torch.randn(3, 64, 64), SETTINGS)
 
 
+def spoken(words, gaze):
+    return SpokenCaption(" ".join(words), 0.0, words, torch.ones(len(words)), gaze)
+
+
 def test_frames_are_bright_where_it_looked(tmp_path):
     weights = torch.zeros(2, 4, 4)
     weights[0, 0, 0] = weights[1, 3, 3] = 1.0
     path = tmp_path / "gaze.png"
-    draw(Gaze(["left", "right"], weights), Image.new("RGB", (80, 80), (90, 90, 90)), path)
+    draw(spoken(["left", "right"], weights), Image.new("RGB", (80, 80), (90, 90, 90)), path)
     picture = np.asarray(Image.open(path).convert("L"), dtype=float)
     height, width = picture.shape
     frames = [picture[int(height * 0.2) :, n * width // 3 : (n + 1) * width // 3] for n in range(3)]
@@ -80,7 +84,7 @@ def test_frames_are_bright_where_it_looked(tmp_path):
 def test_a_long_caption_takes_several_rows(tmp_path):
     count = 2 * attend.FRAMES_A_ROW
     draw(
-        Gaze(["word"] * count, torch.rand(count, 2, 2)),
+        spoken(["word"] * count, torch.rand(count, 2, 2)),
         Image.new("RGB", (60, 30)),
         tmp_path / "a.png",
     )

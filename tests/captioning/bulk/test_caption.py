@@ -14,7 +14,6 @@ from captioning.bulk.model import Captioning
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from
-from captioning.models.classic_model import saved_beside_weights
 from tests.captioning.bulk.conftest import read_lines
 
 
@@ -190,7 +189,7 @@ def test_a_classic_captioner(scenes_config, photos, tmp_path):
     captioner, _ = captioner_from(config, None)
     path = tmp_path / "lstm.pth"
     content = {"model": captioner.state_dict(), "config": config.model_dump()}
-    torch.save({**content, **saved_beside_weights(captioner)}, path)
+    torch.save({**content, **captioner.saved_beside_weights()}, path)
     out = tmp_path / "captions.jsonl"
     assert caption.main([str(path), str(photos), "--out", str(out), "--device", "cpu"]) == 0
     images = [evaluation_transform(32)(load_image(line["image"])) for line in read_lines(out)]

@@ -3,8 +3,7 @@
 import pytest
 
 from baselines import MODELS, SCHEDULES
-from captioning.config import load_config
-from captioning.config.classic_keys import ClassicKeys
+from captioning.config import Config, load_config
 from captioning.runtime.errors import UserError
 
 MINIMAL = "image_root: a\nann_root: b\n"
@@ -18,7 +17,7 @@ def minimal(tmp_path):
 
 
 def test_models_and_schedules_are_those_of_the_package():
-    fields = ClassicKeys.model_fields
+    fields = Config.model_fields
     assert fields["model"].annotation.__args__ == ("blip", *MODELS)
     assert fields["teacher_forcing"].annotation.__args__ == SCHEDULES
 

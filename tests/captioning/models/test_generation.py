@@ -56,7 +56,7 @@ def test_weights_are_cast_once_for_all_batches(caption, monkeypatch):
         made.append((dtype, compiled))
         return inference_copy(captioner, dtype, compiled)
 
-    monkeypatch.setattr("captioning.models.generation.inference_copy", counted)
+    monkeypatch.setattr("BLIP.blip.inference_copy", counted)
     results = caption("eval_batch_size=2", "precision=bf16")
     assert [result["image_id"] for result in results] == list(range(29, 36))
     assert made == [(torch.bfloat16, False)]

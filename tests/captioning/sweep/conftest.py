@@ -13,6 +13,7 @@ def tiny_config(scenes, tmp_path_factory):
     """Return the path of a configuration of one epoch of a few scenes."""
     path = tmp_path_factory.mktemp("sweep") / "tiny.yaml"
     text = TINY_RUN.format(data=scenes).replace("max_epoch: 3", "max_epoch: 1")
+    text += "lr_schedule: exponential\n"  # more epochs may follow
     path.write_text(text + "max_length: 8\nmetrics: [length, facts]\nfacts_file: scenes.json\n")
     return path
 

@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from captioning.data import Prefetcher
 from captioning.data.loader import Batch, TrainingLoader
 from captioning.files.writing import require_folder, write_json
+from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.run_state import Place, RunState
+from smile import ObjectiveOutput
 
 REPORT = "not_finite.json"
 LEAST_SCALE = 1.0  # of the loss: a gradient that overflows without being scaled up is a fault
 
 
-class Taken(NamedTuple):
+class KeptBatch(NamedTuple):
     """What is kept of a batch until its step is done.
 
     seed: of every generator of torch before it. parts: the loss and its parts by name, scalars.
@@ -39,7 +41,8 @@ class Taken(NamedTuple):
     parts: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, batch: Batch, seed: int, parts: Mapping[str, Tensor]) -> "Taken":
+    def of(cls, batch: Batch, seed: int, output: ObjectiveOutput) -> "KeptBatch":
+        parts = {"loss": output.loss.detach(), **output.parts}
         return cls(seed, batch["image_id"], batch["index"], batch["captions"], parts)
 
 
@@ -59,7 +62,7 @@ def what_is_not_finite(
     return "gradient"
 
 
-class Inquiry:
+class Evidence:
     """Looks into a step that failed, and writes down what is needed to look further.
 
     state, loader, precision: the run's. began: where it went on from a checkpoint, if it did.
@@ -75,7 +78,7 @@ class Inquiry:
         self.state, self.loader, self.precision, self.began = state, loader, precision, began
         self.config = state.config
 
-    def error(self, what: str, step: int, place: Place, taken: Sequence[Taken]) -> UserError:
+    def error(self, what: str, step: int, place: Place, kept: Sequence[KeptBatch]) -> UserError:
         """The line that ends the run, the same on all ranks, which ask for it together.
 
         step, place: those done before. Written first, into a folder within the run's: a checkpoint
@@ -86,7 +89,7 @@ class Inquiry:
         about = {"what": what, "step": step + 1, "epoch": place.epoch}
         about["gradients"] = _not_finite_gradients(self.state.captioner)
         told = self._save(folder, step, place)
-        found = distributed.gather_on_main(self._looked_at(place, taken))
+        found = distributed.gather_on_main(self._looked_at(place, kept))
         told = self._write(folder, {**about, "ranks": found}) or told
         culprit = _culprit(what, found) if distributed.is_main() else None
         culprit = distributed.broadcast_from_main(culprit)
@@ -121,13 +124,17 @@ class Inquiry:
             return str(problem)
         return None
 
-    def _looked_at(self, place: Place, taken: Sequence[Taken]) -> list[dict[str, Any]]:
+    def _looked_at(self, place: Place, kept: Sequence[KeptBatch]) -> list[dict[str, Any]]:
         """Each batch of this rank, read and tried again: the same draws, no other rank, no step."""
-        self.loader.set_epoch(place.epoch, place.steps * len(taken))
-        batches = Prefetcher(islice(self.loader, len(taken)), self.precision.device)
-        found = [_described(batch) for batch in taken]
+        self.loader.set_epoch(place.epoch, place.steps * len(kept))
+        batches = Prefetcher(
+            islice(self.loader, len(kept)),
+            self.precision.device,
+            preprocessing_of(self.config).normalise,
+        )
+        found = [_described(batch) for batch in kept]
         try:
-            for entry, before, batch in zip(found, taken, batches):
+            for entry, before, batch in zip(found, kept, batches):
                 entry["again"] = self._again(batch, before.seed)
         except UserError as problem:  # an image is gone; other ranks wait for what is known
             found[-1]["again"] = {"problem": str(problem)}
@@ -144,7 +151,7 @@ class Inquiry:
         return {"parts": _numbers(parts), "gradients": _not_finite_gradients(captioner)}
 
 
-def _described(batch: Taken) -> dict[str, Any]:
+def _described(batch: KeptBatch) -> dict[str, Any]:
     return {**batch._asdict(), "parts": _numbers(batch.parts)}
 
 

@@ -1,0 +1,89 @@
+"""BLIP as a configuration describes it: the keys that are its own, and what is made of them."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from BLIP.blip import BlipCaptioner
+from BLIP.build import build_captioner
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class VitSizes(BaseModel):
+    """A vision transformer of other than BLIP's sizes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    embed_dim: int = Field(gt=0, le=65_536)
+    depth: int = Field(gt=0, le=1000)
+    num_heads: int = Field(gt=0)
+    patch_size: int = Field(16, gt=0)
+    mlp_ratio: float = Field(4.0, gt=0, le=1000)
+    drop_path_rate: float = Field(0.0, ge=0, lt=1)
+    layer_norm_eps: float = Field(1e-6, gt=0)
+    initializer_range: Optional[float] = Field(None, gt=0)
+
+
+class Keys(BaseModel):
+    """The keys that BLIP alone looks at; docs/settings.md says what each does."""
+
+    vit: Annotated[Union[Literal["base", "large"], VitSizes], "run"] = "base"
+    vit_grad_ckpt: Annotated[bool, "speed"] = False
+    vit_ckpt_layer: Annotated[int, "speed"] = Field(0, ge=0)
+    med_config: Annotated[Union[Annotated[str, Field(min_length=1)], dict[str, Any]], "run"] = (
+        "configs/med_config.json"
+    )
+    first_token_shift: Annotated[bool, "run"] = False
+
+    @model_validator(mode="after")
+    def _suit_blip(self):
+        if self.first_token_shift and self.model != "blip":
+            raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
+        if isinstance(self.vit, VitSizes) and self.vit.embed_dim % self.vit.num_heads:
+            raise ValueError("vit: embed_dim must be a multiple of num_heads")
+        patch = self.vit.patch_size if isinstance(self.vit, VitSizes) else 16
+        if self.model == "blip" and self.image_size % patch:
+            raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
+        return self
+
+
+def build(config: Any, context: Any) -> BlipCaptioner:
+    """See `captioning.captioners.interface`, as for the other functions."""
+    return build_captioner(
+        tokenizer=config.tokenizer,
+        vit=config.vit.model_dump() if isinstance(config.vit, VitSizes) else config.vit,
+        image_size=config.image_size,
+        med_config=_med_config(config),
+        objective=config.build_objective(),
+        prompt=config.prompt,
+        vit_grad_ckpt=config.vit_grad_ckpt,
+        vit_ckpt_layer=config.vit_ckpt_layer,
+        max_tokens=config.max_tokens,
+        first_token_shift=config.first_token_shift,
+    )
+
+
+def _med_config(config: Any) -> Any:
+    """As given, or, where no such file is in the working folder, the repository's."""
+    if isinstance(config.med_config, str) and not Path(config.med_config).exists():
+        return REPOSITORY / config.med_config
+    return config.med_config
+
+
+def origin(config: Any) -> str:
+    return "the weights are made up"
+
+
+def title(config: Any) -> str:
+    return ""
+
+
+def check_device(config: Any, device: torch.device) -> None:
+    """BLIP computes in every precision on every device."""
+
+
+def preprocessing(config: Any) -> None:
+    return None

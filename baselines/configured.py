@@ -1,0 +1,139 @@
+"""The classic captioners as a configuration describes them: own keys, and what they make."""
+
+from typing import Annotated, Any, Literal, Optional
+
+import torch
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from baselines.build import build_classic
+from baselines.captioner import ClassicCaptioner
+from baselines.image_encoder import ImageEncoder
+from baselines.teacher_forcing import SCHEDULES
+from baselines.vocabulary import Vocabulary
+
+ATTENDING = ("attn", "sat")
+
+
+class Keys(BaseModel):
+    """The keys that the classic captioners alone look at; docs/settings.md says what each does."""
+
+    encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
+    # A run that goes on has its weights from the checkpoint, wherever those of the start lie now.
+    encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
+    encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
+    encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
+    encoder_size: Annotated[Optional[int], "run"] = Field(None, gt=0, le=1000)
+    encoder_norm: Annotated[bool, "run"] = False
+    vocabulary: Annotated[Literal["words", "wordpiece"], "run"] = "words"
+    vocabulary_size: Annotated[int, "run"] = Field(6400, gt=4)
+    min_word_count: Annotated[int, "run"] = Field(1, gt=0)
+    embed_dim: Annotated[int, "run"] = Field(256, gt=0, le=65_536)
+    hidden_dim: Annotated[int, "run"] = Field(512, gt=0, le=65_536)
+    attention_dim: Annotated[int, "run"] = Field(512, gt=0, le=65_536)
+    num_layers: Annotated[int, "run"] = Field(1, gt=0, le=1000)
+    dropout: Annotated[float, "run"] = Field(0.5, ge=0, lt=1)
+    word_vectors: Annotated[Optional[str], "run"] = None
+    normalise_embeddings: Annotated[bool, "run"] = False
+    attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
+    teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
+    teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
+
+    @field_validator("word_vectors")
+    @classmethod
+    def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
+        return value or None
+
+    @model_validator(mode="after")
+    def _suit_the_model(self):
+        if self.attention_penalty and self.model not in ATTENDING:
+            raise ValueError(
+                f"attention_penalty is {self.attention_penalty}, but model {self.model} has no "
+                f"attention to weigh; it is for {' and '.join(ATTENDING)}"
+            )
+        if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
+            raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
+        k = self.teacher_forcing_k
+        if self.teacher_forcing == "exponential" and k >= 1:
+            raise ValueError(f"teacher_forcing_k is {k}; with exponential it must be below 1")
+        if self.teacher_forcing == "inverse_sigmoid" and k < 1:
+            raise ValueError(f"teacher_forcing_k is {k}; with inverse_sigmoid it must be 1 or more")
+        return self
+
+
+def build(config: Any, context: Any) -> ClassicCaptioner:
+    """See `captioning.captioners.interface`, as for the other functions.
+
+    With a checkpoint its vocabulary is used, and no weights need be fetched; without one the
+    training captions are counted.
+    """
+    restored = context.content is not None
+    if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
+        raise ValueError(
+            "encoder_weights is none and encoder_lr 0: the image encoder would stay as it is made "
+            "up; give it weights (default or a file), or a learning rate above 0"
+        )
+    encoder = ImageEncoder(
+        config.encoder,
+        "none" if restored else config.encoder_weights,
+        config.encoder_dim,
+        config.encoder_size,
+        config.encoder_norm,
+        finetune=config.encoder_lr > 0,
+        mean=context.mean,
+        std=context.std,
+        image_size=config.image_size,
+    )
+    return build_classic(
+        model=config.model,
+        encoder=encoder,
+        tokenizer=_tokenizer(config, context),
+        objective=config.build_objective(),
+        prompt=config.prompt,
+        max_tokens=config.max_tokens,
+        embed_dim=config.embed_dim,
+        hidden_dim=config.hidden_dim,
+        attention_dim=config.attention_dim,
+        num_layers=config.num_layers,
+        dropout=config.dropout,
+        word_vectors=None if restored else config.word_vectors,
+        normalise_embeddings=config.normalise_embeddings,
+        attention_penalty=config.attention_penalty,
+        encoder_lr=config.encoder_lr,
+        forcing=config.teacher_forcing,
+        forcing_k=config.teacher_forcing_k,
+    )
+
+
+def _tokenizer(config: Any, context: Any):
+    """That of the checkpoint, of BERT, or of the words that the training captions have."""
+    words = context.content.get("vocabulary") if context.content else None
+    if words is not None and not (
+        isinstance(words, list) and all(isinstance(word, str) for word in words)
+    ):
+        raise ValueError(f"{context.name}: its vocabulary is no list of words")
+    if config.vocabulary == "wordpiece":
+        return context.word_pieces(config.tokenizer)
+    if words is not None:
+        return Vocabulary(words)
+    return Vocabulary.count(
+        context.captions(), config.vocabulary_size, config.min_word_count, config.prompt
+    )
+
+
+def origin(config: Any) -> str:
+    if config.encoder_weights == "none":
+        return "the weights are made up"
+    return f"the weights are made up, but for the image encoder's ({config.encoder_weights})"
+
+
+def title(config: Any) -> str:
+    return config.model.upper()
+
+
+def check_device(config: Any, device: torch.device) -> None:
+    if (config.model, config.precision, device.type) == ("lstm", "fp16", "cpu"):
+        raise ValueError("precision is fp16, which an LSTM has on a GPU alone; try bf16 or fp32")
+
+
+def preprocessing(config: Any) -> None:
+    return None

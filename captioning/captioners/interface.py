@@ -1,0 +1,140 @@
+"""What the project asks of a captioner, and of the package that it comes from.
+
+Shapes: B images, k captions of each, R = B * k rows in the images' order; n tokens of a caption, p
+of them the prompt's; V words; G x G places that a captioner looks at.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, NamedTuple, Optional, Protocol
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from decoding import DecodingSettings, Generated
+from smile import ObjectiveOutput
+
+
+class Tokenizer(Protocol):
+    """Captions to token ids and back. pad, end, unknown: ids of its special tokens."""
+
+    pad: int
+    end: int
+    unknown: int
+
+    def __len__(self) -> int:
+        """V."""
+
+    def token(self, token_id: int) -> str:
+        """The text of one id; that of a piece which goes on with a word begins with ##."""
+
+    def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
+        """int64 ids and mask (1 real, 0 padding), each (R, n) with n <= max_length."""
+
+    def encode_prompt(self, prompt: str) -> Tensor:
+        """int64 (p,): what every caption begins with, without an end."""
+
+    def decode(self, ids: Tensor) -> str:
+        """The text of ids (n,), without special tokens."""
+
+
+class Captioner(Protocol):
+    """An `nn.Module` from images to captions. Training, scoring, bulk captioning, the report and
+    the page are written against this and nothing else.
+
+    prompt, prompt_ids: what every caption starts with, not scored and not in what is generated, and
+    its ids, int64 (p,). The page sets both for a while. max_positions: the tokens that a row can
+    have, None for any number. smallest_batch: the images that a training step takes at least.
+    """
+
+    tokenizer: Tokenizer
+    prompt: str
+    prompt_ids: Tensor
+    max_positions: Optional[int]
+    smallest_batch: int
+
+    def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
+        """The objective on k captions of each image, which is encoded once.
+
+        image: (B, 3, S, S), as its preprocessing makes it; captions: B lists of k strings, without
+        the prompt. Raises ValueError where their numbers differ.
+        """
+
+    def predictions(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+        """Logits (R, N, V) and the labels (R, N) that they predict, -100 where there is none."""
+
+    def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
+        """The best caption of each image."""
+
+    def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
+        """Captions of images (B, 3, S, S), with their token ids and scores."""
+
+    def encode(self, image: Tensor) -> Tensor:
+        """What it makes of images (B, 3, S, S) before any word: (B, ...)."""
+
+    def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
+        """`generate_details` of images that are encoded, (B, ...)."""
+
+    def reread(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+        """What it thinks of each word of its own caption, ids (n,), of one image, (1, ...).
+
+        Returns logits (n - p, V) before each id after the prompt and where it looks then, (n - p,
+        G * G) in rows that sum to 1; None for a captioner that sees the image once.
+        """
+
+    def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
+        """The captioner, or a copy, in evaluation mode: it computes in `dtype` where that does no
+        harm, and need not learn. compiled: with torch.compile."""
+
+    def compile_parts(self) -> None:
+        """Compile what torch.compile speeds up in training."""
+
+    def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
+        """Parameters to train, each with a learning rate of its own or None for the run's."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Told before each epoch of training, from 0 on."""
+
+    def saved_beside_weights(self) -> dict[str, Any]:
+        """What a checkpoint needs besides the state dict, by the key that it gets there."""
+
+
+class BuildContext(NamedTuple):
+    """What a captioner is made from besides its configuration.
+
+    content: of the checkpoint whose weights will replace all, None for made-up ones. name: what
+    messages call that checkpoint. captions: those of the training split, cleaned up, read when
+    asked for. word_pieces: BERT's tokeniser of a name. mean, std: what images are normalised with.
+    """
+
+    content: Optional[Mapping[str, Any]]
+    name: str
+    captions: Callable[[], Iterable[str]]
+    word_pieces: Callable[[str], Tokenizer]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+class CaptionerPackage(Protocol):
+    """What a module offers so that the registry can name it; a ValueError is the user's to mend.
+
+    Keys: the configuration keys that are its own, each with its role (`captioning.config.roles`).
+    They are read beside all others, so their names are theirs alone.
+    """
+
+    Keys: type[BaseModel]
+
+    def build(self, config: Any, context: BuildContext) -> Captioner:
+        """The captioner that a configuration describes, its weights made up."""
+
+    def origin(self, config: Any) -> str:
+        """Where the weights of `build` come from, to be read after "no checkpoint: "."""
+
+    def title(self, config: Any) -> str:
+        """What stands before the objective in names of runs; "" where nothing need."""
+
+    def check_device(self, config: Any, device: torch.device) -> None:
+        """Raise ValueError for what torch cannot compute there."""
+
+    def preprocessing(self, config: Any) -> Optional[tuple[Callable, Callable, Callable]]:
+        """The functions of `captioning.data.Preprocessing`; None for BLIP's."""

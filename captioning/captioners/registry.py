@@ -1,0 +1,13 @@
+"""The captioners that a configuration's `model:` can name. Nothing else knows which there are."""
+
+import baselines.configured
+import BLIP.configured
+from captioning.captioners.interface import CaptionerPackage
+
+CAPTIONERS: dict[str, CaptionerPackage] = {
+    "blip": BLIP.configured,
+    "rnn": baselines.configured,
+    "lstm": baselines.configured,
+    "attn": baselines.configured,
+    "sat": baselines.configured,
+}

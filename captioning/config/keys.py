@@ -1,0 +1,109 @@
+"""The configuration keys that all captioners share, each with its role (`roles.py`).
+
+Those of one captioner are declared in its own package.
+"""
+
+from typing import Annotated, Literal, Optional, Union
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from captioning.captioners.registry import CAPTIONERS
+from captioning.config.roles import roles_of
+from captioning.metrics import java
+from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
+
+
+class Keys(BaseModel):
+    """BLIP's own names before ours; docs/settings.md says what each does.
+
+    No unknown key, no conversion of types (an integer may stand for a float), no change later on.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    model: Annotated[Literal[tuple(CAPTIONERS)], "run"] = "blip"
+    image_root: Annotated[str, "data"]
+    ann_root: Annotated[str, "data"]
+    coco_gt_root: Annotated[Optional[str], "data"] = None
+    pretrained: Annotated[Optional[str], "run"] = None
+    batch_size: Annotated[int, "batch"] = Field(32, gt=0)
+    init_lr: Annotated[float, "run"] = Field(1e-5, gt=0)
+    image_size: Annotated[int, "run"] = Field(384, gt=0, le=4096)
+    max_length: Annotated[int, "generation"] = Field(20, le=10_000)
+    min_length: Annotated[int, "generation"] = 5
+    num_beams: Annotated[int, "generation"] = Field(3, le=1000)
+    prompt: Annotated[str, "run"] = "a picture of "
+    weight_decay: Annotated[float, "run"] = Field(0.05, ge=0)
+    min_lr: Annotated[float, "run"] = Field(0.0, ge=0)
+    max_epoch: Annotated[int, "length"] = Field(5, gt=0)
+
+    objective: Annotated[Union[str, dict[str, float]], "run"] = "mle"
+    label_smoothing: Annotated[float, "run"] = Field(0.1, ge=0, lt=1)
+    first_token_mle: Annotated[bool, "run"] = True
+    random_subset_size: Annotated[int, "run"] = Field(10, gt=0, le=100_000)
+
+    dataset: Annotated[Literal["coco", "flickr30k", "custom"], "run"] = "coco"
+    train_file: Annotated[Optional[str], "run"] = None
+    val_file: Annotated[Optional[str], "data"] = None
+    test_file: Annotated[Optional[str], "data"] = None
+    val_gt_file: Annotated[Optional[str], "data"] = None
+    test_gt_file: Annotated[Optional[str], "data"] = None
+    captions_per_image: Annotated[int, "run"] = Field(1, gt=0, le=1000)
+    max_words: Annotated[int, "run"] = Field(30, gt=0)
+    max_tokens: Annotated[int, "run"] = Field(40, gt=2)
+    augmentation: Annotated[Literal["blip", "none"], "run"] = "blip"
+    skip_bad_images: Annotated[bool, "run"] = False
+    num_workers: Annotated[int, "speed"] = Field(4, ge=0, le=1000)
+
+    tokenizer: Annotated[str, Field(min_length=1), "run"] = "bert-base-uncased"
+    trust_checkpoint: Annotated[bool, "upkeep"] = False
+
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], "run"] = "fp32"
+    compile: Annotated[bool, "speed"] = False
+    accumulation_steps: Annotated[int, "batch"] = Field(1, gt=0)
+    optimizer: Annotated[Literal["adamw", "adam"], "run"] = "adamw"
+    clip_grad_norm: Annotated[Optional[float], "run"] = Field(None, gt=0)
+    clip_grad_value: Annotated[Optional[float], "run"] = Field(None, gt=0)
+    warmup_steps: Annotated[int, "run"] = Field(0, ge=0)
+    warmup_lr: Annotated[float, "run"] = Field(0.0, ge=0)
+    lr_schedule: Annotated[Literal["cosine", "cosine_steps", "exponential", "plateau"], "run"] = (
+        "cosine"
+    )
+    lr_decay: Annotated[float, "run"] = Field(0.8, gt=0, le=1)
+    lr_patience: Annotated[int, "run"] = Field(2, ge=0)
+    early_stopping: Annotated[Optional[int], "upkeep"] = Field(None, gt=0)
+    bucket_batches: Annotated[bool, "run"] = False
+    resume: Annotated[Literal["auto", "never"], "upkeep"] = "auto"
+    checkpoint_every: Annotated[Optional[int], "upkeep"] = Field(1000, gt=0)
+    keep_checkpoints: Annotated[int, "upkeep"] = Field(2, ge=1)
+    rank_timeout: Annotated[float, "upkeep"] = Field(1800.0, gt=0)
+    eval_every: Annotated[int, "upkeep"] = Field(1, ge=1)
+    log_every: Annotated[int, "upkeep"] = Field(10, gt=0)
+
+    eval_batch_size: Annotated[Optional[int], "speed"] = Field(None, gt=0)
+    sample: Annotated[bool, "generation"] = False
+    top_p: Annotated[float, "generation"] = 0.9
+    top_k: Annotated[int, "generation"] = 50
+    temperature: Annotated[float, "generation"] = 1.0
+    length_penalty: Annotated[float, "generation"] = 1.0
+    repetition_penalty: Annotated[float, "generation"] = 1.0
+    metrics: Annotated[list[Literal[tuple(EVALUATORS)]], "scoring"] = Field(
+        list(DEFAULT_METRICS), min_length=1
+    )
+    spice: Annotated[bool, "scoring"] = False
+    spice_timeout: Annotated[float, "scoring"] = Field(3600.0, gt=0)
+    spice_heap: Annotated[str, "scoring"] = Field("8G", pattern=java.MEMORY)
+    train_captions: Annotated[Optional[str], "scoring"] = None
+    facts_file: Annotated[Optional[str], "scoring"] = None
+    clip_model: Annotated[str, Field(min_length=1), "scoring"] = CLIP_MODEL
+    ppl_model: Annotated[str, Field(min_length=1), "scoring"] = PPL_MODEL
+    pool: Annotated[Optional[str], "scoring"] = None
+
+    output_dir: Annotated[str, Field(min_length=1), "machine"]
+    device: Annotated[str, Field(min_length=1), "machine"] = "auto"
+    seed: Annotated[int, "run"] = Field(42, ge=0, lt=2**63)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs) -> None:
+        roles_of(cls)
