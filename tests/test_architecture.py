@@ -22,6 +22,16 @@ MAY_IMPORT = {
     "app": {"smile", "decoding", "BLIP", "baselines", "captioning"},
     "benchmarks": {"smile", "decoding", "BLIP", "baselines", "captioning"},
 }
+# The rooms of captioning: a file may import of its own room and of those before it. Files at the
+# root are programs, of which sweeps start one.
+ROOMS = (
+    *("runtime", "files", "data", "scenes", "metrics", "captioners", "config", "models"),
+    *("training", "train", "bulk", "report", "sweep"),
+)
+PROGRAMS = "programs"
+# Where a captioner may be asked which it is.
+KNOW_CAPTIONERS = ("BLIP", "baselines", "captioning.captioners.registry")
+OF_CAPTIONERS = {"BlipCaptioner", "ClassicCaptioner", "RecurrentDecoder"}
 NEED_TORCH_ALONE = ("smile", "decoding")
 # A data set or a metric works on files of any captioner, so it cannot reach one that is trained
 # here, not even through another module. Fetching or reading a file is no captioner.
@@ -30,7 +40,7 @@ CAPTIONERS = ("BLIP", "baselines")
 NO_CAPTIONER = {"BLIP.download", "BLIP.hub", "BLIP.pickled"}
 
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
-LONGEST_FILE = 300
+LONGEST_FILE = 400
 IN_THE_WHEEL = "smile"
 NOT_OURS = {"data", "checkpoints", "output", "build"}
 
@@ -99,6 +109,108 @@ def imports_against_the_grain(root):
     return found
 
 
+def project_imports(root):
+    """Return the modules of the packages that each of them imports, by its name."""
+    graph = modules(root)
+    found = {}
+    for module, names in graph.items():
+        # "from package.module import thing" names a thing in a module, or a module.
+        sources = {name if name in graph else name.rpartition(".")[0] for name in names}
+        found[module] = {name for name in sources if name in graph and name != module}
+    return found
+
+
+def room_of(module):
+    """Return the place in ROOMS of a module of captioning, the last for a program."""
+    _, room, *inner = [*module.split("."), ""]
+    known = room in ROOMS and (room == "train" or any(inner) or room != PROGRAMS)
+    return ROOMS.index(room) if known else len(ROOMS)
+
+
+def imports_of_a_later_room(root):
+    """Return "module imports name" where the rooms of captioning are entered backwards."""
+    return [
+        f"{module} imports {name}"
+        for module, names in project_imports(root).items()
+        for name in sorted(names)
+        if is_within(module, "captioning")
+        and is_within(name, "captioning")
+        and name != "captioning"
+        and room_of(name) > room_of(module)
+    ]
+
+
+def circles(root):
+    """Return a line for each two files that import each other, by way of others or directly."""
+    graph = project_imports(root)
+    reach = {}
+    for start in graph:
+        seen, waiting = set(), [start]
+        while waiting:
+            for name in graph[waiting.pop()] - seen:
+                seen.add(name)
+                waiting.append(name)
+        reach[start] = seen
+    return [f"{a} and {b}" for a in graph for b in sorted(reach[a]) if a < b and a in reach[b]]
+
+
+def loose_files(root):
+    """Return the files at the root of captioning that are no program."""
+    return [
+        str(path.relative_to(root))
+        for path in (root / "captioning").glob("*.py")
+        if path.name != "__init__.py" and "__main__" not in path.read_text(encoding="utf-8")
+    ]
+
+
+def questions_which_captioner(root):
+    """Return a line where a file asks which captioner it has before it."""
+    found = []
+    for path in source_files(root):
+        module = module_name(root, path)
+        if (
+            path.suffix != ".py"
+            or path.relative_to(root).parts[0] not in MAY_IMPORT
+            or any(is_within(module, known) for known in KNOW_CAPTIONERS)
+        ):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if _asks_for_type(node, module) or _asks_for_model(node):
+                found.append(f"{module}:{node.lineno}")
+    return found
+
+
+def _asks_for_type(node, module):
+    """Whether a captioner's class is asked for, or, but in benchmarks, known at all."""
+    if is_within(module, "benchmarks"):
+        asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance"
+        parts = list(ast.walk(node)) if asked else []
+    else:
+        parts = [node]
+    names = {getattr(part, "id", getattr(part, "attr", None)) for part in parts}
+    if isinstance(node, ast.ImportFrom) and parts:
+        names |= {alias.name for alias in node.names}
+    return bool(names & OF_CAPTIONERS)
+
+
+def _asks_for_model(node):
+    """Whether a `.model`, or a key "model", is compared with something."""
+    if not isinstance(node, ast.Compare):
+        return False
+    if not any(isinstance(op, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)) for op in node.ops):
+        return False
+    parts = [inner for side in (node.left, *node.comparators) for inner in ast.walk(side)]
+    return any(
+        (isinstance(part, ast.Attribute) and part.attr == "model")
+        or (
+            isinstance(part, ast.Subscript)
+            and isinstance(part.slice, ast.Constant)
+            and part.slice.value == "model"
+        )
+        for part in parts
+    )
+
+
 def ways_to_a_captioner(root):
     """Return "module reaches name" for each data set or metric that gets at a captioner."""
     graph = modules(root)
@@ -153,6 +265,10 @@ def packages_not_listed(root):
 
 RULES = [
     imports_against_the_grain,
+    imports_of_a_later_room,
+    circles,
+    loose_files,
+    questions_which_captioner,
     ways_to_a_captioner,
     files_too_long,
     files_named_for_nothing,
@@ -172,13 +288,17 @@ GOOD = {
     "BLIP/__init__.py": "from .model import Captioner",
     "BLIP/model.py": "import timm\nfrom smile import Loss",
     "BLIP/download.py": "from huggingface_hub import hf_hub_download",
-    "captioning/train.py": "from BLIP.model import Captioner\nfrom captioning.data import files",
+    "captioning/demo.py": '__name__ == "__main__"',
+    "captioning/train.py": 'from BLIP.model import x\nfrom captioning.data import files\nif __name__ == "__main__":\n    1',
+    "captioning/captioners/registry.py": "from BLIP.model import BlipCaptioner",
+    "captioning/models/build.py": "from captioning.captioners import registry\nx.model is y.model",
+    "captioning/sweep/run.py": "from captioning import train",
     "captioning/data/__init__.py": "",
     "captioning/data/files.py": "import numpy\nfrom BLIP.download import fetch",
-    "captioning/long.py": "x = 1\n" * LONGEST_FILE,
+    "captioning/data/long.py": "x = 1\n" * LONGEST_FILE,
     "app/page.py": "from captioning import train",
     "benchmarks/__init__.py": "",
-    "benchmarks/speed.py": "from captioning import train",
+    "benchmarks/speed.py": "from captioning import train\nfrom BLIP.model import BlipCaptioner",
     "tests/utility.py": "from app import page",
     ".venv/utils.py": "x = 1\n" * 1000,
     "env/pyvenv.cfg": "",
@@ -196,6 +316,19 @@ BAD = [
     (imports_against_the_grain, "captioning/train.py", "import app.page"),
     (imports_against_the_grain, "app/page.py", "import benchmarks"),
     (imports_against_the_grain, "captioning/train.py", "from benchmarks import speed"),
+    (imports_of_a_later_room, "captioning/data/files.py", "from captioning.models import build"),
+    (imports_of_a_later_room, "captioning/train.py", "__main__\nimport captioning.sweep.run"),
+    (imports_of_a_later_room, "captioning/models/x.py", "def f():\n    from .. import train"),
+    (imports_of_a_later_room, "captioning/sweep/x.py", "from captioning.demo import y"),
+    (circles, "BLIP/model.py", "from BLIP import Captioner"),
+    (circles, "smile/loss.py", "from smile import Loss"),
+    (loose_files, "captioning/loading.py", "def main():\n    pass"),
+    (questions_which_captioner, "captioning/models/x.py", "from BLIP.model import BlipCaptioner"),
+    (questions_which_captioner, "app/page.py", "isinstance(x, baselines.ClassicCaptioner)"),
+    (questions_which_captioner, "captioning/models/x.py", 'config.model == "blip"'),
+    (questions_which_captioner, "captioning/train.py", '"__main__"\nconfig["model"] in NAMES'),
+    (questions_which_captioner, "benchmarks/x.py", "isinstance(x, (str, BLIP.BlipCaptioner))"),
+    (questions_which_captioner, "benchmarks/speed.py", '("lstm", 1) != (run.config.model, n)'),
     (ways_to_a_captioner, "captioning/data/files.py", "from BLIP import model"),
     (ways_to_a_captioner, "captioning/data/files.py", "import BLIP.model"),
     (ways_to_a_captioner, "captioning/data/files.py", "import baselines"),

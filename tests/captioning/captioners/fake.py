@@ -1,0 +1,115 @@
+"""A third package of captioners, the least that the project can ask of one."""
+
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, Field
+from torch import nn
+
+from baselines import Vocabulary
+from decoding import draw_captions
+
+
+class Keys(BaseModel):
+    fake_width: Annotated[int, "run"] = Field(8, gt=0)
+
+
+class FakeCaptioner(nn.Module):
+    """Chooses a word by the image's mean colour and by the word before."""
+
+    max_positions, smallest_batch = None, 1
+
+    def __init__(self, words, objective, prompt, width):
+        super().__init__()
+        self.tokenizer = Vocabulary(words)
+        self.objective = objective.with_pad_token(self.tokenizer.pad)
+        self.prompt, self.prompt_ids = prompt, self.tokenizer.encode_prompt(prompt)
+        self.colour, self.head = nn.Linear(3, width), nn.Linear(width, len(self.tokenizer))
+        self.word = nn.Embedding(len(self.tokenizer), width)
+
+    def logits(self, tokens, encoded):  # (b, k, n), (b, width) -> (b, k, n, V)
+        return self.head(torch.tanh(self.word(tokens) + encoded[:, None, None]))
+
+    def encode(self, image):
+        return self.colour(image.mean((2, 3)))
+
+    def predictions(self, image, captions):
+        texts = [self.prompt + text for group in captions for text in group]
+        tokens, mask = self.tokenizer.encode(texts, 40)
+        logits = self.logits(tokens.unflatten(0, (len(image), -1)), self.encode(image))
+        labels, p = tokens.masked_fill(mask == 0, -100), len(self.prompt_ids)
+        return logits.flatten(0, 1)[:, p - 1 : -1], labels[:, p:]
+
+    def forward(self, image, captions):
+        return self.objective(*self.predictions(image, captions))
+
+    def generate(self, image, settings):
+        return [captions[0] for captions in self.generate_details(image, settings).captions]
+
+    def generate_details(self, image, settings):
+        return self.generate_from(self.encode(image), settings)
+
+    def generate_from(self, encoded, settings):
+        images = encoded
+
+        def step(tokens, rows):
+            nonlocal images
+            if rows is not None:
+                images = images[rows[:, 0] // step.width]
+            step.width = tokens.size(1)
+            return self.logits(tokens[..., -1:], images)[:, :, 0]
+
+        p = len(self.prompt_ids)
+        return draw_captions(
+            step, self.prompt_ids, encoded, self.tokenizer, settings, lambda ids: self.text(ids[p:])
+        )
+
+    def text(self, ids):
+        return self.tokenizer.decode(ids)
+
+    def reread(self, encoded, ids):
+        return self.logits(ids[None, None, :-1], encoded)[0, 0, len(self.prompt_ids) - 1 :], None
+
+    def for_inference(self, dtype, compiled):
+        return self.eval()
+
+    def compile_parts(self):
+        pass
+
+    def parameter_groups(self):
+        return [(list(self.parameters()), None)]
+
+    def begin_epoch(self, epoch):
+        self.epochs_begun = epoch + 1
+
+    def saved_beside_weights(self):
+        return {"fake_words": self.tokenizer.words}
+
+
+def build(config, context):
+    words = context.content["fake_words"] if context.content else None
+    words = words or Vocabulary.count(context.captions(), prompt=config.prompt).words
+    return FakeCaptioner(words, config.build_objective(), config.prompt, config.fake_width)
+
+
+def origin(config):
+    return "the weights are a fake's"
+
+
+def title(config):
+    return "Fake"
+
+
+def check_device(config, device):
+    if config.precision == "fp16":
+        raise ValueError("precision is fp16, which a fake has not; try fp32")
+
+
+def preprocessing(config):
+    """Four by four pixels from 0 to 1, in training as in evaluation."""
+
+    def small(image):
+        pixels = image.convert("RGB").resize((4, 4)).tobytes()
+        return torch.tensor(list(pixels)).view(4, 4, 3).permute(2, 0, 1) / 255
+
+    return small, small, None

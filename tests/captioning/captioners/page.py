@@ -1,0 +1,27 @@
+"""What the page does for one photo, without a browser: `main([run's folder, file to write])`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from app.checkpoints import load_checkpoints
+from app.desk import Desk
+from app.options import defaults_of, read_options
+from captioning.data import load_image
+
+
+def main(argv):
+    folder, target = argv
+    (checkpoint,) = load_checkpoints([folder], None, torch.device("cpu"))
+    photo = min(Path(checkpoint.config.image_root, "images").iterdir())
+    options = read_options(defaults_of(checkpoint))
+    record = Desk([checkpoint]).caption(load_image(photo), checkpoint, options).record()
+    record["words"] = [word["word"] for word in record["words"]]
+    Path(target).write_text(json.dumps({**record, "image": photo.name}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

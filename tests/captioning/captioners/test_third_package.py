@@ -1,0 +1,145 @@
+"""A third package of captioners goes through every program by its entry in the registry alone."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from captioning.captioners import interface
+from captioning.captioners.registry import CAPTIONERS
+from tests.captioning.captioners import fake
+from tests.tiny_run import TINY_RUN
+
+# The entry, then programs in one process: their arguments, and the exit code that each must have.
+PROGRAMS = """
+import importlib, json, sys
+from captioning.captioners.registry import CAPTIONERS
+from tests.captioning.captioners import fake
+CAPTIONERS["fake"] = fake
+for name, arguments, code in json.loads(sys.argv[1]):
+    print("==", name, file=sys.stderr)
+    found = importlib.import_module(name).main(arguments)
+    assert found == code, (name, found)
+"""
+
+
+@pytest.fixture(scope="module")
+def results(scenes, tmp_path_factory, repository):
+    """Return the folder of a run of the fake, and what the programs said."""
+    folder = tmp_path_factory.mktemp("fake")
+    config, run = folder / "fake.yaml", folder / "run"
+    text = TINY_RUN.replace("batch_size: 8", "batch_size: 4").format(data=scenes)
+    config.write_text(
+        f"{text}model: fake\nfake_width: 6\nlr_schedule: exponential\ndevice: cpu\nmin_length: 1\n"
+        "metrics: [length, facts]\nfacts_file: scenes.json\ncheckpoint_every: 2\n"
+    )
+    train = ["--config", str(config), "--output_dir", str(run)]
+    out = str(folder / "captions.jsonl")
+    programs = [
+        ("captioning.train", [*train, "max_epoch=1"], 0),
+        ("captioning.train", [*train, "max_epoch=2"], 0),
+        ("captioning.train", [*train, "max_epoch=2", "fake_width=7"], 2),
+        ("captioning.train", [*train, "max_epoch=2", "resume=never", "precision=fp16"], 2),
+        ("captioning.train", [*train, "max_epoch=2", "--evaluate", "--eval_split", "test"], 0),
+        ("captioning.caption", [str(run), str(scenes / "images"), "--out", out], 0),
+        ("captioning.calibrate", ["--checkpoint", str(run / "checkpoint_best.pth")], 0),
+        (
+            "captioning.evaluate",
+            [
+                *(str(run / "result/test.json"), "--metrics", "length"),
+                *("--references", str(scenes / "scenes_test.json")),
+            ],
+            0,
+        ),
+        ("captioning.report.__main__", [str(run), "--output", str(folder / "report.html")], 0),
+        (
+            "captioning.attend",
+            [
+                *("--checkpoint", str(run / "checkpoint_best.pth")),
+                str(min((scenes / "images").iterdir())),
+            ],
+            2,
+        ),
+        ("tests.captioning.captioners.page", [str(run), str(folder / "page.json")], 0),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(repository), "PATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS, json.dumps(programs)],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout, done.stderr
+
+
+def test_it_is_trained_and_goes_on(results):
+    folder, _, said = results
+    assert "no checkpoint: the weights are a fake's" in said
+    assert f"resuming from {folder / 'run' / 'checkpoint_00.pth'}" in said
+    assert (folder / "run" / "checkpoint_01.pth").exists()
+    assert "fake_width: 6" in (folder / "run" / "config.yaml").read_text()
+
+
+def test_its_own_keys_have_roles_and_its_own_limits_hold(results):
+    _, _, said = results
+    assert "had other settings (fake_width was 6, is 7)" in said
+    assert "error: precision is fp16, which a fake has not; try fp32" in said
+
+
+def test_it_captions_the_same_everywhere(results):
+    folder, _, _ = results
+    split = json.loads((folder / "run/result/test.json").read_text())
+    lines = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
+    bulk = {os.path.basename(line["image"]): line["caption"] for line in lines}
+    page = json.loads((folder / "page.json").read_text())
+    assert len(split) == 7 and all(entry["caption"] for entry in split)
+    for entry in split:
+        assert bulk[f"scene_{entry['image_id']:06d}.png"] == entry["caption"]
+    assert page["caption"] == bulk[page["image"]]
+    said = [word for word in page["words"] if not word.startswith("<")]  # special tokens
+    assert said == page["caption"].split()
+    assert page["label"] == "Fake, MLE+SMILE 0.5:0.5"
+
+
+def test_it_is_scored_and_reported(results):
+    folder, shown, said = results
+    assert "Cap. Len." in shown and "negative log-likelihood" in shown
+    assert "Fake, MLE+SMILE 0.5:0.5" in (folder / "report.html").read_text()
+    assert "this captioner sees the image once, before all words" in said
+
+
+def members(protocol):
+    source = ast.parse(Path(interface.__file__).read_text(encoding="utf-8"))
+    body = next(node.body for node in source.body if getattr(node, "name", "") == protocol)
+    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    return functions | {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+
+
+@pytest.mark.parametrize("package", [*CAPTIONERS.values(), fake], ids=lambda p: p.__name__)
+def test_a_package_offers_all_that_is_written_down(package):
+    assert all(hasattr(package, name) for name in members("CaptionerPackage"))
+
+
+def test_a_captioner_offers_all_that_is_written_down(make_captioner):
+    from baselines import ImageEncoder, Vocabulary, build_classic
+    from smile import Objective
+
+    words = Vocabulary(["a"])
+    captioners = [
+        make_captioner(),
+        build_classic("rnn", ImageEncoder("shufflenet_v2_x0_5"), words),
+        fake.FakeCaptioner(["a"], Objective("smile"), "", 4),
+    ]
+    for captioner in captioners:
+        lacking = [name for name in members("Captioner") if not hasattr(captioner, name)]
+        assert lacking == [], type(captioner)
+        for name in ("pad", "end", "unknown", "token", "encode", "encode_prompt", "decode"):
+            assert hasattr(captioner.tokenizer, name)
+        assert len(captioner.tokenizer) > 0

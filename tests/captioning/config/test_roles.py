@@ -1,0 +1,110 @@
+"""What each key is for decides what a run that goes on takes, and what the programs list."""
+
+from typing import Annotated
+
+import pytest
+import torch
+
+from captioning import caption
+from captioning.config import Config, keys_of, load_config
+from captioning.config.keys import Keys
+from captioning.config.roles import ROLES, roles_of
+from captioning.report.provenance import NOT_A_SETTING, OF_SCORING
+from captioning.runtime.errors import UserError
+from captioning.sweep.sweep import OWN_KEYS, varied_keys
+from captioning.training.resume import starting_point
+
+
+def test_every_key_has_one_role_and_every_role_a_key():
+    roles = roles_of(Config)
+    assert set(roles) == set(Config.model_fields) and set(roles.values()) == set(ROLES)
+    assert sorted(key for role in ROLES for key in keys_of(role)) == sorted(Config.model_fields)
+
+
+def test_a_key_without_a_role_is_none():
+    with pytest.raises(TypeError, match=r"key 'new_key' declares .*; give it one of run, batch"):
+
+        class Added(Keys):
+            new_key: int = 0
+
+    with pytest.raises(TypeError, match=r"key 'new_key' declares .*'run', 'speed'"):
+
+        class Twice(Keys):
+            new_key: Annotated[int, "run", "speed"] = 0
+
+
+@pytest.fixture
+def begun(scenes_config, tmp_path):
+    """Return a function that goes on with a run of one epoch after keys have changed.
+
+    other: a key that gets a value which differs, whatever else it is.
+    """
+
+    def resume(overrides=(), other=None, **changed):
+        config = load_config(
+            scenes_config, ["max_epoch=2", *overrides], {"output_dir": str(tmp_path / "run")}
+        )
+        batches = {"batch_size": 8, "processes": 1, "accumulation_steps": 1}
+        content = {"model": {}, "optimizer": {}, "epoch": 0, "batches": batches}
+        (tmp_path / "run").mkdir(exist_ok=True)
+        torch.save(
+            {**content, "config": config.model_dump()}, tmp_path / "run" / "checkpoint_00.pth"
+        )
+        if other:
+            value = getattr(config, other)
+            changed[other] = 1 if value in (None, True, False) and value != 1 else "another"
+        return starting_point(config.model_copy(update=changed))
+
+    return resume
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("key", keys_of("run"))
+def test_another_value_is_another_run(begun, key):
+    assert begun()["epoch"] == 0
+    with pytest.raises(UserError, match=f"had other settings \\({key} was .*, is .*resume=never"):
+        begun(other=key)
+
+
+MAY_CHANGE = ("speed", "upkeep", "data", "generation", "scoring", "machine")
+# `resume` and `output_dir` say which run is meant.
+CHANGING = [
+    key for role in MAY_CHANGE for key in keys_of(role) if key not in ("resume", "output_dir")
+]
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("key", CHANGING)
+def test_what_may_change_as_a_run_goes_on(begun, key):
+    assert begun(other=key)["epoch"] == 0
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "cosine_steps"])
+def test_another_length_moves_a_cosine(begun, schedule):
+    with pytest.raises(UserError, match=r"max_epoch was 2, is 3.*resume=never.*exponential"):
+        begun([f"lr_schedule={schedule}"], max_epoch=3)
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "plateau"])
+def test_another_length_leaves_the_past_of_other_schedules(begun, schedule):
+    overrides = [f"lr_schedule={schedule}", "metrics=[coco]"]
+    assert begun(overrides, max_epoch=3)["epoch"] == 0
+
+
+def test_only_the_images_of_a_step_must_stay(begun):
+    assert begun(batch_size=4, accumulation_steps=2)["epoch"] == 0
+    for changed in ({"batch_size": 4}, {"accumulation_steps": 2}):
+        with pytest.raises(UserError, match="with 8 images a step"):
+            begun(**changed)
+    with pytest.raises(UserError, match="with 8 images a step"):  # loaded at once, and sorted
+        begun(["bucket_batches=true"], batch_size=4, accumulation_steps=2)
+
+
+def test_lists_that_follow_from_the_roles():
+    assert set(caption.DECODING) == set(keys_of("generation")) - {"sample"}
+    assert set(NOT_A_SETTING) == {"output_dir", "device"}
+    assert set(OF_SCORING) == {*keys_of("generation"), *keys_of("scoring")}
+    assert {*OWN_KEYS, *varied_keys()} == {
+        *("objective", "first_token_mle", "first_token_shift", "random_subset_size"),
+        *("output_dir", "resume"),
+    }
