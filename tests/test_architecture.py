@@ -28,7 +28,6 @@ ROOMS = (
     *("runtime", "files", "data", "scenes", "metrics", "captioners", "config", "models"),
     *("training", "train", "bulk", "report", "sweep"),
 )
-PROGRAMS = "programs"
 # Where a captioner may be asked which it is.
 KNOW_CAPTIONERS = ("BLIP", "baselines", "captioning.captioners.registry")
 OF_CAPTIONERS = {"BlipCaptioner", "ClassicCaptioner", "RecurrentDecoder"}
@@ -122,9 +121,8 @@ def project_imports(root):
 
 def room_of(module):
     """Return the place in ROOMS of a module of captioning, the last for a program."""
-    _, room, *inner = [*module.split("."), ""]
-    known = room in ROOMS and (room == "train" or any(inner) or room != PROGRAMS)
-    return ROOMS.index(room) if known else len(ROOMS)
+    room = module.split(".")[1]
+    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
 
 
 def imports_of_a_later_room(root):
@@ -289,7 +287,9 @@ GOOD = {
     "BLIP/model.py": "import timm\nfrom smile import Loss",
     "BLIP/download.py": "from huggingface_hub import hf_hub_download",
     "captioning/demo.py": '__name__ == "__main__"',
-    "captioning/train.py": 'from BLIP.model import x\nfrom captioning.data import files\nif __name__ == "__main__":\n    1',
+    "captioning/train.py": (
+        'from BLIP.model import x\nfrom captioning.data import files\nx = "__main__"'
+    ),
     "captioning/captioners/registry.py": "from BLIP.model import BlipCaptioner",
     "captioning/models/build.py": "from captioning.captioners import registry\nx.model is y.model",
     "captioning/sweep/run.py": "from captioning import train",
