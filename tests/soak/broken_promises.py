@@ -17,7 +17,8 @@ STOPPED = "tests/e2e/test_stopped_runs.py -k loss_scaling"
 TWO = "tests/e2e/test_stopped_runs.py -k test_two_processes"
 NOT_FINITE = "tests/captioning/training/test_not_finite.py"
 CHECKPOINTS = "tests/captioning/models/test_checkpoints.py"
-RECIPE = "captioning/training/fine_tuning.py"
+RECIPE, STEP = "captioning/training/fine_tuning.py", "captioning/training/step.py"
+ROLES = "tests/captioning/config/test_roles.py"
 
 MUTATIONS = [
     Mutation(
@@ -100,7 +101,7 @@ MUTATIONS = [
     Mutation(
         "the place in the epoch is forgotten",
         RECIPE,
-        "self.loader.set_epoch(epoch, place.steps * per_step)",
+        "self.loader.set_epoch(place.epoch, place.steps * per_step)",
         "self.loader.set_epoch(epoch)",
         STOPPED,
     ),
@@ -113,14 +114,14 @@ MUTATIONS = [
     ),
     Mutation(
         "dropout draws on from the generator's state",
-        RECIPE,
-        "            torch.manual_seed(seed)\n",
+        STEP,
+        "        torch.manual_seed(seed)\n",
         "",
         STOPPED,
     ),
     Mutation(
         "all ranks draw the same",
-        RECIPE,
+        STEP,
         "self.config.seed, number, distributed.rank())",
         "self.config.seed, number, 0)",
         "tests/e2e/test_not_finite.py -k gradient",
@@ -135,13 +136,34 @@ MUTATIONS = [
     Mutation(
         "other settings are let through on resume",
         "captioning/training/resume.py",
-        '            _check_settings(config, content["config"], folder)\n',
+        "            _check_settings(config, content, folder)\n",
         "",
         "tests/captioning/training/test_fine_tuning.py -k another_run",
     ),
     Mutation(
+        "another length moves a cosine unseen",
+        "captioning/training/resume.py",
+        'changes("length") and config.lr_schedule in SPANNING',
+        "False",
+        ROLES,
+    ),
+    Mutation(
+        "the images of a step are compared within an epoch alone",
+        "captioning/training/run_state.py",
+        'content.get("batches") or',
+        "",
+        ROLES,
+    ),
+    Mutation(
+        "another tokenizer is let through on resume",
+        "captioning/config/keys.py",
+        'tokenizer: Annotated[str, Field(min_length=1), "run"]',
+        'tokenizer: Annotated[str, Field(min_length=1), "data"]',
+        "tests/captioning/bad_input/test_resumed.py",
+    ),
+    Mutation(
         "ranks do not agree on a request to stop",
-        RECIPE,
+        STEP,
         "bool(stopping.asked())]",
         "bool(stopping.asked() and distributed.is_main())]",
         TWO,
@@ -169,36 +191,36 @@ MUTATIONS = [
     ),
     Mutation(
         "what is not finite is swallowed",
-        RECIPE,
+        STEP,
         "        if problem:\n",
         "        if False:\n",
         NOT_FINITE,
     ),
     Mutation(
         "an overflow is passed over for good",
-        "captioning/training/not_finite.py",
+        "captioning/training/evidence.py",
         "LEAST_SCALE = 1.0",
         "LEAST_SCALE = 0.0",
         "tests/captioning/training/test_loss_scaling.py",
     ),
     Mutation(
         "a step that failed is not kept",
-        "captioning/training/not_finite.py",
+        "captioning/training/evidence.py",
         "            self.state.save_step(folder, place, step)\n",
         "",
         NOT_FINITE,
     ),
     Mutation(
         "the wrong rank is blamed",
-        "captioning/training/not_finite.py",
+        "captioning/training/evidence.py",
         "    rank, batch = causes[0]",
         "    rank, batch = 0, found[0][0]",
         "tests/e2e/test_not_finite.py -k gradient",
     ),
     Mutation(
         "a batch without labels upsets those it is accumulated with",
-        RECIPE,
-        "reference = reference.where(reference > 0, totals[micro][0])",
+        STEP,
+        "reference = reference.where(reference > 0, totals[-1][0])",
         "reference = totals[0][0].clamp(min=1)",
         "tests/captioning/training/test_odd_batches.py -k accumulated",
     ),
