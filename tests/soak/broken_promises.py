@@ -102,7 +102,7 @@ MUTATIONS = [
         "the place in the epoch is forgotten",
         RECIPE,
         "self.loader.set_epoch(place.epoch, place.steps * per_step)",
-        "self.loader.set_epoch(epoch)",
+        "self.loader.set_epoch(place.epoch)",
         STOPPED,
     ),
     Mutation(
