@@ -10,7 +10,7 @@ from torch import nn
 
 from captioning.config import Config
 from captioning.models import checkpoints
-from captioning.models.trained import load_trained
+from captioning.models.build import load_trained
 from captioning.report.figures import styles
 from captioning.report.runs import objective_name, trained_name
 from captioning.runtime.errors import UserError

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from captioning.data import load_image
-from captioning.models.build import preprocessing_of
-from captioning.models.trained import load_trained
+from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.word_by_word import END, SpokenCaption, gaze
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError

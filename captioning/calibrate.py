@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Optional
 
 from captioning.data import read_split
+from captioning.models.build import load_trained
 from captioning.models.likelihood import PLAIN, likelihood, unigram_nll
-from captioning.models.trained import load_trained
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 

@@ -26,7 +26,7 @@ from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import part_of, say
 from captioning.scenes.make import SPLITS, make_scenes
-from captioning.training.finished import is_scored
+from captioning.training.validation_history import is_scored
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"

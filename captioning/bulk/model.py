@@ -9,9 +9,8 @@ from torch import Tensor
 from captioning.bulk.job import Job
 from captioning.bulk.reading import Batch
 from captioning.data.randomness import derived_seed
-from captioning.models.build import captioner_from, preprocessing_of
+from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
-from captioning.models.trained import trained_config
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings

@@ -9,6 +9,7 @@ from torch import nn
 from captioning.config import Config
 from captioning.data import (
     EvaluationDataset,
+    Loader,
     Prefetcher,
     Sample,
     evaluation_loader,
@@ -31,14 +32,7 @@ def caption_images(
     Every image once, however many processes there are; those that cannot be read are left out
     under `skip_bad_images`, and counted aloud. Raises Stopped on all ranks where one was asked to.
     """
-    dataset = EvaluationDataset(
-        samples,
-        config.image_root,
-        preprocessing_of(config).evaluation,
-        config.skip_bad_images,
-    )
-    batch_size = config.eval_batch_size or config.batch_size
-    loader = evaluation_loader(dataset, batch_size, rank(), world_size(), config.num_workers)
+    loader, batch_size = images_of(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
     settings = config.decoding_settings()
     captioner = captioner.for_inference(precision.dtype, config.compile)
@@ -59,3 +53,13 @@ def caption_images(
         say(f"{skipped} of {len(samples)} images could not be read and have no caption")
     everything = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
     return [result for _, result in everything]
+
+
+def images_of(
+    samples: Sequence[Sample], config: Config, rank: int = 0, world_size: int = 1
+) -> tuple[Loader, int]:
+    """A process's share of the images, ready for the captioner, and how many make a batch."""
+    transform = preprocessing_of(config).evaluation
+    dataset = EvaluationDataset(samples, config.image_root, transform, config.skip_bad_images)
+    size = config.eval_batch_size or config.batch_size
+    return evaluation_loader(dataset, size, rank, world_size, config.num_workers), size

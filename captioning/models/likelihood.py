@@ -7,14 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from captioning.config import Config
-from captioning.data import (
-    EvaluationDataset,
-    Prefetcher,
-    Sample,
-    evaluation_loader,
-)
+from captioning.data import Prefetcher, Sample
 from captioning.data.text import preprocess_caption
-from captioning.models.build import preprocessing_of
+from captioning.models.generation import images_of
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss
 
@@ -41,10 +36,7 @@ def likelihood(
     captioner: nn.Module, samples: Sequence[Sample], config: Config, device: torch.device
 ) -> Likelihood:
     """Of all captions of `samples`, no labels smoothed, without first-token MLE."""
-    transform = preprocessing_of(config).evaluation
-    dataset = EvaluationDataset(samples, config.image_root, transform, config.skip_bad_images)
-    batch_size = config.eval_batch_size or config.batch_size
-    loader = evaluation_loader(dataset, batch_size, num_workers=config.num_workers)
+    loader, _ = images_of(samples, config)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
     with progress(len(samples), "likelihood of captions") as bar:
         for batch in Prefetcher(loader, device):

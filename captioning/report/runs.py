@@ -1,6 +1,5 @@
 """A finished run, read from the folder that it left."""
 
-import json
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from captioning.files.reading import parse_json, read_text
 from captioning.metrics.bootstrap import Estimate
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
+from captioning.training.run_log import read_log
 from smile import parse_objective
 
 NAMES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
@@ -129,7 +129,7 @@ def _read_run(folder: Path, split: str) -> Run:
         captions=read_predictions(results_file),
         metrics=metrics_of(scores.get("metrics", {}), result / "metrics.json"),
         skipped=_object(scores.get("skipped", {}), result / "metrics.json"),
-        log=[] if foreign else _log(folder / "log.jsonl"),
+        log=[] if foreign else list(read_log(folder / "log.jsonl")),
         training={} if foreign else _json(folder / "run.json"),
         scoring=scoring,
         weights=foreign,
@@ -179,21 +179,6 @@ def _object(value: Any, path: Path) -> dict[str, Any]:
 
 def _other_shape(path: Path) -> UserError:
     return UserError(f"{path}: not as captioning.train writes it: caption and score the run again")
-
-
-def _log(path: Path) -> list[dict[str, Any]]:
-    """The events of a log.jsonl; a line that is no JSON object, such as an unfinished one, is
-    passed over."""
-    events = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").split("\n"):
-            try:
-                event = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(event, dict):
-                events.append(event)
-    return events
 
 
 def _distinct(labels: list[str], folders: list[Path]) -> list[str]:

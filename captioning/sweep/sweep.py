@@ -16,7 +16,7 @@ from captioning.sweep.jobs import Job, run_jobs, slots
 from captioning.sweep.one_run import without_pretrained
 from captioning.sweep.plan import Variant, mle_share, plan, varied_keys
 from captioning.sweep.table import markdown_table
-from captioning.training.finished import is_done
+from captioning.training.validation_history import is_done
 
 PRETRAIN = "pretrain"
 # What the sweep sets by itself, besides what its runs differ in.

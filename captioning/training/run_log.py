@@ -55,7 +55,8 @@ class RunLog:
         self.folder, self.path = folder, folder / "log.jsonl"
         self.file = self.board = None
         self.step = step
-        lines = _lines(self.path) if is_main() else []
+        lines = read_log(self.path) if is_main() else []
+        lines = [line for line in lines if {"event", "step"} <= line.keys()]
         self.kept = [line for line in lines if _is_before(line, epoch, step)]
         self.written = {(line["event"], line["step"]) for line in self.kept}
 
@@ -105,13 +106,13 @@ class RunLog:
                 self.board.close()
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a log; there may be none."""
+def read_log(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a log.jsonl, of which there may be none; one that was cut off is passed over."""
     if path.exists():
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 line = json.loads(text)
-                if isinstance(line, dict) and {"event", "step"} <= line.keys():
+                if isinstance(line, dict):
                     yield line
 
 

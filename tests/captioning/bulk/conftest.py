@@ -10,8 +10,7 @@ from captioning import caption
 from captioning.bulk.model import Captioning
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
-from captioning.models.build import captioner_from
-from captioning.models.trained import load_trained
+from captioning.models.build import captioner_from, load_trained
 from decoding import DecodingSettings
 
 
