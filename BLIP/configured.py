@@ -1,5 +1,6 @@
 """BLIP as a configuration describes it: the keys that are its own, and what is made of them."""
 
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union
 
@@ -52,25 +53,17 @@ class Keys(BaseModel):
 
 def build(config: Any, context: Any) -> BlipCaptioner:
     """See `captioning.captioners.interface`, as for the other functions."""
-    return build_captioner(
-        tokenizer=config.tokenizer,
-        vit=config.vit.model_dump() if isinstance(config.vit, VitSizes) else config.vit,
-        image_size=config.image_size,
-        med_config=_med_config(config),
-        objective=config.build_objective(),
-        prompt=config.prompt,
-        vit_grad_ckpt=config.vit_grad_ckpt,
-        vit_ckpt_layer=config.vit_ckpt_layer,
-        max_tokens=config.max_tokens,
-        first_token_shift=config.first_token_shift,
-    )
-
-
-def _med_config(config: Any) -> Any:
-    """As given, or, where no such file is in the working folder, the repository's."""
-    if isinstance(config.med_config, str) and not Path(config.med_config).exists():
-        return REPOSITORY / config.med_config
-    return config.med_config
+    med_config = config.med_config
+    if isinstance(med_config, str) and not Path(med_config).exists():
+        med_config = REPOSITORY / med_config  # whatever the working folder is
+    made = {
+        "vit": config.vit.model_dump() if isinstance(config.vit, VitSizes) else config.vit,
+        "med_config": med_config,
+        "objective": config.build_objective(),
+    }
+    # The other arguments are keys of the same names.
+    names = signature(build_captioner).parameters.keys() - made
+    return build_captioner(**{name: getattr(config, name) for name in names}, **made)
 
 
 def origin(config: Any) -> str:

@@ -29,8 +29,8 @@ def build_classic(
     normalise_embeddings: bool = False,
     attention_penalty: float = 0.0,
     encoder_lr: float = 0.0,
-    forcing: str = "always",
-    forcing_k: float = 10.0,
+    teacher_forcing: str = "always",
+    teacher_forcing_k: float = 10.0,
 ) -> ClassicCaptioner:
     """A ClassicCaptioner; the arguments are the configuration's keys of the same names.
 
@@ -65,6 +65,6 @@ def build_classic(
         max_tokens,
         attention_penalty,
         encoder_lr,
-        forcing,
-        forcing_k,
+        teacher_forcing,
+        teacher_forcing_k,
     )

@@ -1,5 +1,6 @@
 """The classic captioners as a configuration describes them: own keys, and what they make."""
 
+from inspect import signature
 from typing import Annotated, Any, Literal, Optional
 
 import torch
@@ -83,25 +84,16 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         std=context.std,
         image_size=config.image_size,
     )
-    return build_classic(
-        model=config.model,
-        encoder=encoder,
-        tokenizer=_tokenizer(config, context),
-        objective=config.build_objective(),
-        prompt=config.prompt,
-        max_tokens=config.max_tokens,
-        embed_dim=config.embed_dim,
-        hidden_dim=config.hidden_dim,
-        attention_dim=config.attention_dim,
-        num_layers=config.num_layers,
-        dropout=config.dropout,
-        word_vectors=None if restored else config.word_vectors,
-        normalise_embeddings=config.normalise_embeddings,
-        attention_penalty=config.attention_penalty,
-        encoder_lr=config.encoder_lr,
-        forcing=config.teacher_forcing,
-        forcing_k=config.teacher_forcing_k,
-    )
+    made = {
+        "encoder": encoder,
+        "tokenizer": _tokenizer(config, context),
+        "objective": config.build_objective(),
+    }
+    if restored:
+        made["word_vectors"] = None
+    # The other arguments are keys of the same names.
+    names = signature(build_classic).parameters.keys() - made
+    return build_classic(**{name: getattr(config, name) for name in names}, **made)
 
 
 def _tokenizer(config: Any, context: Any):
