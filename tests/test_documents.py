@@ -7,8 +7,13 @@ import pytest
 
 from tests.documented_commands import OWN, Stage, Wrong, blocks, pages
 
-FILE = r"(?<![\w/])(?:configs|scripts|docs|benchmarks|tests)/[\w/.-]*\.(?:yaml|json|sh|py|md)\b"
+FOLDERS = "|".join(("configs", "scripts", "docs", *OWN))
+FILE = rf"(?<![\w/])(?:{FOLDERS})/[\w/.-]*\.(?:yaml|json|sh|py|md)\b"
+BARE_FILE = r"`(\w+\.py)`"  # of the folder that the text speaks of
 LINK = r"\]\((?!https?:|#)([^)#\s]+)"
+ANCHOR = r"\]\(([^)#\s]*)#([^)\s]+)\)"
+MOST_LINES_OF_THE_README = 150
+MOST_WORDS = 16_000
 
 
 @pytest.fixture(scope="module")
@@ -105,16 +110,45 @@ def test_what_is_wrong_with_a_command_is_found(stage, block, reason):
 
 def test_what_pages_name_exists(repository):
     missing = []
+    sources = {path.name for folder in OWN for path in (repository / folder).rglob("*.py")}
     for page in pages(repository):
         text = page.read_text(encoding="utf-8")
         links = re.findall(LINK, text)
         named = [page.parent / link for link in links]
         named += [repository / name for name in re.findall(FILE, text)]
+        if page.name != "architecture.md":
+            bare = set(re.findall(BARE_FILE, text)) - sources
+            missing += [f"{page.name}: {name}" for name in bare]
         missing += [f"{page.name}: {path}" for path in named if not path.exists()]
         for module in re.findall(r"\bpython -m ([\w.]+\w)", text):
             if module.split(".")[0] in OWN and importlib.util.find_spec(module) is None:
                 missing.append(f"{page.name}: module {module}")
     assert missing == []
+
+
+def test_headings_that_pages_link_to_exist(repository):
+    missing, seen = [], 0
+    for page in pages(repository):
+        for link, anchor in re.findall(ANCHOR, page.read_text(encoding="utf-8")):
+            if not link.startswith("http"):
+                seen += 1
+                target = page.parent / link if link else page
+                if anchor not in anchors(target):
+                    missing.append(f"{page.name}: {link}#{anchor}")
+    assert missing == []
+    assert seen > 5
+
+
+def anchors(page):
+    """What GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_the_readme_is_short_and_so_are_all_pages_together(repository):
+    assert len((repository / "README.md").read_text().splitlines()) <= MOST_LINES_OF_THE_README
+    words = [(len(page.read_text().split()), str(page)) for page in pages(repository)]
+    assert sum(count for count, _ in words) <= MOST_WORDS, sorted(words)
 
 
 def test_pages_are_reached_from_the_readme(repository):
