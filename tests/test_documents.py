@@ -116,9 +116,8 @@ def test_what_pages_name_exists(repository):
         links = re.findall(LINK, text)
         named = [page.parent / link for link in links]
         named += [repository / name for name in re.findall(FILE, text)]
-        if page.name != "architecture.md":
-            bare = set(re.findall(BARE_FILE, text)) - sources
-            missing += [f"{page.name}: {name}" for name in bare]
+        bare = set(re.findall(BARE_FILE, text)) - sources
+        missing += [f"{page.name}: {name}" for name in bare]
         missing += [f"{page.name}: {path}" for path in named if not path.exists()]
         for module in re.findall(r"\bpython -m ([\w.]+\w)", text):
             if module.split(".")[0] in OWN and importlib.util.find_spec(module) is None:
