@@ -116,7 +116,7 @@ DIES_ONCE = """
 import os, signal, sys
 from captioning import train
 from captioning.metrics.length import Length
-from captioning.recipe import FineTuning
+from captioning.training.fine_tuning import FineTuning
 
 original = FineTuning._optimiser_step
 
