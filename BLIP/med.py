@@ -149,6 +149,7 @@ class TextDecoder(nn.Module):
         )
         predictions = Predictions(config, embeddings.word_embeddings)
         self.cls = nn.ModuleDict({"predictions": predictions})
+        self.config = config
         self.objective = objective
         self._initialise(config.initializer_range)
 
@@ -162,7 +163,7 @@ class TextDecoder(nn.Module):
     @property
     def max_length(self) -> int:
         """How many tokens a row can have."""
-        return self.bert["embeddings"].position_embeddings.num_embeddings
+        return self.config.max_position_embeddings
 
     @property
     def layers(self) -> nn.ModuleList:
