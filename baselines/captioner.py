@@ -5,9 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from baselines.decoder import RecurrentDecoder
+from baselines.decoder import RecurrentDecoder, RecurrentStep
 from baselines.image_encoder import ImageEncoder
-from baselines.recurrent_step import RecurrentStep
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import Objective, ObjectiveOutput
 from smile.captions import captions_an_image
