@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Optional
 
 from captioning.report.comparison import compare
+from captioning.report.comparison_table import comparison_table
 from captioning.report.page import write_report
-from captioning.report.table import comparison_table
 from captioning.runtime.errors import UserError
 
 

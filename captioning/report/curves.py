@@ -9,11 +9,12 @@ from matplotlib.ticker import MaxNLocator
 
 from captioning.metrics.score_table import COLUMNS
 from captioning.report.figures import Style, look, new_figure, styles, svg
+from captioning.report.plane import DESCRIPTIVE
 from captioning.report.runs import NAMES, Run
 
 # Of each group the first that was logged is drawn.
 VALIDATION = (("CIDEr", "Bleu_4"), ("true_facts", "cap_len"))
-LABELS = {"true_facts": "true facts a caption", "cap_len": "words a caption"}
+LABELS = {axis.metric: axis.label for axis in DESCRIPTIVE}
 
 
 class Curve(NamedTuple):

@@ -11,11 +11,10 @@ from captioning.models import checkpoints
 from captioning.report.comparison import compare
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
-from captioning.sweep.frontier import Entry, draw_frontier
+from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.jobs import Job, run_jobs, slots
 from captioning.sweep.one_run import without_pretrained
 from captioning.sweep.plan import Variant, mle_share, plan
-from captioning.sweep.table import markdown_table
 from captioning.training.finished import is_done
 
 PRETRAIN = "pretrain"
