@@ -12,9 +12,9 @@ from captioning.report.comparison import compare
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
-from captioning.sweep.jobs import Job, run_jobs, slots
 from captioning.sweep.one_run import without_pretrained
-from captioning.sweep.plan import Variant, mle_share, plan
+from captioning.sweep.programs import Program, run_programs, slots
+from captioning.sweep.variants import Variant, mle_share, plan
 from captioning.training.finished import is_done
 
 PRETRAIN = "pretrain"
@@ -66,16 +66,16 @@ class Sweep:
         free = slots(self.trained[left[0].name].device, jobs)
         if self.pretrain:
             program = ["-m", "captioning.train", "--config", self.pretrain]
-            failed = run_jobs([self._job(PRETRAIN, program, ())], free[:1])
+            failed = run_programs([self._program(PRETRAIN, program, ())], free[:1])
             if failed:
                 raise UserError(f"{PRETRAIN} failed: {failed[PRETRAIN]}")
         program = ["-m", "captioning.sweep.one_run", "--config", self.config]
-        return run_jobs([self._job(v.name, program, v.overrides) for v in left], free)
+        return run_programs([self._program(v.name, program, v.overrides) for v in left], free)
 
-    def _job(self, name: str, program: list[str], overrides: Sequence[str]) -> Job:
+    def _program(self, name: str, program: list[str], overrides: Sequence[str]) -> Program:
         folder = ["--output_dir", str(self.folder / name)]
         command = [sys.executable, *program, *folder, *self._overrides(name, overrides)]
-        return Job(name, command, self.folder / f"{name}.log")
+        return Program(name, command, self.folder / f"{name}.log")
 
     def _load(self, config: str, name: str, overrides: Sequence[str]) -> Config:
         flags = {"output_dir": str(self.folder / name)}
