@@ -23,6 +23,7 @@ from captioning.sweep.variants import (
     ABLATIONS,
     MLE_WEIGHTS,
     SUBSET_SIZES,
+    plan,
     read_ablations,
     read_sizes,
     read_weights,
@@ -79,8 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if not (weights or ablations):
         weights = MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
-    sweep = Sweep(arguments.config, arguments.pretrain, folder, arguments.overrides)
-    sweep.choose(weights, ablations, sizes)
+    variants = plan(weights, ablations, sizes)
+    sweep = Sweep(arguments.config, arguments.pretrain, folder, arguments.overrides, variants)
     failures = sweep.train(arguments.jobs)
     try:
         done = sweep.done()

@@ -67,10 +67,8 @@ def run_programs(programs: Sequence[Program], free: Sequence[dict[str, str]]) ->
             while running or (waiting and not stopping.asked()):
                 while waiting and free and not stopping.asked():
                     running.append(_start(waiting.pop(0), free.pop(0)))
-                asked = stopping.asked()
-                if asked and told is None:
-                    told = asked
-                    say(f"stopping by {asked}: waiting for {len(running)} runs to save")
+                if told is None and (told := stopping.asked()):
+                    say(f"stopping by {told}: waiting for {len(running)} runs to save")
                     for each in running:
                         each.process.send_signal(signal.SIGTERM)
                 for each in [each for each in running if each.process.poll() is not None]:
@@ -78,15 +76,15 @@ def run_programs(programs: Sequence[Program], free: Sequence[dict[str, str]]) ->
                     free.append(each.slot)
                     done += 1
                     reason = _why_failed(each)
-                    took = time.monotonic() - each.began
                     if told and reason:
                         continue  # it goes on another time
-                    seconds.append(took)
-                    left = _left(seconds, len(programs) - done, width)
-                    told_of = f"failed: {reason}" if reason else f"done in {took:.0f} s"
-                    say(f"[{done}/{len(programs)}] {each.program.name}: {told_of}{left}")
+                    seconds.append(time.monotonic() - each.began)
+                    outcome = f"done in {seconds[-1]:.0f} s"
                     if reason:
+                        outcome = f"failed: {reason}"
                         failures[each.program.name] = reason
+                    left = _left(seconds, len(programs) - done, width)
+                    say(f"[{done}/{len(programs)}] {each.program.name}: {outcome}{left}")
                 time.sleep(0.05)
         finally:
             for each in running:  # Ctrl-C twice, or a bug here

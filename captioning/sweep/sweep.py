@@ -1,7 +1,7 @@
 """The runs of a sweep: checked before any begins, trained where they are not done, drawn."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -14,7 +14,7 @@ from captioning.runtime.progress import say
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.one_run import without_pretrained
 from captioning.sweep.programs import Program, run_programs, slots
-from captioning.sweep.variants import Variant, mle_share, plan
+from captioning.sweep.variants import Variant, mle_share
 from captioning.training.finished import is_done
 
 PRETRAIN = "pretrain"
@@ -29,27 +29,30 @@ class Sweep:
     """The variants of one configuration, each in a folder of its own within `folder`.
 
     pretrain: a configuration that is trained first, in the folder of that name; the others start
-    from its best checkpoint. Raises UserError.
+    from its best checkpoint. Raises UserError where a key is the sweep's own or impossible.
     """
 
-    def __init__(self, config: str, pretrain: Optional[str], folder: Path, keys: Sequence[str]):
+    def __init__(
+        self,
+        config: str,
+        pretrain: Optional[str],
+        folder: Path,
+        keys: Sequence[str],
+        variants: list[Variant],
+    ):
         for key in (key.partition("=")[0] for key in keys):
             if key in OWN_KEYS or (pretrain and key == "pretrained"):
                 raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
         self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
         if pretrain:
             self._load(pretrain, PRETRAIN, keys)
-        self.variants: list[Variant] = []
+        self.variants = variants
         self.trained: dict[str, Config] = {}
         self.scored: dict[str, Config] = {}
-
-    def choose(self, weights: Iterable[float], ablations: Iterable[str], sizes: Sequence[int]):
-        """Which variants there are. Raises UserError where a key of theirs is impossible."""
-        self.variants = plan(weights, ablations, sizes)
-        for name, _, overrides, _ in self.variants:
-            self.trained[name] = self._load(self.config, name, self._overrides(name, overrides))
-            evaluated = without_pretrained(self._overrides(name, overrides))
-            self.scored[name] = self._load(self.config, name, evaluated)
+        for name, _, overrides, _ in variants:
+            given = self._overrides(name, overrides)
+            self.trained[name] = self._load(config, name, given)
+            self.scored[name] = self._load(config, name, without_pretrained(given))
 
     def done(self) -> list[tuple[Variant, Path]]:
         """The variants that are trained and scored, and their folders."""
