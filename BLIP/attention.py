@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, by the kernel that is fastest for its device and precision."""
+"""Scaled dot-product attention, by the kernel that suits its device and precision."""
 
 from typing import Optional
 
