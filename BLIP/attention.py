@@ -25,8 +25,8 @@ def attention(
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
-        # torch's fused kernel for the CPU copies keys and values at every call in 16 bits. Its
-        # backward is slow there, and there is none with dropout.
+        # In 16 bits torch's fused kernel for the CPU copies keys and values at every call, and its
+        # backward is slow. With dropout there is no fused kernel.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
         if mask is None and (dropout > 0 or (half and (learns or query.size(2) > FEW_QUERIES))):
