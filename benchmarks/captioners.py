@@ -1,6 +1,5 @@
 """The captioners that are measured, of the same weights: ours, transformers' and the original's."""
 
-import copy
 import tempfile
 from pathlib import Path
 from typing import Optional, Union
@@ -66,20 +65,16 @@ class NaiveCaptioner:
 
     The image's embeddings are repeated for each beam. Each step computes the cross-attention's keys
     and values of all their places again, and moves the captions' own keys and values after their
-    beams. Attention is written out in both models, since torch had no fused kernel then.
+    beams. The decoder's attention is written out, since torch had no fused kernel then.
     """
 
     def __init__(self, captioner: BlipCaptioner):
-        shared = (*captioner.parameters(), *captioner.buffers())
-        self.encoder = copy.deepcopy(captioner.visual_encoder, {id(t): t for t in shared}).eval()
-        for block in self.encoder.blocks:
-            block.attn.fused_attn = False  # timm's own attention, written out
         self.captioner = captioner
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Decoded:
         """Token ids and scores of images (B, 3, S, S)."""
-        step = NaiveStep(self.captioner.text_decoder, self.encoder(image))
+        step = NaiveStep(self.captioner.text_decoder, self.captioner.visual_encoder(image))
         words = self.captioner.tokenizer
         prompts = self.captioner.prompt_ids.to(image.device).expand(len(image), -1)
         return decode(step, prompts, words.end, words.pad, settings)
