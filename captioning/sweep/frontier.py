@@ -39,10 +39,14 @@ class Entry(NamedTuple):
     weight: Optional[float] = None
 
     @property
+    def is_mixture(self) -> bool:
+        """Whether it is between MLE and SMILE."""
+        return self.weight is not None and 0 < self.weight < 1
+
+    @property
     def short(self) -> str:
         """Its name in the figure, where a mixture needs but the number."""
-        between = self.weight is not None and 0 < self.weight < 1
-        return f"{self.weight:g}" if between else self.label
+        return f"{self.weight:g}" if self.is_mixture else self.label
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
@@ -103,6 +107,5 @@ def _points(ax: Axes, axes: Pair, entries: Sequence[Entry]) -> list[Point]:
 
 def _styles(entries: Sequence[Entry]) -> list[Style]:
     """As in the report, but what is on the line between MLE and SMILE looks alike."""
-    between = [entry.weight is not None and 0 < entry.weight < 1 for entry in entries]
-    others = iter(styles([e.row.kind for e, on_line in zip(entries, between) if not on_line]))
-    return [STYLES["mixture"] if on_line else next(others) for on_line in between]
+    others = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
+    return [STYLES["mixture"] if entry.is_mixture else next(others) for entry in entries]

@@ -9,9 +9,9 @@ from PIL import Image
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 from captioning.report.curves import curves, smoothed
-from captioning.report.examples import picture
 from captioning.report.figures import styles
 from captioning.report.length_histogram import length_histogram
+from captioning.report.picture import picture
 from captioning.report.plane import axes_of, plane
 from captioning.report.runs import read_runs
 
