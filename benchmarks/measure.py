@@ -113,20 +113,18 @@ def row(
     medians; its spread, the least and the largest ratio of one round.
     """
     contenders = {}
+    reference = statistics.median(seconds[peer])
     for contender, times in seconds.items():
-        entry: dict[str, Any] = {"median": statistics.median(times), "times": list(times)}
+        median = statistics.median(times)
+        paired = [a / b for a, b in zip(seconds[peer], times)]
+        entry: dict[str, Any] = {"median": median, "times": list(times)}
+        entry["ratio"], entry["spread"] = reference / median, [min(paired), max(paired)]
         if memory is not None:
             entry["peak_bytes"] = memory[contender]
-        if items is not None:
-            entry["rate"] = items[0] / entry["median"]
-        contenders[contender] = entry
-    reference = contenders[peer]
-    for contender, entry in contenders.items():
-        paired = [a / b for a, b in zip(reference["times"], seconds[contender])]
-        entry["ratio"] = reference["median"] / entry["median"]
-        entry["spread"] = [min(paired), max(paired)]
-        if memory is not None:
             entry["memory_ratio"] = memory[contender] / max(memory[peer], 1)
+        if items is not None:
+            entry["rate"] = items[0] / median
+        contenders[contender] = entry
     unit = {"items": items[0], "item": items[1]} if items else {}
     return {"name": name, "peer": peer, **unit, "contenders": contenders, **facts}
 
