@@ -36,8 +36,7 @@ def curves(runs: Sequence[Run]) -> list[Panel]:
 
 def _objectives(runs: Sequence[Run]) -> Iterator[Panel]:
     for part, name in NAMES.items():
-        lines = _lines(runs, "step", part)
-        lines = [line for line in lines if len(line.x) > 1]
+        lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
         if not lines:
             continue
         title = f"{name} loss in training"
