@@ -23,7 +23,8 @@ class CachedStep:
         self.max_length = max_length
         # Contiguous, since every step reads all of it.
         self.image = [
-            _contiguous(layer.crossattention.keys_values(image_embeds)) for layer in decoder.layers
+            tuple(x.contiguous() for x in layer.crossattention.keys_values(image_embeds))
+            for layer in decoder.layers
         ]
         self.own: list[KeysValues] = []  # each (b, heads, capacity, d)
         self.length = 0  # of the rows, in tokens
@@ -81,8 +82,3 @@ class CachedStep:
                 for key, value in self.own
             ]
             self.sees = F.pad(self.sees, (0, room))
-
-
-def _contiguous(keys_values: KeysValues) -> KeysValues:
-    key, value = keys_values
-    return key.contiguous(), value.contiguous()

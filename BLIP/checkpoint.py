@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from BLIP.download import fetch
+from BLIP.errors import first_line
 from BLIP.pickled import HoldsObjectsError, PickledError, read_pickled
 from BLIP.vit import resize_position_embedding
 
@@ -44,12 +47,8 @@ class LoadReport(NamedTuple):
     reshaped: list[str]
 
     def __str__(self) -> str:
-        counted = {
-            "missing": self.missing,
-            "unexpected": self.unexpected,
-            "reshaped": self.reshaped,
-        }
-        named = [f"{word}: {len(keys)} ({_some(keys)})" for word, keys in counted.items() if keys]
+        listed = self._asdict().items()
+        named = [f"{word}: {len(keys)} ({_some(keys)})" for word, keys in listed if keys]
         return "; ".join(named) or "every key matched"
 
 
@@ -63,17 +62,13 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
     path = fetch(source)
     if not path.is_file():
         raise CheckpointError(f"checkpoint {source} does not exist")
-    if path.suffix == ".safetensors":
-        content = _read_safetensors(path)
-    else:
-        content = _read_pickle(path, trust_checkpoint)
-    if isinstance(content, dict) and isinstance(content.get("model"), dict):
-        state = content["model"]
-    else:
-        state = content
+    content = _read(path, trust_checkpoint)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        content = {"model": content}
+    state = content["model"]
     if not isinstance(state, dict) or not state or not holds_tensors(state):
         raise CheckpointError(f"checkpoint {path} holds no state dict, neither bare nor as 'model'")
-    return content if state is not content else {"model": state}
+    return content
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
@@ -103,18 +98,10 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
     return LoadReport(missing, unexpected, reshaped)
 
 
-def _read_safetensors(path: Path) -> dict:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
+def _read(path: Path, trust_checkpoint: bool) -> dict:
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {_line(error)}") from error
-
-
-def _read_pickle(path: Path, trust_checkpoint: bool) -> dict:
-    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
         return read_pickled(path, leave_out_objects=trust_checkpoint)
     except HoldsObjectsError as error:
         raise CheckpointError(
@@ -123,6 +110,8 @@ def _read_pickle(path: Path, trust_checkpoint: bool) -> dict:
         ) from error
     except PickledError as error:
         raise CheckpointError(f"checkpoint {path} {error}") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {first_line(error)}") from error
 
 
 def _check_keys(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -> None:
@@ -170,7 +159,3 @@ def holds_tensors(state: dict) -> bool:
 
 def _some(keys: list[str]) -> str:
     return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "") if keys else "none"
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

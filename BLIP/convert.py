@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Optional, Union
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from BLIP.blip import BlipCaptioner
 from BLIP.build import MED_CONFIG, build_captioner
 from BLIP.checkpoint import POSITION_EMBEDDING, CheckpointError, load_weights, read_checkpoint
+from BLIP.errors import exit_code, first_line
 from BLIP.hf_names import from_hf_names, hf_config, settings_of, to_hf_names
 from BLIP.med import TextDecoder
 from BLIP.med_config import read_med_config
@@ -36,8 +38,6 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 
 def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
     """Write a captioner as a folder that transformers loads (its versions from 4.26 on)."""
-    from safetensors.torch import save_file
-
     folder, words = Path(folder), captioner.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, folder)
@@ -48,43 +48,36 @@ def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
     size = config["vision_config"]["image_size"]
     added = {token: words.bert.convert_tokens_to_ids(token) for token in ADDED}
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
-    _write(folder / "config.json", config)
-    _write(
-        folder / "generation_config.json",
-        {key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")},
-    )
-    _write(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": True,
-            "clean_up_tokenization_spaces": True,
-            "model_input_names": ["input_ids", "attention_mask"],
-            "bos_token": "[DEC]",
-            "additional_special_tokens": ["[ENC]"],
-            "added_tokens_decoder": {
-                str(id_): {"content": token, "special": True, **flags}
-                for token, id_ in added.items()
-            },
+    ends = {key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")}
+    write_json(config, folder / "config.json")
+    write_json(ends, folder / "generation_config.json")
+    write_json(added, folder / "added_tokens.json")
+    tokenizer = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": True,
+        "clean_up_tokenization_spaces": True,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "bos_token": "[DEC]",
+        "additional_special_tokens": ["[ENC]"],
+        "added_tokens_decoder": {
+            str(id_): {"content": token, "special": True, **flags} for token, id_ in added.items()
         },
-    )
-    _write(folder / "added_tokens.json", added)
-    _write(
-        folder / "preprocessor_config.json",
-        {
-            "image_processor_type": "BlipImageProcessor",
-            "processor_class": "BlipProcessor",
-            "do_resize": True,
-            "size": {"height": size, "width": size},
-            "resample": 3,  # bicubic
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": MEAN,
-            "image_std": STD,
-            "do_convert_rgb": True,
-        },
-    )
+    }
+    write_json(tokenizer, folder / "tokenizer_config.json")
+    processor = {
+        "image_processor_type": "BlipImageProcessor",
+        "processor_class": "BlipProcessor",
+        "do_resize": True,
+        "size": {"height": size, "width": size},
+        "resample": 3,  # bicubic
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": MEAN,
+        "image_std": STD,
+        "do_convert_rgb": True,
+    }
+    write_json(processor, folder / "preprocessor_config.json")
 
 
 def read_hf(folder: Union[str, Path]) -> dict:
@@ -142,8 +135,7 @@ def _whole(path: Path) -> Iterator[Path]:
         yield staged
         os.replace(staged, path)
     except Exception as error:  # torch and safetensors have types of their own for a full disk
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"cannot write {path}: {reason}") from error
+        raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
     finally:
         staged.unlink(missing_ok=True)
 
@@ -173,22 +165,20 @@ def captioner_of(
     if not {PATCH, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{checkpoint} holds no image encoder of BLIP's")
     width, places = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    sizes = kept.get("med_config", MED_CONFIG)
+    if isinstance(sizes, str):  # a relative path of a run starts in the repository
+        sizes = MED_CONFIG.parent.parent / sizes
     captioner = build_captioner(
         tokenizer=tokenizer or kept.get("tokenizer", "bert-base-uncased"),
         vit=vit or kept.get("vit") or ("large" if width == 1024 else "base"),
         image_size=state[PATCH].size(2) * round(places**0.5),
-        med_config=med_config or _found(kept.get("med_config", MED_CONFIG)),
+        med_config=med_config or sizes,
     )
     load_weights(captioner, state, checkpoint)
     return captioner.eval()
 
 
-def _found(med_config: Union[str, Path, dict]) -> Union[str, Path, dict]:
-    """A relative path of a run starts in the repository."""
-    return MED_CONFIG.parent.parent / med_config if isinstance(med_config, str) else med_config
-
-
-def _write(path: Path, content: dict) -> None:
+def write_json(content: dict, path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -217,17 +207,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     back.add_argument("checkpoint", help="a .pth file to write")
     given = vars(parser.parse_args(argv))
     folder = given.pop("folder")
-    try:
+
+    def program() -> str:
         if given.pop("command") == "to-hf":
             save_hf(captioner_of(**given), folder)
-            print(f"wrote {folder}")
-        else:
-            save_checkpoint(read_hf(folder), given["checkpoint"])
-            print(f"wrote {given['checkpoint']}")
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+            return f"wrote {folder}"
+        save_checkpoint(read_hf(folder), given["checkpoint"])
+        return f"wrote {given['checkpoint']}"
+
+    return exit_code(program)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Files from the network: over TLS alone, resumed where they stopped, verified where a hash is
-known, never larger than agreed."""
+"""Files from the network and the Hugging Face hub: over TLS alone, resumed where they stopped,
+verified where a hash is known, never larger than agreed."""
 
 import hashlib
 import http.client
@@ -14,12 +14,15 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 from filelock import FileLock
+from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 from tqdm import tqdm
 
-from BLIP.hub import LARGEST, hub_file
+from BLIP.errors import first_line
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60
+HUB_TIMEOUT_S = 10
+LARGEST = 16 << 30  # bytes; with its optimiser a BLIP of ViT-L takes 5
 
 
 class DownloadError(ValueError):
@@ -31,8 +34,7 @@ def fetch(source: str) -> Path:
 
     https://host/file is kept in torch.hub's folder, under a name that the whole URL decides.
     hf://owner/name/file and hf://spaces/owner/name@revision/file go through huggingface_hub and
-    its cache.
-    Raises DownloadError.
+    its cache. Raises DownloadError.
     """
     if source.startswith("hf://"):
         return _fetch_from_hub(source)
@@ -71,15 +73,16 @@ def download(
             if destination.exists():
                 return
             _continue_part(url, part, largest)
-            if sha256 is not None:
-                _verify(url, part, sha256)
+            if sha256 is not None and (found := _sha256(part)) != sha256:
+                _remove(part)
+                raise DownloadError(f"{url} has sha256 {found}, expected {sha256}; removed it")
             os.replace(part, destination)
             _version_file(part).unlink(missing_ok=True)
         Path(f"{part}.lock").unlink(missing_ok=True)
     except DownloadError:
         raise
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        reason = getattr(error, "reason", None) or first_line(error)
         raise DownloadError(f"cannot fetch {url} into {destination}: {reason}") from error
 
 
@@ -163,14 +166,12 @@ def _continue_part(url: str, part: Path, largest: int) -> None:
         )
 
 
-def _verify(url: str, part: Path, sha256: str) -> None:
+def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(part, "rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK):
             digest.update(chunk)
-    if digest.hexdigest() != sha256:
-        _remove(part)
-        raise DownloadError(f"{url} has sha256 {digest.hexdigest()}, expected {sha256}; removed it")
+    return digest.hexdigest()
 
 
 def _fetch_from_hub(source: str) -> Path:
@@ -183,5 +184,38 @@ def _fetch_from_hub(source: str) -> Path:
     try:
         return hub_file(f"{owner}/{name}", filename, repo_type, revision or None)
     except Exception as error:  # the hub client raises types of its own and of its HTTP library
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DownloadError(f"cannot fetch {source}: {reason}") from error
+        raise DownloadError(f"cannot fetch {source}: {first_line(error)}") from error
+
+
+def hub_file(
+    repository: str, filename: str, repo_type: str = "model", revision: Optional[str] = None
+) -> Path:
+    """The local path of a file, fetched if it is new, over TLS and of the hash that the hub states.
+
+    Without a network it comes from the cache. repo_type: "model", "space" or "dataset". Raises what
+    the hub's client raises, and ValueError for a file above LARGEST or of another hash. That client
+    tries again for half a minute where there is no network, so the hub is first asked once.
+    """
+    where = {"repo_type": repo_type, "revision": revision}
+    kept = try_to_load_from_cache(repository, filename, **where)
+    hub = HfApi()
+    if not hub.endpoint.startswith("https://"):
+        raise ValueError(f"HF_ENDPOINT is {hub.endpoint}: only https:// is used")
+    try:
+        info = hub.repo_info(repository, timeout=HUB_TIMEOUT_S, files_metadata=True, **where)
+    except Exception:
+        if isinstance(kept, str):  # else None, or a mark that the repository has no such file
+            return Path(kept)
+        raise
+    stated = next((file for file in info.siblings or () if file.rfilename == filename), None)
+    if stated is not None and (stated.size or 0) > LARGEST:
+        raise ValueError(
+            f"{filename} has {stated.size} bytes, more than the {LARGEST} allowed here"
+        )
+    path = Path(hf_hub_download(repository, filename, **where))
+    lfs = stated and stated.lfs
+    if lfs is not None and str(path) != kept and _sha256(path) != lfs.sha256:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise ValueError(f"{path.name} has not the sha256 that the hub states; removed it")
+    return path

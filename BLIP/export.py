@@ -10,7 +10,6 @@ has 0 places. captioner.json says which tokens begin and end a caption and how a
 """
 
 import argparse
-import json
 import sys
 import warnings
 from collections.abc import Sequence
@@ -22,7 +21,15 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from BLIP.blip import BlipCaptioner
-from BLIP.convert import MEAN, STD, add_captioner_arguments, captioner_of, write_vocabulary
+from BLIP.convert import (
+    MEAN,
+    STD,
+    add_captioner_arguments,
+    captioner_of,
+    write_json,
+    write_vocabulary,
+)
+from BLIP.errors import exit_code
 
 
 class EncoderGraph(nn.Module):
@@ -71,20 +78,17 @@ def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
     with torch.no_grad():
         image_past = encoder(image)
     layers, _, batch, heads, _, width = image_past.shape
-    tokens, past = (
-        torch.full((batch, 3), words.start),
-        torch.zeros(layers, 2, batch, heads, 4, width),
-    )
+    tokens = torch.full((batch, 3), words.start)
+    past = torch.zeros(layers, 2, batch, heads, 4, width)
     rows, new, done = Dim("rows"), Dim("new"), Dim("done")
-    _export(encoder, (image,), folder / "encoder.onnx", [{0: rows}], ["image"], ["image_past"])
-    _export(
-        decoder,
-        (tokens, past, image_past),
-        folder / "decoder_step.onnx",
-        [{0: rows, 1: new}, {2: rows, 4: done}, {2: rows}],
-        ["tokens", "past", "image_past"],
-        ["logits", "new_past"],
-    )
+    inputs = {"image": (image, {0: rows})}
+    _export(encoder, folder / "encoder.onnx", inputs, ["image_past"])
+    inputs = {
+        "tokens": (tokens, {0: rows, 1: new}),
+        "past": (past, {2: rows, 4: done}),
+        "image_past": (image_past, {2: rows}),
+    }
+    _export(decoder, folder / "decoder_step.onnx", inputs, ["logits", "new_past"])
     write_vocabulary(words, folder)
     settings = {
         "image_size": size,
@@ -97,26 +101,23 @@ def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
         "empty_past": [layers, 2, 1, heads, 0, width],
         "max_length": captioner.text_decoder.max_length,
     }
-    (folder / "captioner.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_json(settings, folder / "captioner.json")
 
 
 def _export(
-    graph: nn.Module,
-    example: tuple[Tensor, ...],
-    path: Path,
-    dynamic: list[dict],
-    inputs: list[str],
-    outputs: list[str],
+    graph: nn.Module, path: Path, inputs: dict[str, tuple[Tensor, dict]], outputs: list[str]
 ) -> None:
+    """inputs: by name an example and which of its dimensions may have another size."""
+    examples, dynamic = zip(*inputs.values())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's, about itself
         torch.onnx.export(
             graph,
-            example,
+            examples,
             path,
-            input_names=inputs,
+            input_names=list(inputs),
             output_names=outputs,
-            dynamic_shapes=tuple(dynamic),
+            dynamic_shapes=dynamic,
             dynamo=True,
             external_data=False,
             verbose=False,
@@ -130,16 +131,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("folder")
     given = vars(parser.parse_args(argv))
     folder = given.pop("folder")
-    try:
-        export_onnx(captioner_of(**given), folder)
-    except ImportError as error:
-        print(f"error: {error}; export needs: pip install onnx onnxscript", file=sys.stderr)
-        return 2
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"wrote {folder}")
-    return 0
+
+    def program() -> str:
+        try:
+            export_onnx(captioner_of(**given), folder)
+        except ImportError as error:
+            raise ValueError(f"{error}; export needs: pip install onnx onnxscript") from error
+        return f"wrote {folder}"
+
+    return exit_code(program)
 
 
 if __name__ == "__main__":

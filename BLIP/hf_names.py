@@ -4,13 +4,15 @@ transformers is not imported, so that 4.15.0, which has no BLIP, makes the same 
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict, fields
 
 import torch
 from torch import Tensor
 
 from BLIP.blip import BlipCaptioner
 from BLIP.checkpoint import DERIVED, CheckpointError
-from BLIP.vit import VIT_SIZES
+from BLIP.med_config import MedConfig
+from BLIP.vit import NEEDED_SIZES, VIT_SIZES
 
 # The image encoder's, by their beginning and within a block; the text decoder's are the same.
 VISION = {
@@ -26,11 +28,6 @@ BLOCK = {
     ".norm1.": ".layer_norm1.",
     ".norm2.": ".layer_norm2.",
 }
-TEXT_SIZES = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("max_position_embeddings", "layer_norm_eps", "hidden_dropout_prob"),
-    *("attention_probs_dropout_prob", "initializer_range"),
-)
 POSITIONS = "text_decoder.bert.embeddings.position_ids"
 
 
@@ -76,7 +73,8 @@ def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
         "sep_token_id": words.end,
         "pad_token_id": words.pad,
     }
-    embeddings, layer = decoder.bert["embeddings"], decoder.layers[0]
+    sizes = asdict(decoder.config)
+    del sizes["initializer_range"]
     return {
         "architectures": ["BlipForConditionalGeneration"],
         "model_type": "blip",
@@ -85,15 +83,8 @@ def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
         "text_config": {
             "model_type": "blip_text_model",
             "vocab_size": len(words),
-            "hidden_size": embeddings.word_embeddings.embedding_dim,
             "encoder_hidden_size": vit.embed_dim,
-            "intermediate_size": layer.intermediate["dense"].out_features,
-            "num_hidden_layers": len(decoder.layers),
-            "num_attention_heads": layer.attention.heads,
-            "max_position_embeddings": decoder.max_length,
-            "layer_norm_eps": embeddings.LayerNorm.eps,
-            "hidden_dropout_prob": embeddings.dropout.p,
-            "attention_probs_dropout_prob": layer.attention.dropout,
+            **sizes,
             "hidden_act": "gelu",
             "is_decoder": True,
             "label_smoothing": label_smoothing,
@@ -122,39 +113,29 @@ def settings_of(config: Mapping) -> dict:
     parts = [config.get(f"{part}_config") for part in ("text", "vision")] if kind == "blip" else []
     if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError(f"it is of a {kind!r} model, or not whole; a 'blip' is needed")
-    # What a file leaves out is transformers' default.
-    defaults = {"hidden_act": "gelu", "hidden_size": 768, "num_hidden_layers": 12}
-    text = {
-        **defaults,
-        **{"num_attention_heads": 8, "intermediate_size": 3072, "max_position_embeddings": 512},
-        **{"layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0},
-        **{"attention_probs_dropout_prob": 0.0, "initializer_range": 0.02},
-        **config["text_config"],
-    }
-    vision = {
-        **defaults,
-        **{"num_attention_heads": 12, "intermediate_size": 3072, "layer_norm_eps": 1e-5},
-        **{"image_size": 384, "patch_size": 16},
-        **config["vision_config"],
-    }
+    # What a file leaves out is transformers' default; the sizes are those of bert-base for both.
+    sizes = {**asdict(MedConfig()), "hidden_act": "gelu"}
+    undropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    text = {**sizes, **undropped, "num_attention_heads": 8, **config["text_config"]}
+    grid = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
+    vision = {**sizes, **grid, **config["vision_config"]}
     if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
         raise CheckpointError("its hidden_act is not 'gelu', which alone is built")
     vit = {
         "embed_dim": vision["hidden_size"],
         "depth": vision["num_hidden_layers"],
         "num_heads": vision["num_attention_heads"],
+        "patch_size": vision["patch_size"],
+        "mlp_ratio": vision["intermediate_size"] / vision["hidden_size"],
+        "layer_norm_eps": vision["layer_norm_eps"],
     }
-    names = [
-        name for name, sizes in VIT_SIZES.items() if vit == {key: sizes[key] for key in vit}
-    ]  # "base" or "large" bring their drop path with them
-    found = (vision["patch_size"], vision["intermediate_size"], vision["layer_norm_eps"])
-    usual = found == (16, 4 * vit["embed_dim"], 1e-6)
-    if not (names and usual):
-        vit["patch_size"] = vision["patch_size"]
-        vit["mlp_ratio"] = vision["intermediate_size"] / vit["embed_dim"]
-        vit["layer_norm_eps"] = vision["layer_norm_eps"]
+    usual = {"patch_size": 16, "mlp_ratio": 4, "layer_norm_eps": 1e-6}
+    for name, sizes in VIT_SIZES.items():
+        if vit == {**usual, **{key: sizes[key] for key in NEEDED_SIZES}}:
+            vit = name  # brings its drop path with it
+            break
     return {
-        "vit": names[0] if names and usual else vit,
+        "vit": vit,
         "image_size": vision["image_size"],
-        "med_config": {key: text[key] for key in TEXT_SIZES},
+        "med_config": {field.name: text[field.name] for field in fields(MedConfig)},
     }

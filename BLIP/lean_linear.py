@@ -14,9 +14,9 @@ def lean_linear(
     """linear(before(x)), x (..., in) -> (..., out), in the precision of autocast where it is on.
 
     before: a GELU or a LayerNorm, say. Autograd would keep x for it, its result and, under
-    autocast, the weight in 16 bits; here only x is kept, and the others made anew in backward,
-    which costs little beside the products. Where there is nothing to be saved, without gradients,
-    and for any other layer than nn.Linear itself, such as an adapter, all is called as it is.
+    autocast, the weight in 16 bits. Here only x is kept, and backward makes the others anew. All is
+    called as it is where there is nothing to be saved: without gradients, and for any other layer
+    than nn.Linear itself, such as an adapter.
     """
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from BLIP.attend import attend
+from BLIP.attention import attention
 from BLIP.lean_linear import lean_linear
 from BLIP.med_config import MedConfig
 from smile import Objective, ObjectiveOutput
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         query = lean_linear(hidden, self.self["query"])
         query = self._split(query.reshape(groups, -1, hidden.size(2)))
         dropout = self.dropout if self.training else 0.0
-        context = attend(query, *keys_values, mask, is_causal, dropout)
+        context = attention(query, *keys_values, mask, is_causal, dropout)
         return self.output(context.transpose(1, 2).reshape(hidden.shape), hidden)
 
 
@@ -149,6 +149,7 @@ class TextDecoder(nn.Module):
         )
         predictions = Predictions(config, embeddings.word_embeddings)
         self.cls = nn.ModuleDict({"predictions": predictions})
+        self.config = config
         self.objective = objective
         self._initialise(config.initializer_range)
 
@@ -162,7 +163,7 @@ class TextDecoder(nn.Module):
     @property
     def max_length(self) -> int:
         """How many tokens a row can have."""
-        return self.bert["embeddings"].position_embeddings.num_embeddings
+        return self.config.max_position_embeddings
 
     @property
     def layers(self) -> nn.ModuleList:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from BLIP.errors import first_line
+
 ARCHIVE = b"PK\3\4"  # how a file begins; those of torch before 1.6 are no archives
 
 
@@ -45,7 +47,9 @@ def read_pickled(path: Path, leave_out_objects: bool = False) -> Any:
     """
     names = []
     try:
-        if _is_archive(path):
+        with open(path, "rb") as file:
+            is_archive = file.read(len(ARCHIVE)) == ARCHIVE
+        if is_archive:
             _check_members(path)
             names = sorted(get_unsafe_globals_in_checkpoint(str(path)))
             if names and not leave_out_objects:
@@ -60,11 +64,6 @@ def read_pickled(path: Path, leave_out_objects: bool = False) -> Any:
         raise
     except Exception as error:  # an unpickler raises whatever a broken file makes it stumble over
         raise PickledError(f"is damaged: {_reason(error)}") from error
-
-
-def _is_archive(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(ARCHIVE)) == ARCHIVE
 
 
 def _check_members(path: Path) -> None:
@@ -96,4 +95,4 @@ def _tensor_bytes(content: Any) -> int:
 def _reason(error: Exception) -> str:
     if "weights_only" in str(error):  # torch's advice how to run what is in the file
         return "it holds more than tensors, numbers and text, or is no checkpoint"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return first_line(error)

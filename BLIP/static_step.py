@@ -28,10 +28,10 @@ class Memory(NamedTuple):
 class StaticSteps:
     """Makes the step function of each batch of images, called as `CachedStep` is.
 
-    On a GPU a step of few rows takes longer to be asked for, kernel by kernel, than to be computed;
-    replayed as a CUDA graph it is asked for at once. That needs shapes and addresses that stay: an
-    image whose captions are done keeps its rows, all capacity is looked at, and the memory serves
-    one batch after the other, a smaller one in a part of it.
+    On a GPU the launch of its kernels bounds a step of few rows; a CUDA graph launches them all at
+    once. It needs shapes and addresses that stay: an image whose captions are done keeps its rows,
+    all capacity is looked at, and the memory serves one batch after the other, a smaller one in a
+    part of it.
     """
 
     def __init__(self, **options: Any):
@@ -46,23 +46,18 @@ class StaticSteps:
     def memory_for(self, own: list[KeysValues], image: list[KeysValues], rows: int, room: int):
         """Memory for at least as many images as in `image`; own: the prompts' keys and values."""
         images, heads, prompt, d = own[0][0].shape
-        key = image[0][0]
-        kind = (heads, prompt + room, rows, key.shape[1:], own[0][0].dtype, key.dtype, key.device)
+        key, capacity = image[0][0], prompt + room
+        kind = (heads, capacity, rows, key.shape[1:], own[0][0].dtype, key.dtype, key.device)
         if self.memory is None or kind != self._kind or len(self.memory.tokens) < images:
             new = key.new_zeros
-            self._kind, self.memory = (
-                kind,
-                Memory(
-                    new(images, rows, dtype=torch.int64),
-                    new((), dtype=torch.int64),
-                    new(rows, dtype=torch.int64),
-                    new(images, rows, prompt + room, dtype=torch.bool),
-                    [
-                        tuple(x.new_zeros(images, heads, prompt + room, d) for x in pair)
-                        for pair in own
-                    ],
-                    [tuple(torch.zeros_like(x) for x in pair) for pair in image],
-                ),
+            self._kind = kind
+            self.memory = Memory(
+                new(images, rows, dtype=torch.int64),
+                new((), dtype=torch.int64),
+                new(rows, dtype=torch.int64),
+                new(images, rows, capacity, dtype=torch.bool),
+                [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in own],
+                [tuple(torch.zeros_like(x) for x in pair) for pair in image],
             )
             for tensor in _tensors(self.memory):
                 # So that a CUDA graph may write to it. What is compiled serves other memory, too,

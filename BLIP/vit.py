@@ -11,7 +11,7 @@ from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from BLIP.attend import attend
+from BLIP.attention import attention
 from BLIP.lean_linear import lean_linear
 
 VIT_SIZES = {
@@ -24,13 +24,13 @@ OTHER_SIZES = ("patch_size", "mlp_ratio", "drop_path_rate", "layer_norm_eps", "i
 
 
 class ImageAttention(Attention):
-    """timm's, (B, N, D) -> (B, N, D), with the kernel of `attend` and the norm before it."""
+    """timm's, (B, N, D) -> (B, N, D), with the kernel of `attention` and the norm before it."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         joined = lean_linear(x, self.qkv, norm)
         heads = joined.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         # Each of the three is (B, heads, N, D / heads).
-        return lean_linear(attend(*heads).transpose(1, 2).flatten(2), self.proj)
+        return lean_linear(attention(*heads).transpose(1, 2).flatten(2), self.proj)
 
 
 class ImageMlp(Mlp):

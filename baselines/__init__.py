@@ -2,9 +2,8 @@
 
 from baselines.build import MODELS, build_classic
 from baselines.captioner import ClassicCaptioner
-from baselines.decoder import RecurrentDecoder, set_teacher_forcing
+from baselines.decoder import SCHEDULES, RecurrentDecoder, set_teacher_forcing, teacher_forcing
 from baselines.image_encoder import ImageEncoder, encoder_names
-from baselines.teacher_forcing import SCHEDULES, teacher_forcing
 from baselines.vocabulary import Vocabulary
 
 __all__ = [

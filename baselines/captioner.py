@@ -5,10 +5,13 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from baselines.decoder import RecurrentDecoder, set_teacher_forcing
+from baselines.decoder import (
+    RecurrentDecoder,
+    RecurrentStep,
+    set_teacher_forcing,
+    teacher_forcing,
+)
 from baselines.image_encoder import ImageEncoder
-from baselines.recurrent_step import RecurrentStep
-from baselines.teacher_forcing import teacher_forcing
 from baselines.vocabulary import Vocabulary
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import Objective, ObjectiveOutput

@@ -19,8 +19,6 @@ class PooledDecoder(RecurrentDecoder):
     c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'), from c0 = 0.
     """
 
-    CELLS = {"rnn": nn.RNN, "lstm": nn.LSTM}  # noqa: RUF012
-
     def __init__(
         self,
         cell: str,
@@ -32,7 +30,8 @@ class PooledDecoder(RecurrentDecoder):
     ):
         super().__init__(vocabulary_size, embed_dim, hidden_dim, dropout)
         self.from_image = nn.Linear(image_dim, hidden_dim)
-        self.cell = self.CELLS[cell](embed_dim, hidden_dim, batch_first=True)
+        cells = {"rnn": nn.RNN, "lstm": nn.LSTM}
+        self.cell = cells[cell](embed_dim, hidden_dim, batch_first=True)
 
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         hidden = self.from_image(annotations.mean(1))  # (B, H)

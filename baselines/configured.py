@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from baselines.build import build_classic
 from baselines.captioner import ClassicCaptioner
+from baselines.decoder import SCHEDULES
 from baselines.image_encoder import ImageEncoder
-from baselines.teacher_forcing import SCHEDULES
 from baselines.vocabulary import Vocabulary
 
 ATTENDING = ("attn", "sat")

@@ -1,9 +1,11 @@
-"""What the classic text decoders share: words in, a state that goes from word to word, logits out.
+"""What the classic text decoders share: words in, a state that goes from word to word, logits out;
+the step function made of it for `decoding`, and how often training reads a caption's own words.
 
 Shapes: B images of P places with annotations of width D; k captions an image; n tokens; E the width
 of word vectors, H of the hidden state; V vocabulary.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Optional
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 Tensors = tuple[Tensor, ...]
+SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 
 
 class RecurrentDecoder(nn.Module, ABC):
@@ -80,6 +83,48 @@ class RecurrentDecoder(nn.Module, ABC):
             outputs.append(self.dropout(output))
             attention.append(weights)
         return torch.stack(outputs, 2), None if weights is None else torch.stack(attention, 2)
+
+
+class RecurrentStep:
+    """See `decoding.Step`. What is known of an image is kept once, for all its rows.
+
+    unsaid: int64 (u,), ids that no caption may have, such as padding and <UNK>.
+    """
+
+    def __init__(self, decoder: RecurrentDecoder, annotations: Tensor, unsaid: Tensor):
+        """annotations: (B, P, D)."""
+        self.decoder = decoder
+        self.memory, state = decoder.begin(annotations)
+        self.state = tuple(part.unsqueeze(1) for part in state)  # (B, 1, H) each
+        self.unsaid = unsaid.to(annotations.device)
+
+    def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
+        if rows is not None:
+            if len(rows) < len(self.state[0]):  # images have dropped out
+                images = rows[:, 0] // self.state[0].size(1)
+                self.memory = tuple(part[images] for part in self.memory)
+            self.state = tuple(part.flatten(0, 1)[rows] for part in self.state)
+        for embedded in self.decoder.embed(tokens).unbind(2):
+            output, self.state, _ = self.decoder.advance(embedded, self.memory, self.state)
+        return self.decoder.head(output).index_fill(-1, self.unsaid, float("-inf"))
+
+
+def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
+    """The probability in `epoch`, counted from 0, that a word read is the caption's own.
+
+    linear: 1 - epoch / k, and 0 from epoch k on; exponential: k ** epoch, k below 1;
+    inverse_sigmoid: k / (k + exp(epoch / k)), k of 1 or more, a half at epoch k ln k.
+    Source: Bengio et al. 2015 (arXiv 1506.03099), section 2.4, with epochs for batches.
+    """
+    if schedule == "always":
+        return 1.0
+    if schedule == "never":
+        return 0.0
+    if schedule == "linear":
+        return max(0.0, 1 - epoch / k)
+    if schedule == "exponential":
+        return k**epoch
+    return 1 / (1 + math.exp(min(epoch / k, 700)) / k)
 
 
 def set_teacher_forcing(model: nn.Module, probability: float) -> None:

@@ -36,11 +36,10 @@ class ImageEncoder(nn.Module):
     or a file of a state dict of that network. dim: D by a 1x1 convolution, else what the network
     has. grid: P = grid * grid by average pooling, or by bilinear interpolation where the network
     gives fewer. norm: each channel of the annotations is normalised over images and places at the
-    end, by a BatchNorm. finetune: without
-    it the network stays as it is, batch statistics included. mean, std: what the images were
-    normalised with, changed here to what torchvision's weights expect. image_size: S, to see that
-    the network can take it. Raises ValueError for an unknown name, for weights that cannot be had
-    or do not fit, and for images that are too small.
+    end, by a BatchNorm. finetune: without it the network stays as it is, batch statistics included.
+    mean, std: what the images were normalised with, changed here to what torchvision's weights
+    expect. image_size: S, to see that the network can take it. Raises ValueError for an unknown
+    name, for weights that cannot be had or do not fit, and for images that are too small.
     """
 
     def __init__(
@@ -85,8 +84,11 @@ class ImageEncoder(nn.Module):
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
             features = self.network(image * self.scale + self.shift)  # (B, C, h, w)
         features = self.projection(features)
-        if self.grid is not None:
-            features = _resized(features, self.grid)
+        if self.grid is not None and min(features.shape[2:]) < self.grid:
+            size = (self.grid, self.grid)
+            features = F.interpolate(features, size, mode="bilinear", align_corners=False)
+        elif self.grid is not None:
+            features = F.adaptive_avg_pool2d(features, self.grid)
         return self.norm(features.flatten(2)).transpose(1, 2)
 
     @property
@@ -105,18 +107,9 @@ class ImageEncoder(nn.Module):
             with torch.no_grad():
                 return self.network(torch.zeros(1, 3, image_size, image_size)).shape[1:]
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
             raise ValueError(
-                f"image_size is {image_size}, too small for {name}: {reason}"
+                f"image_size is {image_size}, too small for {name}: {_reason(error)}"
             ) from error
-
-
-def _resized(features: Tensor, grid: int) -> Tensor:
-    """(B, C, h, w) to (B, C, grid, grid)."""
-    if min(features.shape[2:]) < grid:
-        size = (grid, grid)
-        return F.interpolate(features, size, mode="bilinear", align_corners=False)
-    return F.adaptive_avg_pool2d(features, grid)
 
 
 def _load(name: str, weights: str) -> nn.Module:
@@ -125,10 +118,9 @@ def _load(name: str, weights: str) -> nn.Module:
             with _nothing_run():
                 return torchvision.models.get_model(name, weights="DEFAULT")
         except Exception as error:  # of the network, of the hash, of what unpickling stumbles over
-            reason = " ".join(str(error).split())[:200]
             raise ValueError(
-                f"encoder_weights: cannot fetch torchvision's weights of {name} ({reason}); "
-                "connect to the network, or give none or a file"
+                f"encoder_weights: cannot fetch torchvision's weights of {name} "
+                f"({_reason(error)}); connect to the network, or give none or a file"
             ) from error
     network = torchvision.models.get_model(name, weights=None)
     if weights != "none":
@@ -159,10 +151,14 @@ def _load_file(network: nn.Module, path: Path, name: str) -> None:
         if not all(value.isfinite().all() for value in state.values()):
             raise ValueError("it holds values that are not finite")
     except Exception as error:  # unpicklers raise whatever a broken file makes them stumble over
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
-            f"encoder_weights: {path} cannot be read as weights of {name}: {reason}"
+            f"encoder_weights: {path} cannot be read as weights of {name}: {_reason(error)}"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _without_head(network: nn.Module) -> nn.Module:

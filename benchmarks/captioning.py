@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.captioners import our_captioner, their_captioner
+from benchmarks.captioners import NaiveCaptioner, our_captioner, their_captioner
 from benchmarks.measure import Work, alternate, parse, report, row, timed
-from benchmarks.naive_captioner import NaiveCaptioner
 from BLIP import BlipCaptioner, inference_copy
 from decoding import DecodingSettings
 
@@ -62,38 +61,27 @@ class Captioners:
         prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
         prompts = prompt.to(DEVICE).expand(batch, -1)  # transformers cuts the last token
 
-        def ours() -> Tensor:
-            return quick.generate_details(image, settings).token_ids[:, 0]
-
-        def as_it_is() -> Tensor:
-            with autocast:
-                return self.ours.generate_details(image, settings).token_ids[:, 0]
+        def tokens(captioner) -> Tensor:
+            return captioner.generate_details(image, settings).token_ids[:, 0]
 
         def theirs() -> Tensor:
-            with autocast, torch.inference_mode():
-                return self.theirs.generate(
-                    pixel_values=image,
-                    input_ids=prompts,
-                    max_length=settings.max_length,
-                    min_length=settings.min_length,
-                    num_beams=settings.num_beams,
-                    do_sample=False,
-                )
+            limits = {"max_length": settings.max_length, "min_length": settings.min_length}
+            beams = {"num_beams": settings.num_beams, "do_sample": False}
+            return self.theirs.generate(pixel_values=image, input_ids=prompts, **limits, **beams)
 
-        def encoder() -> None:
-            with torch.inference_mode():
-                quick.visual_encoder(image)
-
-        def original() -> Tensor:
-            return self.naive.generate_details(image, settings).token_ids[:, 0]
-
-        works = {"ours": ours, "as it is": as_it_is, "transformers": theirs, "encoder": encoder}
+        no_gradients = torch.inference_mode()
+        works = {
+            "ours": lambda: tokens(quick),
+            "as it is": autocast(lambda: tokens(self.ours)),
+            "transformers": autocast(no_gradients(theirs)),
+            "encoder": no_gradients(lambda: quick.visual_encoder(image)),
+        }
         if batch == SMALL_BATCH:
-            works["original, fp32"] = original
+            works["original, fp32"] = lambda: tokens(self.naive)
         if COMPILED:
             torch._dynamo.reset()  # else the rows before count towards its limit
             replayed = inference_copy(self.ours, DTYPES[precision], compiled=True)
-            works["compiled"] = lambda: replayed.generate_details(image, settings).token_ids[:, 0]
+            works["compiled"] = lambda: tokens(replayed)
         return works
 
 

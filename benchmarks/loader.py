@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torchvision import transforms
 
 from benchmarks.measure import alternate, parse, report, row
 from benchmarks.original_input import Photos, cv2, original_loader, plain_loader
@@ -77,7 +76,7 @@ def compare(
     name: str, paths: Sequence[Path], sizes: Sizes, num_workers: int, rounds: int
 ) -> dict[str, Any]:
     original = original_loader(paths, *sizes, num_workers)
-    decoding = plain_loader(Photos(paths, transforms.Lambda(forget)), sizes.batch_size, num_workers)
+    decoding = plain_loader(Photos(paths, forget), sizes.batch_size, num_workers)
     contenders = {
         "ours": Ours(paths, sizes, num_workers),
         "original": lambda: sum(len(image) for image, _ in original),

@@ -7,18 +7,21 @@ are measured against.
 
 import argparse
 import ctypes
+import importlib.metadata
 import json
 import multiprocessing
+import os
+import platform
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 import torch
 
-from benchmarks.machine import machine
-
+LIBRARIES = ("torch", "torchvision", "timm", "transformers")
 OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
 Work = Callable[[], Any]
 
@@ -67,29 +70,15 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
 
     The process is a fresh one. Its memory counts from the moment that the work is built, memory
     that an allocator holds free given back; the work is called once, without a warm-up. `build`
-    must be a module's function, and it and its arguments picklable.
+    must be a module's function, and it and its arguments picklable; what it raises is raised here.
     """
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-    child = context.Process(
-        target=_send_growth, args=(send, torch.get_num_threads(), build, arguments)
-    )
-    child.start()
-    send.close()
-    try:
-        return receive.recv()
-    except EOFError:
-        raise RuntimeError(f"{build.__name__}{arguments} ended without an answer") from None
-    finally:
-        child.join()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(_growth, torch.get_num_threads(), build, arguments).result()
 
 
-def _send_growth(send, threads: int, build: Callable[..., Work], arguments: tuple) -> None:
+def _growth(threads: int, build: Callable[..., Work], arguments: tuple) -> int:
     torch.set_num_threads(threads)
-    send.send(_growth(build(*arguments)))
-
-
-def _growth(work: Work) -> int:
+    work = build(*arguments)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -124,22 +113,34 @@ def row(
     medians; its spread, the least and the largest ratio of one round.
     """
     contenders = {}
+    reference = statistics.median(seconds[peer])
     for contender, times in seconds.items():
-        entry: dict[str, Any] = {"median": statistics.median(times), "times": list(times)}
+        median = statistics.median(times)
+        paired = [a / b for a, b in zip(seconds[peer], times)]
+        entry: dict[str, Any] = {"median": median, "times": list(times)}
+        entry["ratio"], entry["spread"] = reference / median, [min(paired), max(paired)]
         if memory is not None:
             entry["peak_bytes"] = memory[contender]
-        if items is not None:
-            entry["rate"] = items[0] / entry["median"]
-        contenders[contender] = entry
-    reference = contenders[peer]
-    for contender, entry in contenders.items():
-        paired = [a / b for a, b in zip(reference["times"], seconds[contender])]
-        entry["ratio"] = reference["median"] / entry["median"]
-        entry["spread"] = [min(paired), max(paired)]
-        if memory is not None:
             entry["memory_ratio"] = memory[contender] / max(memory[peer], 1)
+        if items is not None:
+            entry["rate"] = items[0] / median
+        contenders[contender] = entry
     unit = {"items": items[0], "item": items[1]} if items else {}
     return {"name": name, "peer": peer, **unit, "contenders": contenders, **facts}
+
+
+def machine() -> dict[str, Any]:
+    """What is measured on: processor, cores, GPU if any, torch's threads, and versions."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "cpu": next(names, platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in LIBRARIES},
+    }
 
 
 def report(topic: str, rows: Iterable[Mapping[str, Any]], arguments: argparse.Namespace) -> Path:
@@ -174,14 +175,10 @@ NAME_WIDTH = 20
 def _table(entry: Mapping[str, Any]) -> list[str]:
     """The row's name, a line for each contender below it, and the note."""
     lines = [HEADER, *(_cells(entry, values) for values in entry["contenders"].values())]
-    used = [column for column in range(len(HEADER)) if any(line[column] for line in lines[1:])]
-    widths = [max(len(line[column]) for line in lines) for column in used]
-    aligned = [
-        "".join("  " + line[column].rjust(width) for column, width in zip(used, widths))
-        for line in lines
-    ]
-    names = ["", *entry["contenders"]]
-    text = [f"  {name:{NAME_WIDTH}}{line}" for name, line in zip(names, aligned)]
+    used = [column for column in zip(*lines) if any(column[1:])]
+    aligned = [[cell.rjust(max(map(len, column))) for cell in column] for column in used]
+    names = [f"  {name:{NAME_WIDTH}}" for name in ("", *entry["contenders"])]
+    text = ["  ".join(line) for line in zip(names, *aligned)]
     note = [f"  {entry['note']}"] if "note" in entry else []
     return ["", entry["name"], *text, *note]
 

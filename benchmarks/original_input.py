@@ -24,7 +24,7 @@ except ImportError:
 
 FILL = (128, 128, 128)
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
-FACTOR = 5 / 10 * 1.8 + 0.1  # of brightness and sharpness
+FACTOR = 5 / 10 * 1.8 + 0.1  # of brightness and sharpness: 1
 SHEAR, TRANSLATION, ANGLE = 0.3 * 5 / 10, 10 * 5 / 10, math.radians(30 * 5 / 10)
 
 
@@ -97,14 +97,12 @@ def brightness(pixels: np.ndarray) -> np.ndarray:
 
 
 def sharpness(pixels: np.ndarray) -> np.ndarray:
-    """The smoothed image is made first, although a factor of 1 has no use for it."""
+    """The smoothed image is made, although a factor of 1 has no use for it."""
     if cv2 is not None:
-        smooth = cv2.filter2D(pixels, -1, SMOOTH)
+        cv2.filter2D(pixels, -1, SMOOTH)
     else:
-        smooth = np.array(Image.fromarray(pixels).filter(ImageFilter.SMOOTH))
-    if FACTOR == 1:
-        return pixels
-    return (smooth + FACTOR * (pixels.astype(np.float32) - smooth)).clip(0, 255).astype(np.uint8)
+        np.array(Image.fromarray(pixels).filter(ImageFilter.SMOOTH))
+    return pixels
 
 
 def shear_x(pixels: np.ndarray) -> np.ndarray:

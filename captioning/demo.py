@@ -19,9 +19,9 @@ from captioning.config import keys_of, load_config
 from captioning.metrics.meteor import shared_process
 from captioning.models import checkpoints
 from captioning.report.comparison import Comparison, compare
+from captioning.report.comparison_table import comparison_table
 from captioning.report.examples import example_lines
 from captioning.report.page import write_report
-from captioning.report.table import comparison_table
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import part_of, say

@@ -1,7 +1,6 @@
 """How a caption is drawn from a decoder: greedy, beam search, sampling. Needs torch only."""
 
-from decoding.captions import Generated, draw_captions
-from decoding.decode import decode
+from decoding.decode import Generated, decode, draw_captions
 from decoding.settings import DecodingSettings
 from decoding.step import Decoded, Step
 

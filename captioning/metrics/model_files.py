@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Optional
 
 from torch import Tensor, nn
 
-from BLIP.hub import hub_file
+from BLIP.download import hub_file
 from BLIP.pickled import read_pickled
 from captioning.files.reading import parse_json, read_text
 from captioning.runtime.errors import UserError

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Optional
 
 from captioning.report.comparison import compare
+from captioning.report.comparison_table import comparison_table
 from captioning.report.page import write_report
-from captioning.report.table import comparison_table
-from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code_unwatched
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -24,15 +24,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--split", choices=("val", "test"), default="test")
     arguments = parser.parse_args(argv)
     output = arguments.output or default_output(arguments.runs)
-    try:
+
+    def report() -> None:
         comparison = compare(arguments.runs, arguments.split)
         print(comparison_table(comparison))
         write_report(comparison, output)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"the report is {output}", file=sys.stderr)
-    return 0
+        print(f"the report is {output}", file=sys.stderr)
+
+    return exit_code_unwatched(report)
 
 
 def default_output(runs: Sequence[Path]) -> Path:

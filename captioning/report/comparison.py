@@ -1,17 +1,16 @@
 """What a report compares: the runs, the people, and the images that they all captioned."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
+from captioning.data.sources import SOURCES
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import build_evaluators
 from captioning.metrics.scoring import score
-from captioning.report.data_sets import refuse_other_data
-from captioning.report.humans import held_out
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark
@@ -73,26 +72,27 @@ class Comparison:
 def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     """Read the runs in `folders` and score the people. Raises UserError for what is no run."""
     runs = read_runs(folders, split)
-    refuse_other_data(runs, split)
+    _refuse_other_data(runs, split)
     captioned = [i for i in runs[0].captions if all(i in run.captions for run in runs)]
     if not captioned:
         raise UserError(
             f"the runs captioned no image in common on split {split}: compare runs of one data set"
         )
-    missing = list(_gaps(runs, len(captioned)))
     count = len(captioned)
+    missing = list(_gaps(runs, count))
+    unread = Comparison(split, runs, captioned, missing=missing, captioned=count)
     config = runs[0].scored_with
     try:
         samples = {sample.image_id: sample for sample in read_split(config, split)}
         texts = references(config, split)
     except UserError as error:
         missing.append(f"The data set could not be read, so there are no human captions: {error}.")
-        return Comparison(split, runs, captioned, missing=missing, captioned=count)
+        return unread
     wanted, size = set(captioned), len(samples)
     samples = {i: sample for i, sample in samples.items() if i in wanted}
     if not samples:
         missing.append(f"The data set's {split} split has none of the captioned images.")
-        return Comparison(split, runs, captioned, missing=missing, captioned=count)
+        return unread
     if len(samples) < count:
         missing.append(
             f"The data set has only {len(samples)} of the {count} captioned images; the examples "
@@ -108,6 +108,30 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     return Comparison(split, runs, ids, samples, texts, human, scenes, missing, count, whole)
 
 
+def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
+    """Raises UserError where a run's captions were scored on other data than the first's."""
+    first = runs[0]
+    expected = _data_of(first, split)
+    for run in runs[1:]:
+        for key, value in _data_of(run, split).items():
+            if value != expected[key]:
+                raise UserError(
+                    f"{first.folder} and {run.folder} were scored on different data sets: {key} is "
+                    f"{expected[key]} and {value}; compare runs of one data set"
+                )
+
+
+def _data_of(run: Run, split: str) -> dict[str, str]:
+    config = run.scored_with
+    known = SOURCES[config.dataset].annotations.get(split)
+    return {
+        "dataset": config.dataset,
+        "ann_root": str(Path(config.ann_root).resolve()),
+        f"{split}_file": str(getattr(config, f"{split}_file") or known),
+        "image_root": str(Path(config.image_root).resolve()),
+    }
+
+
 def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
     """A sentence for each thing that a run has more or less of than the others."""
     for run in runs:
@@ -119,6 +143,21 @@ def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
             )
         if not run.metrics:
             yield f"{run.label} has no scores of this split."
+
+
+def held_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
+    """One caption of each image, and the other captions of the images that have others.
+
+    Image i gives up caption i mod k of its k, so that every annotator has their turn.
+    """
+    captions: Captions = {}
+    others: References = {}
+    for i, (image_id, group) in enumerate(references.items()):
+        chosen = i % len(group)
+        captions[image_id] = group[chosen]
+        if len(group) > 1:
+            others[image_id] = [*group[:chosen], *group[chosen + 1 :]]
+    return captions, others
 
 
 def _human_row(
@@ -146,9 +185,8 @@ def _human_row(
         wanted -= {name for evaluator in built for name in evaluator.reference_metrics}
     built = [evaluator for evaluator in built if wanted.intersection(evaluator.names)]
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
-    for reason in dict.fromkeys(
-        scores.skipped[name] for name in sorted(wanted & set(scores.skipped))
-    ):
+    skipped = sorted(wanted.intersection(scores.skipped))
+    for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
         missing.append(f"Not all scores of people could be computed: {reason}.")
     metrics = {name: estimate for name, estimate in scores.metrics.items() if name in wanted}
     return Row(HUMANS, "humans", captions, metrics)

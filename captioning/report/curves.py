@@ -9,11 +9,12 @@ from matplotlib.ticker import MaxNLocator
 
 from captioning.metrics.score_table import COLUMNS
 from captioning.report.figures import Style, look, new_figure, styles, svg
+from captioning.report.plane import DESCRIPTIVE
 from captioning.report.runs import NAMES, Run
 
 # Of each group the first that was logged is drawn.
 VALIDATION = (("CIDEr", "Bleu_4"), ("true_facts", "cap_len"))
-LABELS = {"true_facts": "true facts a caption", "cap_len": "words a caption"}
+LABELS = {axis.metric: axis.label for axis in DESCRIPTIVE}
 
 
 class Curve(NamedTuple):
@@ -35,8 +36,7 @@ def curves(runs: Sequence[Run]) -> list[Panel]:
 
 def _objectives(runs: Sequence[Run]) -> Iterator[Panel]:
     for part, name in NAMES.items():
-        lines = _lines(runs, "step", part)
-        lines = [line for line in lines if len(line.x) > 1]
+        lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
         if not lines:
             continue
         title = f"{name} loss in training"

@@ -1,14 +1,11 @@
 """Images with what people and the runs say of them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, Optional
 
-from captioning.data import load_image
 from captioning.data.caption_files import ImageId
 from captioning.report.comparison import Comparison
-from captioning.report.picture import Picture, embedded
-from captioning.runtime.errors import UserError
+from captioning.report.picture import Picture, picture
 
 EXAMPLES = 8
 
@@ -21,10 +18,10 @@ class Example(NamedTuple):
     captions: list[tuple[str, str, list[tuple[str, Optional[bool]]]]]
 
 
-def examples(comparison: Comparison, count: int = EXAMPLES) -> list[Example]:
+def examples(comparison: Comparison) -> list[Example]:
     """Images at even distances through the split, whatever was said of them."""
     found = []
-    for image_id in _evenly_spaced(comparison.image_ids, count):
+    for image_id in _evenly_spaced(comparison.image_ids):
         captions = [
             (row.label, row.kind, comparison.marked(row.captions[image_id], image_id))
             for row in comparison.rows
@@ -35,20 +32,12 @@ def examples(comparison: Comparison, count: int = EXAMPLES) -> list[Example]:
 
 def example_lines(comparison: Comparison) -> str:
     """The first of these images, for a terminal: its file, and a caption a line."""
-    image_id = _evenly_spaced(comparison.image_ids, EXAMPLES)[0]
+    image_id = _evenly_spaced(comparison.image_ids)[0]
     width = max(len(row.label) for row in comparison.rows)
     captions = [f"  {row.label:<{width}}  {row.captions[image_id]}" for row in comparison.rows]
     return "\n".join([str(comparison.image_path(image_id) or f"image {image_id}"), *captions])
 
 
-def _evenly_spaced(ids: Sequence[ImageId], count: int) -> list[ImageId]:
-    count = min(count, len(ids))
+def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
+    count = min(EXAMPLES, len(ids))
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
-
-
-def picture(path: Optional[Path]) -> Optional[Picture]:
-    """The image file made small enough for a page; None where it cannot be read."""
-    try:
-        return embedded(load_image(path)) if path else None
-    except UserError:
-        return None

@@ -1,6 +1,7 @@
 """What the figures have in common: one look, one colour an objective, SVG that stands in a page."""
 
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -75,14 +76,9 @@ def look():
 
 def styles(kinds: Sequence[str]) -> list[Style]:
     """A style for each row, none of them twice while there are spare ones."""
-    spare, taken, found = list(SPARE), set(), []
-    for kind in kinds:
-        if kind in taken:
-            found.append(spare[0])
-            spare.append(spare.pop(0))
-        else:
-            found.append(STYLES[kind])
-            taken.add(kind)
+    spare, found = itertools.cycle(SPARE), []
+    for index, kind in enumerate(kinds):
+        found.append(next(spare) if kind in kinds[:index] else STYLES[kind])
     return found
 
 

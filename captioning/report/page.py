@@ -9,12 +9,12 @@ from captioning.files.writing import write_text
 from captioning.metrics.score_table import COLUMNS
 from captioning.report import provenance
 from captioning.report.comparison import Comparison
+from captioning.report.comparison_table import other_metrics, table_of
 from captioning.report.curves import curves
 from captioning.report.examples import examples
 from captioning.report.figures import styles
-from captioning.report.lengths import lengths
+from captioning.report.length_histogram import length_histogram
 from captioning.report.plane import axes_of, plane
-from captioning.report.table import other_metrics, table_of
 from captioning.report.tokens import charged, spared, token_picture
 from captioning.runtime.errors import UserError
 
@@ -48,7 +48,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         plane_axes=axes_of(rows),
         curves=curves(runs),
         without_log=[run.label for run in runs if not any("loss" in e for e in run.log)],
-        lengths=lengths(_length_groups(comparison)),
+        lengths=length_histogram(_length_groups(comparison)),
         examples=examples(comparison),
         origins=[(run, provenance.origin(run), provenance.versions(run)) for run in runs],
         differing=provenance.differing(runs),

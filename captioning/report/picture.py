@@ -2,9 +2,13 @@
 
 import base64
 import io
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Optional
 
 from PIL import Image
+
+from captioning.data import load_image
+from captioning.runtime.errors import UserError
 
 WIDEST = 320  # pixels of an image in the report
 SMALL = 160  # an image this small is shown enlarged, pixel by pixel
@@ -15,6 +19,14 @@ class Picture(NamedTuple):
 
     source: str
     pixelated: bool
+
+
+def picture(path: Optional[Path]) -> Optional[Picture]:
+    """The image file made small enough for a page; None where it cannot be read."""
+    try:
+        return embedded(load_image(path)) if path else None
+    except UserError:
+        return None
 
 
 def embedded(image: Image.Image, widest: int = WIDEST) -> Picture:

@@ -6,6 +6,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
@@ -55,6 +56,8 @@ ACCURATE = (
     Axis("CLIPScore", "CLIPScore"),
     Axis("CIDEr", "CIDEr"),
 )
+# Of a name from its point, in points; the first of the equally good is taken.
+OFFSETS = ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12, 0))
 
 
 def plane(rows: list[Row]) -> Optional[Markup]:
@@ -136,44 +139,40 @@ def name_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
     """Write each point's name beside it, where it covers least of the others."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    renderer = canvas.get_renderer()
     occupied = []
     for x, y, x_reach, y_reach, _ in points:
         (left, right), (down, up) = x_reach or (0, 0), y_reach or (0, 0)
         (x0, y0), (x1, y1) = ax.transData.transform([(x - left, y - down), (x + right, y + up)])
         xc, yc = ax.transData.transform((x, y))
-        occupied += [(x0, yc - 4, x1, yc + 4), (xc - 4, y0, xc + 4, y1)]
-        occupied.append((xc - 8, yc - 8, xc + 8, yc + 8))
-    inside = ax.get_window_extent(renderer).extents
-    for x, y, _, _, label in points:
-        best = None
-        for dx, dy in ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12, 0)):
-            text = ax.annotate(
-                label,
-                (x, y),
-                xytext=(dx, dy),
-                textcoords="offset points",
-                ha="left" if dx > 0 else "right" if dx < 0 else "center",
-                va="bottom" if dy > 0 else "top" if dy < 0 else "center",
-                fontsize=9,
-                color=INK,
-                in_layout=False,
-            )
-            box = text.get_window_extent(renderer).extents
-            cost = sum(_overlap(box, other) for other in occupied)
-            cost += box_area(box) - _overlap(box, inside)
-            if best is None or cost < best[0]:
-                if best is not None:
-                    best[1].remove()
-                best = (cost, text, box)
-            else:
-                text.remove()
-        occupied.append(tuple(best[2]))
+        marked = (
+            (x0, yc - 4, x1, yc + 4),
+            (xc - 4, y0, xc + 4, y1),
+            (xc - 8, yc - 8, xc + 8, yc + 8),
+        )
+        occupied += [Bbox.from_extents(*corners) for corners in marked]
+    for point in points:
+        occupied.append(_name_point(ax, point, occupied, canvas.get_renderer()))
 
 
-def box_area(box) -> float:
-    return max(box[2] - box[0], 0) * max(box[3] - box[1], 0)
+def _name_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox:
+    inside = ax.get_window_extent(renderer)
+    place = {"xy": (point.x, point.y), "xytext": OFFSETS[0], "textcoords": "offset points"}
+    text = ax.annotate(point.label, **place, fontsize=9, color=INK, in_layout=False)
+
+    def box_at(offset: tuple[int, int]) -> Bbox:
+        text.xyann = dx, dy = offset
+        text.set_horizontalalignment("left" if dx > 0 else "right" if dx < 0 else "center")
+        text.set_verticalalignment("bottom" if dy > 0 else "top" if dy < 0 else "center")
+        return text.get_window_extent(renderer)
+
+    def cost(offset: tuple[int, int]) -> float:
+        box = box_at(offset)
+        outside = box.width * box.height - _overlap(box, inside)
+        return sum(_overlap(box, other) for other in occupied) + outside
+
+    return box_at(min(OFFSETS, key=cost))
 
 
-def _overlap(a, b) -> float:
-    return box_area((max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3])))
+def _overlap(a: Bbox, b: Bbox) -> float:
+    common = Bbox.intersection(a, b)
+    return 0.0 if common is None else common.width * common.height

@@ -13,8 +13,7 @@ from captioning.data.caption_files import ImageId
 from captioning.metrics.length import words
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.report.comparison import Comparison
-from captioning.report.examples import picture
-from captioning.report.picture import Picture
+from captioning.report.picture import Picture, picture
 from captioning.report.runs import Run
 from captioning.runtime.errors import UserError
 from smile import mle_loss, smile_loss

@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Optional
 
 from captioning.runtime.errors import UserError
-from captioning.runtime.stopping import Stopped
-from captioning.sweep.plan import (
+from captioning.runtime.program import FAILED, exit_code_unwatched
+from captioning.sweep.sweep import Sweep, draw
+from captioning.sweep.variants import (
     ABLATIONS,
     MLE_WEIGHTS,
     SUBSET_SIZES,
+    plan,
     read_ablations,
     read_sizes,
     read_weights,
 )
-from captioning.sweep.sweep import Sweep, draw
-
-FAILED, INTERRUPTED = 2, 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,14 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """0; 2 after lines that say what is wrong or which runs failed; 130 when it was stopped."""
     arguments = build_parser().parse_intermixed_args(argv)
-    try:
-        return _run(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
-    except (KeyboardInterrupt, Stopped):
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return INTERRUPTED
+    stopped = "stopped; the same command goes on from here"
+    return exit_code_unwatched(lambda: _run(arguments), stopped)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -86,10 +79,9 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     if not (weights or ablations):
         weights = MLE_WEIGHTS
-    stem = Path(arguments.config).stem
-    folder = arguments.output_dir or Path(f"output/sweep_{stem}")
-    sweep = Sweep(arguments.config, arguments.pretrain, folder, arguments.overrides)
-    sweep.choose(weights, ablations, sizes)
+    folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
+    variants = plan(weights, ablations, sizes)
+    sweep = Sweep(arguments.config, arguments.pretrain, folder, arguments.overrides, variants)
     failures = sweep.train(arguments.jobs)
     try:
         done = sweep.done()

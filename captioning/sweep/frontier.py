@@ -1,4 +1,4 @@
-"""The frontier of accuracy and descriptiveness: the mixtures joined by a line, the rest beside."""
+"""What a sweep's runs trade: the frontier of accuracy and descriptiveness, and a table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from captioning.report.comparison import Row
+from captioning.report.comparison_table import columns_of, shown_value
 from captioning.report.figures import STYLES, Style, look, styles
 from captioning.report.plane import (
     Pair,
@@ -23,6 +24,12 @@ from captioning.report.plane import (
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BEHIND = "#9aa5b1"
 
+# The length, what is said and what of it is right, self-retrieval, and agreement with references.
+IN_TABLE = (
+    *("cap_len", "true_facts", "wrong_facts", "scene_R@1", "R@1", "lex_div"),
+    *("CIDEr", "CLIPScore", "PPL"),
+)
+
 
 class Entry(NamedTuple):
     """A line of the table and a point of the figure. weight: MLE's share, None off the frontier."""
@@ -32,17 +39,21 @@ class Entry(NamedTuple):
     weight: Optional[float] = None
 
     @property
+    def is_mixture(self) -> bool:
+        """Whether it is between MLE and SMILE."""
+        return self.weight is not None and 0 < self.weight < 1
+
+    @property
     def short(self) -> str:
         """Its name in the figure, where a mixture needs but the number."""
-        between = self.weight is not None and 0 < self.weight < 1
-        return f"{self.weight:g}" if between else self.label
+        return f"{self.weight:g}" if self.is_mixture else self.label
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     """Write the figure, of the kind that the path's ending names, and return it in words.
 
     None, and no file, where fewer than two entries have the metrics of an axis. Points have the
-    95 % intervals of both metrics. What is no mixture has a panel of its own.
+    95 % intervals of both metrics. A line joins the mixtures; the others have a panel of their own.
     """
     axes = choose_axes([entry.row for entry in entries])
     if axes is None:
@@ -67,8 +78,17 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
             handles, names = ax.get_legend_handles_labels()
             figure.legend(handles, names, loc="outside right center")
         name_points(figure, left, points[: len(humans) + len(mixtures)])
-        figure.savefig(path, facecolor="white", dpi=150, metadata=_undated(path))
+        undated = {"Date": None} if path.suffix == ".svg" else None  # the same runs, the same file
+        figure.savefig(path, facecolor="white", dpi=150, metadata=undated)
     return described(axes, points)
+
+
+def markdown_table(entries: Sequence[Entry]) -> str:
+    """A line an entry, with 95 % intervals; the columns are those of IN_TABLE that one has."""
+    columns = [c for c in columns_of(entry.row for entry in entries) if c.metric in IN_TABLE]
+    lines = [["", *(c.heading for c in columns)], ["---", *("---:" for _ in columns)]]
+    lines += [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _join(ax: Axes, axes: Pair, mixtures: Sequence[Entry], colour: str) -> None:
@@ -87,11 +107,5 @@ def _points(ax: Axes, axes: Pair, entries: Sequence[Entry]) -> list[Point]:
 
 def _styles(entries: Sequence[Entry]) -> list[Style]:
     """As in the report, but what is on the line between MLE and SMILE looks alike."""
-    between = [entry.weight is not None and 0 < entry.weight < 1 for entry in entries]
-    others = iter(styles([e.row.kind for e, on_line in zip(entries, between) if not on_line]))
-    return [STYLES["mixture"] if on_line else next(others) for on_line in between]
-
-
-def _undated(path: Path) -> Optional[dict[str, None]]:
-    """The same runs give the same file."""
-    return {"Date": None} if path.suffix == ".svg" else None
+    others = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
+    return [STYLES["mixture"] if entry.is_mixture else next(others) for entry in entries]

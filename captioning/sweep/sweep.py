@@ -1,7 +1,7 @@
 """The runs of a sweep: checked before any begins, trained where they are not done, drawn."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -11,11 +11,10 @@ from captioning.models import checkpoints
 from captioning.report.comparison import compare
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
-from captioning.sweep.frontier import Entry, draw_frontier
-from captioning.sweep.jobs import Job, run_jobs, slots
+from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.one_run import without_pretrained
-from captioning.sweep.plan import Variant, mle_share, plan, varied_keys
-from captioning.sweep.table import markdown_table
+from captioning.sweep.programs import Program, run_programs, slots
+from captioning.sweep.variants import Variant, mle_share, varied_keys
 from captioning.training.validation_history import is_done
 
 PRETRAIN = "pretrain"
@@ -27,27 +26,30 @@ class Sweep:
     """The variants of one configuration, each in a folder of its own within `folder`.
 
     pretrain: a configuration that is trained first, in the folder of that name; the others start
-    from its best checkpoint. Raises UserError.
+    from its best checkpoint. Raises UserError where a key is the sweep's own or impossible.
     """
 
-    def __init__(self, config: str, pretrain: Optional[str], folder: Path, keys: Sequence[str]):
+    def __init__(
+        self,
+        config: str,
+        pretrain: Optional[str],
+        folder: Path,
+        keys: Sequence[str],
+        variants: list[Variant],
+    ):
         for key in (key.partition("=")[0] for key in keys):
             if key in {*OWN_KEYS, *varied_keys()} or (pretrain and key == "pretrained"):
                 raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
         self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
         if pretrain:
             self._load(pretrain, PRETRAIN, keys)
-        self.variants: list[Variant] = []
+        self.variants = variants
         self.trained: dict[str, Config] = {}
         self.scored: dict[str, Config] = {}
-
-    def choose(self, weights: Iterable[float], ablations: Iterable[str], sizes: Sequence[int]):
-        """Which variants there are. Raises UserError where a key of theirs is impossible."""
-        self.variants = plan(weights, ablations, sizes)
-        for name, _, overrides, _ in self.variants:
-            self.trained[name] = self._load(self.config, name, self._overrides(name, overrides))
-            evaluated = without_pretrained(self._overrides(name, overrides))
-            self.scored[name] = self._load(self.config, name, evaluated)
+        for name, _, overrides, _ in variants:
+            given = self._overrides(name, overrides)
+            self.trained[name] = self._load(config, name, given)
+            self.scored[name] = self._load(config, name, without_pretrained(given))
 
     def done(self) -> list[tuple[Variant, Path]]:
         """The variants that are trained and scored, and their folders."""
@@ -64,16 +66,16 @@ class Sweep:
         free = slots(self.trained[left[0].name].device, jobs)
         if self.pretrain:
             program = ["-m", "captioning.train", "--config", self.pretrain]
-            failed = run_jobs([self._job(PRETRAIN, program, ())], free[:1])
+            failed = run_programs([self._program(PRETRAIN, program, ())], free[:1])
             if failed:
                 raise UserError(f"{PRETRAIN} failed: {failed[PRETRAIN]}")
         program = ["-m", "captioning.sweep.one_run", "--config", self.config]
-        return run_jobs([self._job(v.name, program, v.overrides) for v in left], free)
+        return run_programs([self._program(v.name, program, v.overrides) for v in left], free)
 
-    def _job(self, name: str, program: list[str], overrides: Sequence[str]) -> Job:
+    def _program(self, name: str, program: list[str], overrides: Sequence[str]) -> Program:
         folder = ["--output_dir", str(self.folder / name)]
         command = [sys.executable, *program, *folder, *self._overrides(name, overrides)]
-        return Job(name, command, self.folder / f"{name}.log")
+        return Program(name, command, self.folder / f"{name}.log")
 
     def _load(self, config: str, name: str, overrides: Sequence[str]) -> Config:
         flags = {"output_dir": str(self.folder / name)}

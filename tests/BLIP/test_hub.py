@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from BLIP import hub
+from BLIP import download as hub
 
 
 class Calls(list):
@@ -48,7 +48,7 @@ def test_a_file_is_fetched(hub_calls, tmp_path):
     assert hub.hub_file("some/model", "a/b.json", "space", "v1") == tmp_path / "a/b.json"
     where = {"repo_type": "space", "revision": "v1"}
     assert hub_calls == [
-        ("info", "some/model", {**where, "timeout": hub.TIMEOUT_S, "files_metadata": True}),
+        ("info", "some/model", {**where, "timeout": hub.HUB_TIMEOUT_S, "files_metadata": True}),
         ("fetch", "some/model", "a/b.json", where),
     ]
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.captioners import our_captioner
+from benchmarks.captioners import NaiveCaptioner, our_captioner
 from benchmarks.captioning import NEVER_ENDS, Captioners, compare, main
-from benchmarks.naive_captioner import NaiveCaptioner
 from decoding import DecodingSettings
 
 needs_peer = pytest.mark.skipif(

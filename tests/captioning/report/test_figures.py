@@ -9,9 +9,9 @@ from PIL import Image
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 from captioning.report.curves import curves, smoothed
-from captioning.report.examples import picture
 from captioning.report.figures import styles
-from captioning.report.lengths import lengths
+from captioning.report.length_histogram import length_histogram
+from captioning.report.picture import picture
 from captioning.report.plane import axes_of, plane
 from captioning.report.runs import read_runs
 
@@ -67,12 +67,13 @@ def test_smoothed():
 
 
 def test_lengths_and_svg():
-    drawing = lengths([("Humans", "humans", ["a b", "a b c d"]), ("MLE", "mle", ["a"])])
+    groups = [("Humans", "humans", ["a b", "a b c d"]), ("MLE", "mle", ["a"])]
+    drawing = length_histogram(groups)
     assert drawing.startswith("<svg ") and "Humans 3.0, MLE 1.0" in drawing
     ids = re.findall(r'\bid="([^"]+)"', drawing)
     used = re.findall(r'(?:href="#|url\(#)([^")]+)', drawing)
     assert all(name.startswith("lengths-") for name in ids) and set(used) <= set(ids)
-    assert drawing == lengths([("Humans", "humans", ["a b", "a b c d"]), ("MLE", "mle", ["a"])])
+    assert drawing == length_histogram(groups)
 
 
 def test_pictures(tmp_path):

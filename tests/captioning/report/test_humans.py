@@ -3,8 +3,7 @@
 import json
 
 from captioning.metrics.scoring import score
-from captioning.report.comparison import compare
-from captioning.report.humans import held_out
+from captioning.report.comparison import compare, held_out
 
 
 def test_held_out():

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from captioning.report import compare, write_report
 from captioning.report.__main__ import default_output, main
-from captioning.report.page import render
+from captioning.report.comparison import compare
+from captioning.report.page import render, write_report
 
 
 def text_of(page):

@@ -20,27 +20,27 @@ def tiny_config(scenes, tmp_path_factory):
 
 @pytest.fixture
 def in_process(monkeypatch, tmp_path):
-    """Run jobs one after the other in this process; return the names of those that ran.
+    """Run programs one after the other in this process; return the names of those that ran.
 
     Those named in `fail` say what a program would have said; "stop" ends all.
     """
     monkeypatch.setenv("PATH", str(tmp_path))  # no Java: its start takes seconds
     began, fail = [], {}
 
-    def run(jobs, slots):
+    def run(programs, slots):
         failures = {}
-        for job in jobs:
-            if fail.get(job.name) == "stop":
+        for each in programs:
+            if fail.get(each.name) == "stop":
                 raise stopping.Stopped
-            began.append(job.name)
-            if job.name in fail:
-                failures[job.name] = fail[job.name]
+            began.append(each.name)
+            if each.name in fail:
+                failures[each.name] = fail[each.name]
                 continue
-            module, arguments = job.command[2], job.command[3:]
+            module, arguments = each.command[2], each.command[3:]
             program = {"captioning.train": train, "captioning.sweep.one_run": one_run}[module]
             if program.main(arguments) != 0:
-                failures[job.name] = "it said why"
+                failures[each.name] = "it said why"
         return failures
 
-    monkeypatch.setattr(sweep, "run_jobs", run)
+    monkeypatch.setattr(sweep, "run_programs", run)
     return began, fail

@@ -6,8 +6,7 @@ import pytest
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
-from captioning.sweep.frontier import Entry, draw_frontier
-from captioning.sweep.table import markdown_table
+from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 
 
 def entry(label, kind, facts, wrong, weight=None):

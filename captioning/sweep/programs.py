@@ -15,7 +15,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 
 
-class Job(NamedTuple):
+class Program(NamedTuple):
     """A program and the file that its output is added to."""
 
     name: str
@@ -24,7 +24,7 @@ class Job(NamedTuple):
 
 
 class Running(NamedTuple):
-    job: Job
+    program: Program
     process: subprocess.Popen
     slot: dict[str, str]
     began: float
@@ -52,13 +52,13 @@ def slots(device: str, jobs: Optional[int]) -> list[dict[str, str]]:
     return [{"OMP_NUM_THREADS": threads} for _ in range(jobs)]
 
 
-def run_jobs(jobs: Sequence[Job], free: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Run every job in the slots; why, by name, of those that failed, which ends no other.
+def run_programs(programs: Sequence[Program], free: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Run every program in the slots; why, by name, of those that failed, which ends no other.
 
-    Raises Stopped when this process was asked to stop and all jobs have ended for it, and
+    Raises Stopped when this process was asked to stop and all of them have ended for it, and
     KeyboardInterrupt at once where Ctrl-C was pressed twice.
     """
-    waiting, free, failures = list(jobs), list(free), {}
+    waiting, free, failures = list(programs), list(free), {}
     running: list[Running] = []
     done, told, seconds = 0, None, []
     width = len(free)
@@ -67,10 +67,8 @@ def run_jobs(jobs: Sequence[Job], free: Sequence[dict[str, str]]) -> dict[str, s
             while running or (waiting and not stopping.asked()):
                 while waiting and free and not stopping.asked():
                     running.append(_start(waiting.pop(0), free.pop(0)))
-                asked = stopping.asked()
-                if asked and told is None:
-                    told = asked
-                    say(f"stopping by {asked}: waiting for {len(running)} runs to save")
+                if told is None and (told := stopping.asked()):
+                    say(f"stopping by {told}: waiting for {len(running)} runs to save")
                     for each in running:
                         each.process.send_signal(signal.SIGTERM)
                 for each in [each for each in running if each.process.poll() is not None]:
@@ -78,15 +76,15 @@ def run_jobs(jobs: Sequence[Job], free: Sequence[dict[str, str]]) -> dict[str, s
                     free.append(each.slot)
                     done += 1
                     reason = _why_failed(each)
-                    took = time.monotonic() - each.began
                     if told and reason:
                         continue  # it goes on another time
-                    seconds.append(took)
-                    left = _left(seconds, len(jobs) - done, width)
-                    told_of = f"failed: {reason}" if reason else f"done in {took:.0f} s"
-                    say(f"[{done}/{len(jobs)}] {each.job.name}: {told_of}{left}")
+                    seconds.append(time.monotonic() - each.began)
+                    outcome = f"done in {seconds[-1]:.0f} s"
                     if reason:
-                        failures[each.job.name] = reason
+                        outcome = f"failed: {reason}"
+                        failures[each.program.name] = reason
+                    left = _left(seconds, len(programs) - done, width)
+                    say(f"[{done}/{len(programs)}] {each.program.name}: {outcome}{left}")
                 time.sleep(0.05)
         finally:
             for each in running:  # Ctrl-C twice, or a bug here
@@ -97,12 +95,12 @@ def run_jobs(jobs: Sequence[Job], free: Sequence[dict[str, str]]) -> dict[str, s
     return failures
 
 
-def _start(job: Job, slot: dict[str, str]) -> Running:
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(job.log, "ab") as log:
+def _start(program: Program, slot: dict[str, str]) -> Running:
+    program.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(program.log, "ab") as log:
         began = log.tell()
         process = subprocess.Popen(
-            job.command,
+            program.command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -110,8 +108,8 @@ def _start(job: Job, slot: dict[str, str]) -> Running:
             start_new_session=True,  # Ctrl-C is for this process, which passes it on once
         )
     where = "".join(f" on GPU {value}" for key, value in slot.items() if key.startswith("CUDA"))
-    say(f"{job.name}: begun{where}, see {job.log}")
-    return Running(job, process, slot, time.monotonic(), began)
+    say(f"{program.name}: begun{where}, see {program.log}")
+    return Running(program, process, slot, time.monotonic(), began)
 
 
 def _why_failed(run: Running) -> Optional[str]:
@@ -119,18 +117,18 @@ def _why_failed(run: Running) -> Optional[str]:
     code = run.process.returncode
     if code == 0:
         return None
-    with open(run.job.log, "rb") as log:
+    with open(run.program.log, "rb") as log:
         log.seek(run.log_began)
         lines = log.read().decode(errors="replace").splitlines()
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if errors:
         return errors[-1]
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"it ended with {how}; its last lines are in {run.job.log}"
+    return f"it ended with {how}; its last lines are in {run.program.log}"
 
 
-def _left(seconds: list[float], jobs: int, width: int) -> str:
-    if not jobs:
+def _left(seconds: list[float], programs: int, width: int) -> str:
+    if not programs:
         return ""
-    minutes = sum(seconds) / len(seconds) * jobs / width / 60
+    minutes = sum(seconds) / len(seconds) * programs / width / 60
     return f", about {max(1, round(minutes))} min to go"

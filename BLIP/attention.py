@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, by the kernel that is fastest for its device and precision."""
+"""Scaled dot-product attention, by the kernel that suits its device and precision."""
 
 from typing import Optional
 
@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 FEW_QUERIES = 32  # of an image at a decoding step, say; an image encoder has hundreds
 
 
-def attend(
+def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -25,9 +25,8 @@ def attend(
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
-        # In 16 bits torch's fused kernel for the CPU lays keys and values out anew at every call,
-        # which for few queries takes longer than the attention, and its backward is slow. With
-        # dropout it has none, and keeps copies of all.
+        # In 16 bits torch's fused kernel for the CPU copies keys and values at every call, and its
+        # backward is slow. With dropout there is no fused kernel.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
         if mask is None and (dropout > 0 or (half and (learns or query.size(2) > FEW_QUERIES))):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from BLIP.attend import FEW_QUERIES, attend
+from BLIP.attention import FEW_QUERIES, attention
 
 B, HEADS, PLACES, D = 3, 2, 70, 16
 
@@ -38,7 +38,7 @@ def with_gradients(function, inputs, weight, dtype):
 def test_context_and_gradients(queries, dtype):
     *inputs, weight = problem(queries)
     expected = with_gradients(by_definition, inputs, weight, torch.float64)
-    found = with_gradients(attend, inputs, weight, dtype)
+    found = with_gradients(attention, inputs, weight, dtype)
     allowed = {torch.float32: 1e-6, torch.bfloat16: 0.01, torch.float16: 2e-3}[dtype]
     for ours, theirs in zip(found, expected):
         assert ours.dtype == dtype
@@ -56,7 +56,7 @@ def test_without_gradients(queries, masked, dtype):
         mask[..., 0] = True
     expected = by_definition(*inputs, mask)
     with torch.no_grad():
-        found = attend(*(x.to(dtype) for x in inputs), mask)
+        found = attention(*(x.to(dtype) for x in inputs), mask)
     allowed = 1e-6 if dtype == torch.float32 else 0.01
     assert (found.double() - expected).norm() < allowed * expected.norm()
 
@@ -71,7 +71,7 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype):
 
     def dropped(query, key, value):
         torch.manual_seed(0)
-        return attend(query, key, value, dropout=probability)
+        return attention(query, key, value, dropout=probability)
 
     kept = dropped(query, key, places) != 0  # (B, heads, queries, places)
     assert 0.55 < kept.double().mean() < 0.65
@@ -98,5 +98,5 @@ def test_no_probabilities_are_kept_for_backward():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        attend(*(x.bfloat16().requires_grad_() for x in inputs))
+        attention(*(x.bfloat16().requires_grad_() for x in inputs))
     assert kept and all(shape == (B, HEADS, PLACES, D) for shape in kept)

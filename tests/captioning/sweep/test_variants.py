@@ -3,7 +3,7 @@
 import pytest
 
 from captioning.config import load_config
-from captioning.sweep.plan import (
+from captioning.sweep.variants import (
     ABLATIONS,
     mle_share,
     plan,

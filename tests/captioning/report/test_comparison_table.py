@@ -2,7 +2,7 @@
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Comparison, Row
-from captioning.report.table import comparison_table, other_metrics, table_of
+from captioning.report.comparison_table import comparison_table, other_metrics, table_of
 
 
 class TwoRows(Comparison):

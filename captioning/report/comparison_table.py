@@ -1,10 +1,11 @@
 """The scores of people and runs side by side, for the page and for the terminal."""
 
+from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.score_table import COLUMNS as NAMES
-from captioning.report.comparison import Comparison
+from captioning.metrics.score_table import COLUMNS as PRINTED
+from captioning.report.comparison import Comparison, Row
 
 
 class Column(NamedTuple):
@@ -16,6 +17,16 @@ class Column(NamedTuple):
     meaning: str
     digits: int = 1
     factor: float = 1.0
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+def _as_printed(metric: str, meaning: str = "") -> Column:
+    """With the title and digits that it has where scores are printed."""
+    title, digits = PRINTED.get(metric, (metric, 3))
+    return Column(metric, title, "", meaning, digits)
 
 
 COLUMNS = (
@@ -35,11 +46,11 @@ COLUMNS = (
         "R@5", "CLIP R@5", "%", "self-retrieval: captions with their image among CLIP's best five"
     ),
     Column("lex_div", "Distinct words", "", "different words in all captions together", 0, 1000.0),
-    Column("CIDEr", "CIDEr", "", "agreement with the references, rare phrases weighing more", 3),
-    Column("Bleu_4", "BLEU-4", "", "share of four-word phrases that a reference has", 3),
-    Column("METEOR", "METEOR", "", "words shared with a reference, synonyms and stems too", 3),
-    Column("SPICE", "SPICE", "", "objects, attributes and relations shared with references", 3),
-    Column("CLIPScore", "CLIPScore", "", "how well CLIP finds image and caption to agree"),
+    _as_printed("CIDEr", "agreement with the references, rare phrases weighing more"),
+    _as_printed("Bleu_4", "share of four-word phrases that a reference has"),
+    _as_printed("METEOR", "words shared with a reference, synonyms and stems too"),
+    _as_printed("SPICE", "objects, attributes and relations shared with references"),
+    _as_printed("CLIPScore", "how well CLIP finds image and caption to agree"),
     Column("PPL", "Perplexity", "", "how surprising GPT-2 finds the caption's words"),
 )
 
@@ -58,24 +69,22 @@ class Table(NamedTuple):
 
 def table_of(comparison: Comparison) -> Table:
     """The metrics that are compared, those of them that anyone has."""
-    return _table(comparison, list(COLUMNS))
+    return _table(comparison, columns_of(comparison.rows))
 
 
 def other_metrics(comparison: Comparison) -> Table:
     """Every metric that `table_of` leaves out."""
     shown = {column.metric for column in COLUMNS}
     names = dict.fromkeys(n for row in comparison.rows for n in row.metrics if n not in shown)
-    titles = {name: NAMES[name].title if name in NAMES else name for name in names}
-    return _table(comparison, [Column(n, titles[n], "", "", 3) for n in names])
+    return _table(comparison, [_as_printed(name)._replace(digits=3) for name in names])
 
 
 def comparison_table(comparison: Comparison) -> str:
     """The table for a terminal: a line a metric, a column for the people and for each run."""
-    columns, rows = table_of(comparison)
-    lines = [["", *(label for label, _, _ in rows)]]
-    for i, column in enumerate(columns):
-        title = f"{column.title}, {column.unit}" if column.unit else column.title
-        lines.append([title, *(_one_line(cells[i]) for _, _, cells in rows)])
+    rows = comparison.rows
+    lines = [["", *(row.label for row in rows)]]
+    for column in columns_of(rows):
+        lines.append([column.heading, *(shown_value(column, row) for row in rows)])
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
@@ -83,9 +92,21 @@ def comparison_table(comparison: Comparison) -> str:
     )
 
 
+def columns_of(rows: Iterable[Row]) -> list[Column]:
+    """Those of COLUMNS that any of the rows has a value of."""
+    present = {name for row in rows for name in row.metrics}
+    return [column for column in COLUMNS if column.metric in present]
+
+
+def shown_value(column: Column, row: Row) -> str:
+    """The value with its interval, "5.40 (5.14-5.66)", or "-" where there is none."""
+    cell = _cell(column, row.metrics.get(column.metric))
+    if cell is None:
+        return "-"
+    return f"{cell.value} ({'-'.join(cell.interval)})" if cell.interval else cell.value
+
+
 def _table(comparison: Comparison, columns: list[Column]) -> Table:
-    present = {name for row in comparison.rows for name in row.metrics}
-    columns = [column for column in columns if column.metric in present]
     rows = [
         (row.label, row.kind, [_cell(column, row.metrics.get(column.metric)) for column in columns])
         for row in comparison.rows
@@ -103,14 +124,3 @@ def _cell(column: Column, metric: Optional[Estimate]) -> Optional[Cell]:
     has_interval = metric.low is not None and metric.high is not None
     interval = (text(metric.low), text(metric.high)) if has_interval else None
     return Cell(text(metric.value), interval)
-
-
-def shown_value(column: Column, metric: Optional[Estimate]) -> str:
-    """The value with its interval, "5.40 (5.14-5.66)", or "-" where there is none."""
-    return _one_line(_cell(column, metric))
-
-
-def _one_line(cell: Optional[Cell]) -> str:
-    if cell is None:
-        return "-"
-    return f"{cell.value} ({'-'.join(cell.interval)})" if cell.interval else cell.value

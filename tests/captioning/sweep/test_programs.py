@@ -10,28 +10,28 @@ import torch
 
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
-from captioning.sweep.jobs import Job, run_jobs, slots
+from captioning.sweep.programs import Program, run_programs, slots
 
 
 @pytest.fixture
 def shell(tmp_path):
-    """Return a function that makes a job of a line of shell."""
+    """Return a function that makes a program of a line of shell."""
 
-    def job(name, line):
-        return Job(name, ["bash", "-c", line], tmp_path / f"{name}.log")
+    def program(name, line):
+        return Program(name, ["bash", "-c", line], tmp_path / f"{name}.log")
 
-    return job
+    return program
 
 
 def test_one_that_fails_is_named_and_ends_no_other(shell, tmp_path):
     (tmp_path / "said.log").write_text("error: of an earlier time\n")
-    jobs = [
+    programs = [
         shell("said", "echo 'error: no such folder' >&2; exit 2"),
         shell("silent", "exit 7"),
         shell("killed", "kill -9 $$"),
         shell("good", f"touch {tmp_path}/made"),
     ]
-    failures = run_jobs(jobs, [{}])
+    failures = run_programs(programs, [{}])
     log = tmp_path / "silent.log"
     assert failures == {
         "said": "no such folder",
@@ -39,7 +39,7 @@ def test_one_that_fails_is_named_and_ends_no_other(shell, tmp_path):
         "killed": f"it ended with signal 9; its last lines are in {tmp_path / 'killed.log'}",
     }
     assert (tmp_path / "made").exists()
-    again = run_jobs([shell("said", "exit 4")], [{}])  # its log still has the line above
+    again = run_programs([shell("said", "exit 4")], [{}])  # its log still has the line above
     assert again["said"].startswith("it ended with exit code 4")
 
 
@@ -49,8 +49,10 @@ def test_as_many_at_once_as_there_are_slots_each_with_its_own(shell, tmp_path):
     for i in $(seq 200); do
         test $(ls {tmp_path} | grep -c '^[01]\\.') -ge $LEAST && exit 0; sleep 0.02
     done; exit 1"""
-    jobs = [shell(str(n), f"NAME={n}; LEAST={min(2 * (n // 2) + 2, 4)}; {line}") for n in range(4)]
-    assert run_jobs(jobs, [{"GPU": "0"}, {"GPU": "1"}]) == {}
+    programs = [
+        shell(str(n), f"NAME={n}; LEAST={min(2 * (n // 2) + 2, 4)}; {line}") for n in range(4)
+    ]
+    assert run_programs(programs, [{"GPU": "0"}, {"GPU": "1"}]) == {}
     assert {path.name[0] for path in tmp_path.glob("[01].?")} == {"0", "1"}
 
 
@@ -58,7 +60,7 @@ def test_as_many_at_once_as_there_are_slots_each_with_its_own(shell, tmp_path):
 def test_a_request_to_stop_is_passed_on_and_begins_no_other(shell, tmp_path, number):
     ends = f"trap 'touch {tmp_path}/asked.$NAME; exit 3' TERM; touch {tmp_path}/up.$NAME"
     line = f"{ends}; while :; do sleep 0.02; done"
-    jobs = [shell(name, f"NAME={name}; {line}") for name in "abc"]
+    programs = [shell(name, f"NAME={name}; {line}") for name in "abc"]
 
     def ask():
         while len(list(tmp_path.glob("up.*"))) < 2:
@@ -68,7 +70,7 @@ def test_a_request_to_stop_is_passed_on_and_begins_no_other(shell, tmp_path, num
     asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(stopping.Stopped):
-        run_jobs(jobs, [{}, {}])
+        run_programs(programs, [{}, {}])
     asking.join()
     assert sorted(path.name for path in tmp_path.glob("asked.*")) == ["asked.a", "asked.b"]
     assert not (tmp_path / "up.c").exists()
@@ -87,14 +89,16 @@ def test_ctrl_c_twice_ends_those_that_do_not_listen(shell, tmp_path):
     asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(KeyboardInterrupt):
-        run_jobs([shell("deaf", line)], [{}])
+        run_programs([shell("deaf", line)], [{}])
     asking.join()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 def test_a_run_knows_whose_death_is_a_request(shell, tmp_path):
-    assert run_jobs([shell("a", f"echo ${stopping.PARENT} $PPID > {tmp_path}/told")], [{}]) == {}
+    assert (
+        run_programs([shell("a", f"echo ${stopping.PARENT} $PPID > {tmp_path}/told")], [{}]) == {}
+    )
     told, parent = (tmp_path / "told").read_text().split()
     assert told == parent == str(os.getpid())
 
