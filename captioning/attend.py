@@ -22,6 +22,7 @@ from captioning.models.gaze import Gaze, gaze
 from captioning.models.trained import load_trained
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code_unwatched
 
 FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
 LONGEST_STRIP = 16  # how many times as long as wide a photo may be
@@ -72,24 +73,24 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     output = arguments.output or Path(f"{arguments.image.stem}_gaze.png")
     if output.suffix != ".png" or output.is_dir():
         parser.error(f"--output is {output}; it has to be a file that ends in .png")
-    try:
-        device = distributed.start(arguments.device)
-        photo = load_image(arguments.image)
-        if max(photo.size) > LONGEST_STRIP * min(photo.size):
-            raise UserError(
-                f"{arguments.image}: {photo.width} x {photo.height} pixels are too long and thin "
-                "to draw on: crop it"
-            )
-        config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
-        image = evaluation_transform(config.image_size)(photo).to(device)
-        found = gaze(captioner, image, config.decoding_settings())
-        draw(found, photo, output)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_code_unwatched(lambda: attend(arguments, output))
+
+
+def attend(arguments: argparse.Namespace, output: Path) -> None:
+    """Caption the photo, and draw. Raises UserError."""
+    device = distributed.start(arguments.device)
+    photo = load_image(arguments.image)
+    if max(photo.size) > LONGEST_STRIP * min(photo.size):
+        raise UserError(
+            f"{arguments.image}: {photo.width} x {photo.height} pixels are too long and thin "
+            "to draw on: crop it"
+        )
+    config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
+    image = evaluation_transform(config.image_size)(photo).to(device)
+    found = gaze(captioner, image, config.decoding_settings())
+    draw(found, photo, output)
     print(" ".join(word for word in found.words if word != "(end)"))
     print(f"the picture is {output}", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from captioning.data import read_split
 from captioning.models.likelihood import PLAIN, likelihood, unigram_nll
 from captioning.models.trained import load_trained
 from captioning.runtime import distributed
-from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code_unwatched
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -26,22 +26,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--split", choices=("val", "test"), default="val")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
-    try:
-        device = distributed.start(arguments.device)
-        config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
-        samples = read_split(config, arguments.split)
-        found = likelihood(captioner, samples, config, device)
-        unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_code_unwatched(lambda: calibrate(arguments))
+
+
+def calibrate(arguments: argparse.Namespace) -> None:
+    """Measure, and print. Raises UserError."""
+    device = distributed.start(arguments.device)
+    config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
+    samples = read_split(config, arguments.split)
+    found = likelihood(captioner, samples, config, device)
+    unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
     temperature, calibrated = found.best
     print(f"{found.tokens} tokens of {len(samples)} images of {arguments.split}, nats a token")
     print(f"  negative log-likelihood      {found.nll[PLAIN]:.3f}")
     print(f"  of a unigram model           {unigram:.3f}")
     print(f"  SMILE                        {found.smile:.3f}")
     print(f"  with temperature={temperature:.3f}      {calibrated:.3f}")
-    return 0
 
 
 if __name__ == "__main__":

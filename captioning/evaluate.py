@@ -11,7 +11,6 @@ two programs' captions of the same images differ, and how surely.
 """
 
 import argparse
-import os
 import re
 import shlex
 import sys
@@ -35,12 +34,12 @@ from captioning.metrics.registry import (
     DEFAULT_METRICS,
     EVALUATORS,
     NEED_IMAGES,
-    RUN_MODELS,
     build_evaluators,
 )
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import for_this_rank, score, versions, write_scores
-from captioning.runtime.errors import UserError
+from captioning.runtime import distributed
+from captioning.runtime.program import exit_code_unwatched
 
 
 def _arguments(argv):
@@ -103,37 +102,13 @@ def _arguments(argv):
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program on its arguments (those of the command line); return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    try:
-        return _main(argv)
-    except KeyboardInterrupt:
-        print("stopped: nothing was written", file=sys.stderr)
-        return 130
-
-
-def _main(argv):
     arguments = _arguments(argv)
-    if not set(RUN_MODELS).intersection(arguments.metrics):
-        if int(os.environ.get("RANK", 0)) > 0:
-            return 0  # there is no work to share
-        try:
-            _run(arguments, argv)
-        except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        return 0
-    # These import torch, which the other metrics do without.
-    from captioning.runtime import distributed
-    from captioning.runtime.program import exit_code_unwatched
-
-    def share() -> None:
-        device = distributed.start(arguments.device)
-        _run(arguments, argv, str(device), distributed.is_main())
-
-    return exit_code_unwatched(share)
+    return exit_code_unwatched(lambda: _run(arguments, argv), "stopped: nothing was written")
 
 
-def _run(arguments, argv, device="cpu", is_main=True):
+def _run(arguments, argv):
     """Score, and on rank 0 print and write. Raises UserError."""
+    device, is_main = str(distributed.start(arguments.device)), distributed.is_main()
     references = read_references(arguments.references)
     files = arguments.compare or [arguments.predictions]
     predictions, *others = [_read(path, references, is_main) for path in files]

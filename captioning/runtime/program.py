@@ -1,13 +1,28 @@
-"""How a program of one process or several ends: well, asked to stop, with one line, or in a bug."""
+"""How a program of one process or several ends: well, asked to stop, with one line, or in a bug.
 
-from typing import Callable
+Of several processes the one that caused an error is heard first.
+"""
 
-from captioning.runtime import distributed, failing, stopping
+import os
+import sys
+import time
+import traceback
+from typing import Callable, Optional
+
+import torch.distributed as dist
+
+from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 
+FAILED, INTERRUPTED = 2, 130  # exit codes: after one line for the user, and after Ctrl-C
+HEAD_START_S = 10
 
-def exit_code(program: Callable[[], None]) -> int:
+# Returns an exit code, or None for 0.
+Program = Callable[[], Optional[int]]
+
+
+def exit_code(program: Program) -> int:
     """As `exit_code_unwatched`, and 0 when it has ended early because it was asked to.
 
     See `captioning.runtime.stopping`.
@@ -16,19 +31,80 @@ def exit_code(program: Callable[[], None]) -> int:
         return exit_code_unwatched(program)
 
 
-def exit_code_unwatched(program: Callable[[], None]) -> int:
-    """Run it, signals left as they are; 0, or 2 after the one line of what the user can mend."""
+def exit_code_unwatched(program: Program, interrupted: Optional[str] = None) -> int:
+    """Run it, signals left as they are; its exit code, or FAILED after the line of a UserError.
+
+    interrupted: where it is given, Ctrl-C ends in this line (none for "") and INTERRUPTED.
+    """
     try:
-        program()
-    except stopping.Stopped:
+        return program() or 0
+    except (stopping.Stopped, KeyboardInterrupt) as stop:
+        if interrupted is not None:
+            if interrupted:
+                print(interrupted, file=sys.stderr)
+            return INTERRUPTED
+        if isinstance(stop, KeyboardInterrupt):
+            raise
         reason = stopping.asked() or "another process"
         say(f"stopped by {reason}; the same command goes on from here")
     except UserError as error:
-        failing.report(f"error: {error}")
-        return 2
+        _report(f"error: {error}")
+        return FAILED
     except Exception:
-        failing.end_after_a_bug()
+        _end_after_a_bug()
         raise
     finally:
         distributed.stop()
     return 0
+
+
+def _report(line: str) -> None:
+    """Print this process's error; one that rank 0 has too is printed by rank 0 alone."""
+    if not distributed.is_main():
+        _wait_for_the_cause()
+        line = f"[rank {distributed.rank()}] {line}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _wait_for_the_cause() -> None:
+    """Before an error is shown: the process whose error may have caused it goes first.
+
+    A process that loses another in mid-collective fails with a traceback that says nothing; the
+    launcher ends it in this time, after the other has shown the cause.
+    """
+    until = time.monotonic() + HEAD_START_S
+    while distributed.announced() > 1 and time.monotonic() < until:
+        if stopping.asked():  # by the launcher, which has seen the other end
+            sys.stderr.flush()
+            os._exit(1)
+        time.sleep(0.1)
+
+
+def _end_after_a_bug() -> None:
+    """In a handler, in one of several processes: show the traceback and end.
+
+    At once, since the traceback keeps the distributed model alive; see `distributed.stop`.
+    """
+    if distributed.announced() > 1:
+        silent = ", ".join(map(str, _silent_ranks()))
+        if silent:
+            line = f"error: [rank {distributed.rank()}] waited in vain for rank {silent}"
+            print(line, file=sys.stderr)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _silent_ranks() -> list[int]:
+    """After `_wait_for_the_cause`, those that have not failed as well: they are gone or hang."""
+    if not dist.is_initialized():
+        _wait_for_the_cause()
+        return []
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"failed/{distributed.rank()}", "")
+        _wait_for_the_cause()
+        ranks = range(distributed.world_size())
+        return [other for other in ranks if not store.check([f"failed/{other}"])]
+    except RuntimeError:  # the launcher, which keeps the store, is gone
+        return []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code_unwatched
 from captioning.scenes.make import make_scenes
 
 
@@ -18,13 +18,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("data/scenes"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    try:
+
+    def draw() -> None:
         drawn = make_scenes(arguments.output, arguments.seed)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{arguments.output} {'is drawn' if drawn else 'is there already'}", file=sys.stderr)
-    return 0
+        print(f"{arguments.output} {'is drawn' if drawn else 'is there already'}", file=sys.stderr)
+
+    return exit_code_unwatched(draw)
 
 
 if __name__ == "__main__":

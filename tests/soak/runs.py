@@ -8,7 +8,7 @@ import torch
 
 from captioning import train
 from captioning.models import checkpoints
-from captioning.runtime import failing
+from captioning.runtime import program
 from captioning.scenes.make import make_scenes
 from tests.soak.processes import Processes
 from tests.tiny_run import TINY_RUN
@@ -52,7 +52,7 @@ class Run(Processes):
 
 def be_quick(rank: int) -> None:
     """A hook: a process that was failed by another waits less for the other to say why."""
-    failing.HEAD_START_S = 1
+    program.HEAD_START_S = 1
 
 
 def log(folder: Path) -> list[dict]:

@@ -119,7 +119,7 @@ def test_running_statistics_are_those_of_rank_0(launch, tmp_path):
     script = tmp_path / "share.py"
     script.write_text(
         "import sys, torch\n"
-        "from captioning import distributed\n"
+        "from captioning.runtime import distributed\n"
         "distributed.start('cpu')\n"
         "layer = torch.nn.BatchNorm1d(3)\n"
         "layer.running_mean.fill_(5 + distributed.rank())\n"
