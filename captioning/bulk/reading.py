@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from captioning.bulk import tars
-from captioning.bulk.plan import Plan
+from captioning.bulk.shards import Plan
 from captioning.data import load_image
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError

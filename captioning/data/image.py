@@ -16,16 +16,14 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from captioning.data.randaugment import RandAugment
-from captioning.runtime.errors import UserError
+from captioning.files.images import FORMATS
+from captioning.runtime.errors import UserError, one_line
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 AREA = (0.5, 1.0)  # of a training crop, relative to the image
 ASPECT = (3 / 4, 4 / 3)  # width to height
 REDUCTIONS = (8, 4, 2)  # that a JPEG decoder can take as it decodes
-
-# Pillow's other formats are not read. Of EPS it would have Ghostscript run what is in the file.
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
 
 # What an image may hold at most, in any of its channels: Pillow's own limit, which it leaves to
 # every library to lift, and from half of which on it warns.
@@ -87,8 +85,7 @@ def _errors_naming(path: Union[str, os.PathLike]) -> Iterator[None]:
             f"{path}: not a readable image (none of {', '.join(FORMATS)}): replace the file"
         ) from None
     except Exception as error:  # a decoder raises whatever a broken file makes it stumble over
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        reason = reason or type(error).__name__
+        reason = getattr(error, "strerror", None) or one_line(error, most=None)
         raise UserError(f"{path}: not a readable image ({reason}): replace the file") from None
 
 

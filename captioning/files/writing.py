@@ -52,6 +52,16 @@ def require_folder(folder: Path) -> None:
     (folder / ".writable").unlink(missing_ok=True)
 
 
+def replace_text(text: str, path: Path) -> None:
+    """Write a UTF-8 file that is whole or not there, in a folder that is, without a sync.
+
+    Raises OSError. What a kill leaves has a fixed name: the next call for `path` takes it away.
+    """
+    temporary = path.with_name(f".{path.name}{SUFFIX}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def write_text(text: str, path: Path) -> None:
     """Write a UTF-8 file, in a folder made if need be, that appears when it is whole.
 
