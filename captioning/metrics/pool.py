@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from captioning.files.images import LISTS, images_in, read_list
-from captioning.metrics.arrays import NO_ARRAYS, read_arrays
+from captioning.metrics.feature_files import NO_ARRAYS, read_arrays
 from captioning.runtime.errors import UserError
 
 

@@ -14,7 +14,7 @@ from captioning.data import (
     evaluation_loader,
     evaluation_transform,
 )
-from captioning.data.text import preprocess_caption
+from captioning.data.dataset import preprocess_caption
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss
 
