@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.bulk import tars
-from captioning.bulk.request import Request, require_webdataset
+from captioning.bulk.request import Request, require
 from captioning.bulk.shards import Plan, remove_plan, write_entries, write_header
 from captioning.bulk.written import (
     Written,
@@ -117,7 +117,7 @@ def _check_sidecar(sidecar: Path, image: str, sidecars: dict[str, str], folders:
 
 
 def _tars(request: Request, written: Written, tally: Tally) -> Iterator[dict[str, Any]]:
-    require_webdataset("a .tar")
+    require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar is for photos, and a .tar has none beside it: --write-shards")
     done = json.loads(request.marker.read_text(encoding="utf-8")) if request.marker.exists() else {}

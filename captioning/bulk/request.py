@@ -1,6 +1,7 @@
 """What a call asks for, as far as images and files go, and the files that come of it."""
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,10 +97,10 @@ class Request:
             raise UserError(f"--out is {self.out}; it has to be a file that ends in .jsonl")
         require_folder(self.out.parent)
         if self.write_shards:
-            require_webdataset("--write-shards")
+            require("webdataset", "--write-shards")
             require_folder(self.write_shards)
         if self.parquet:
-            _require_pyarrow()
+            require("pyarrow", "--parquet")
             if self.parquet.is_dir():
                 raise UserError(f"--parquet is {self.parquet}; it has to be a file")
             require_folder(self.parquet.parent)
@@ -140,15 +141,7 @@ def _pairs(first: list[str], second: list[str]) -> list[str]:
     return [" ".join(filter(None, pair)) for pair in zip(*padded)]
 
 
-def require_webdataset(why: str) -> None:
-    try:
-        import webdataset  # noqa: F401
-    except ImportError:
-        raise UserError(f"{why} needs the webdataset library: pip install webdataset") from None
-
-
-def _require_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise UserError("--parquet needs the pyarrow library: pip install pyarrow") from None
+def require(library: str, why: str) -> None:
+    """Raise UserError where a library that `why` needs is not installed."""
+    if importlib.util.find_spec(library) is None:
+        raise UserError(f"{why} needs the {library} library: pip install {library}")

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Callable, Union
+from typing import BinaryIO, Callable, Optional, Union
 
 import numpy as np
 import torch
@@ -31,14 +31,15 @@ MOST_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def open_image(path: Union[str, os.PathLike]) -> Image.Image:
+def open_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -> Image.Image:
     """Return an image file of which the header alone has been read, for `decode`.
 
-    The format is told from the content, whatever the file's name says. Raises UserError, naming the
+    data: its content, where `path` is but its name. The format is told from the content, whatever
+    the name says. Raises UserError, naming the
     file, if it is none of FORMATS or has more than MOST_PIXELS.
     """
     with _errors_naming(path):
-        image = Image.open(path, formats=_formats())
+        image = Image.open(data or path, formats=_formats())
         if image.width * image.height > MOST_PIXELS:
             image.close()
             raise Image.DecompressionBombError
@@ -52,20 +53,20 @@ def _formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def decode(image: Image.Image) -> Image.Image:
+def decode(image: Image.Image, name: Union[str, os.PathLike] = "") -> Image.Image:
     """Return an opened image as RGB, 8 bits a channel: the first frame, transparency dropped.
 
     The EXIF orientation is not applied, since the original BLIP does not.
     Raises UserError, naming the file, if it holds no whole image.
     """
-    with _errors_naming(getattr(image, "filename", "")):
+    with _errors_naming(name or getattr(image, "filename", "")):
         return _eight_bits(image).convert("RGB")
 
 
-def load_image(path: Union[str, os.PathLike]) -> Image.Image:
-    """Return an image file, decoded; raises UserError as `open_image` and `decode` do."""
-    with open_image(path) as image:
-        return decode(image)
+def load_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -> Image.Image:
+    """Return an image file, decoded; see `open_image`, and `decode` as to what is raised."""
+    with open_image(path, data) as image:
+        return decode(image, path)
 
 
 @contextmanager
