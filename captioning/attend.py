@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from captioning.data import evaluation_transform, load_image
+from captioning.files.writing import refusals_told, staged
 from captioning.models.gaze import Gaze, gaze
 from captioning.models.trained import load_trained
 from captioning.runtime import distributed
@@ -55,10 +56,8 @@ def draw(found: Gaze, photo: Image.Image, path: Path) -> None:
         axis.imshow(grey, cmap="gray", alpha=0.6)
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    with refusals_told(path), staged(path) as file:
+        figure.savefig(file)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

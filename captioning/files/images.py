@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from captioning.files.reading import parse_json, read_text
+from captioning.files.reading import parse_json, read_json
 from captioning.runtime.errors import UserError
 
 # The formats that are read, by Pillow's names, each with the suffixes that its files have. Of EPS,
@@ -109,7 +109,7 @@ def _jsonl(path: Path, column: Optional[str]) -> Iterator[Listed]:
 
 
 def _json(path: Path, column: Optional[str]) -> Iterator[Listed]:
-    document = parse_json(read_text(path), path)
+    document = read_json(path)
     if isinstance(document, dict) and isinstance(document.get("images"), list):
         document = document["images"]
     if isinstance(document, dict):

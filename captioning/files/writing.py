@@ -52,6 +52,15 @@ def require_folder(folder: Path) -> None:
     (folder / ".writable").unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def refusals_told(path: Path) -> Iterator[None]:
+    """Make a disk's refusal of `path` a UserError, the one line that a user can mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def replace_text(text: str, path: Path) -> None:
     """Write a UTF-8 file that is whole or not there, in a folder that is, without a sync.
 
@@ -67,12 +76,10 @@ def write_text(text: str, path: Path) -> None:
 
     Raises UserError, with what was there left as it was.
     """
-    try:
+    with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path) as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def write_json(content: Any, path: Path) -> None:

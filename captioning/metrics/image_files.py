@@ -7,7 +7,7 @@ from pathlib import Path
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import ImageId
 from captioning.files.images import images_in, read_list
-from captioning.files.reading import parse_json, read_text
+from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError
 
 
@@ -48,7 +48,7 @@ def _mapping(source):
 
 def _annotated(references):
     """Return {image id: image file} of those that the file of references names."""
-    document = parse_json(read_text(references), references)
+    document = read_json(references)
     if isinstance(document, list):
         return {sample.image_id: sample.image for sample in read_annotations(references)}
     entries = document.get("images", []) if isinstance(document, dict) else []

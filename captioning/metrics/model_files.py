@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from BLIP.hub import hub_file
 from BLIP.pickled import read_pickled
-from captioning.files.reading import parse_json, read_text
+from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError, one_line
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -68,7 +68,7 @@ def _from_hub(source: str, name: str) -> Optional[Path]:
 
 def read_sizes(files: ModelFiles) -> dict[str, Any]:
     """Return the content of the model's config.json. Raises UserError."""
-    sizes = parse_json(read_text(files.config), files.config)
+    sizes = read_json(files.config)
     if not isinstance(sizes, dict):
         raise UserError(f"{files.config}: no model's configuration: download it again")
     return sizes

@@ -7,6 +7,6 @@ class UserError(Exception):
     """What was wrong, where, and what to do, in one line that is printed without a traceback."""
 
 
-def one_line(error: Exception, most: Optional[int] = 100) -> str:
-    """What an error says on one line, cut to `most` characters; its type where it is silent."""
+def one_line(error: object, most: Optional[int] = 100) -> str:
+    """What an error (or a text) says on one line, cut to `most` characters; its type where it is silent."""
     return " ".join(str(error).split())[:most] or type(error).__name__
