@@ -8,5 +8,5 @@ class UserError(Exception):
 
 
 def one_line(error: object, most: Optional[int] = 100) -> str:
-    """What an error (or a text) says on one line, cut to `most` characters; its type where it is silent."""
+    """What an error, or a text, says on one line, cut to `most` characters; else its type."""
     return " ".join(str(error).split())[:most] or type(error).__name__
