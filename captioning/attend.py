@@ -57,7 +57,7 @@ def draw(found: Gaze, photo: Image.Image, path: Path) -> None:
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
     with refusals_told(path), staged(path) as file:
-        figure.savefig(file)
+        figure.savefig(file, format="png")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

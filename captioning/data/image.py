@@ -35,8 +35,8 @@ def open_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -
     """Return an image file of which the header alone has been read, for `decode`.
 
     data: its content, where `path` is but its name. The format is told from the content, whatever
-    the name says. Raises UserError, naming the
-    file, if it is none of FORMATS or has more than MOST_PIXELS.
+    the name says. Raises UserError, naming the file, if it is none of FORMATS or has more than
+    MOST_PIXELS.
     """
     with _errors_naming(path):
         image = Image.open(data or path, formats=_formats())

@@ -18,8 +18,8 @@ def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[
     `captioning.files.images.read_list`), relative to its own folder. In a folder the files are
     those that `references` names, if it is an annotation file or COCO's with file_name; else those
     whose name is the id, or ends in its digits as COCO's do (COCO_val2014_000000000042.jpg is 42),
-    in folders within as well. "42" and 42 are the same
-    image. Raises UserError for the first id without a file, or with several.
+    in folders within as well. "42" and 42 are the same image. Raises UserError for the first id
+    without a file, or with several.
     """
     if source.is_dir():
         named = {i: source / name for i, name in _annotated(references).items()}

@@ -32,7 +32,8 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
     Raises UserError.
     """
     if path.is_dir():
-        pool = Pool([Path(found) for found in images_in(str(path))])
+        found = map(Path, images_in(str(path)))
+        pool = Pool([image for image in found if image.is_file()])  # no link to nowhere
     elif path.suffix == ".npz":
         pool = _read_features(path)
     elif path.suffix in LISTS:

@@ -134,6 +134,7 @@ def test_a_folder_of_rarer_formats_is_a_pool(evaluate, tmp_path, suffix):
     (tmp_path / "pool").mkdir()
     for colour in ("red", "blue"):
         Image.new("RGB", (30, 30), colour).save(tmp_path / "pool" / f"{colour}{suffix}")
+    (tmp_path / "pool" / f"gone{suffix}").symlink_to("nowhere")
     assert evaluate(tmp_path / "pool").settings["pool"].startswith("6 images")
 
 
