@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from captioning.data import load_image
+from captioning.files.writing import refusals_told, staged
 from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.word_by_word import END, SpokenCaption, gaze
 from captioning.runtime import distributed
@@ -55,10 +56,8 @@ def draw(found: SpokenCaption, photo: Image.Image, path: Path) -> None:
         axis.imshow(grey, cmap="gray", alpha=0.6)
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    with refusals_told(path), staged(path) as file:
+        figure.savefig(file, format="png")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

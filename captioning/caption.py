@@ -18,9 +18,9 @@ from typing import Any, Optional
 
 import torch
 
-from captioning.bulk.job import EXISTING, Job
 from captioning.bulk.model import Captioning
-from captioning.bulk.run import Run
+from captioning.bulk.request import EXISTING, Request
+from captioning.bulk.run import BulkCaptioning
 from captioning.config import Config, keys_of
 from captioning.models import checkpoints
 from captioning.runtime import distributed
@@ -113,9 +113,9 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return arguments
 
 
-def job_of(arguments: argparse.Namespace) -> Job:
-    names = set(Job.__dataclass_fields__) - {"source"}
-    return Job(arguments.input, **{name: getattr(arguments, name) for name in names})
+def request_of(arguments: argparse.Namespace) -> Request:
+    names = set(Request.__dataclass_fields__) - {"source"}
+    return Request(arguments.input, **{name: getattr(arguments, name) for name in names})
 
 
 def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def caption(arguments: argparse.Namespace) -> None:
         **{name: getattr(arguments, name) for name in OF_THE_RUN},
     }
     settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])
-    Run(job_of(arguments), settings, load, arguments.restart).run()
+    BulkCaptioning(request_of(arguments), settings, load, arguments.restart).run()
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

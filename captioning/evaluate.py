@@ -23,11 +23,7 @@ from captioning.data.caption_files import read_predictions, read_references, wit
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
-from captioning.metrics.evaluator import (
-    CLIP_MODEL,
-    PPL_MODEL,
-    Settings,
-)
+from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL, Settings
 from captioning.metrics.image_files import find_images
 from captioning.metrics.java import MEMORY
 from captioning.metrics.registry import (
@@ -47,46 +43,28 @@ def _arguments(argv):
         prog="python -m captioning.evaluate",
         description="Score a file of captions against human ones.",
     )
-    parser.add_argument(
-        "predictions", nargs="?", help="COCO results: a JSON list of {image_id, caption}"
-    )
-    parser.add_argument(
-        "--compare", nargs=2, metavar=("A", "B"), help="two such files, instead of predictions"
-    )
-    parser.add_argument(
-        "--references",
-        required=True,
-        help="human captions: COCO ground truth, an annotation file or {image id: [captions]}",
-    )
-    parser.add_argument(
-        "--output_dir", help="where to write metrics.json and per_caption.jsonl, or comparison.json"
-    )
-    parser.add_argument(
-        "--metrics",
-        nargs="+",
-        choices=EVALUATORS,
-        default=DEFAULT_METRICS,
-        metavar="NAME",
-        help=f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})",
-    )
-    parser.add_argument("--spice", action="store_true", help="compute SPICE too, which is slow")
-    parser.add_argument("--spice_timeout", type=float, default=3600.0, help="in seconds")
-    parser.add_argument("--spice_heap", default="8G", help="the most memory that its Java takes")
-    parser.add_argument("--train_captions", type=Path, help="what it was trained on, for diversity")
-    parser.add_argument("--facts_file", type=Path, help="what is in each image, for facts")
-    parser.add_argument(
-        "--images", type=Path, help="the images' folder, or a JSON file {image id: image file}"
-    )
-    parser.add_argument("--clip_model", default=CLIP_MODEL, help="a hub id or a folder")
-    parser.add_argument("--ppl_model", default=PPL_MODEL, help="a hub id or a folder")
-    parser.add_argument(
-        "--pool",
-        type=Path,
-        help="further images for retrieval: a folder, .txt, .json or .npz",
-    )
-    parser.add_argument("--cache_dir", type=Path, help="where image features are kept")
-    parser.add_argument("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
-    parser.add_argument("--batch_size", type=int, default=64, help="what a model takes at once")
+    add = parser.add_argument
+    add("predictions", nargs="?", help="COCO results: a JSON list of {image_id, caption}")
+    add("--compare", nargs=2, metavar=("A", "B"), help="two such files, instead of predictions")
+    captions = "COCO ground truth, an annotation file or {image id: [captions]}"
+    add("--references", required=True, help=f"human captions: {captions}")
+    files = "metrics.json and per_caption.jsonl, or comparison.json"
+    add("--output_dir", help=f"where to write {files}")
+    names = f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})"
+    shape = {"nargs": "+", "choices": EVALUATORS, "default": DEFAULT_METRICS, "metavar": "NAME"}
+    add("--metrics", **shape, help=names)
+    add("--spice", action="store_true", help="compute SPICE too, which is slow")
+    add("--spice_timeout", type=float, default=3600.0, help="in seconds")
+    add("--spice_heap", default="8G", help="the most memory that its Java takes")
+    add("--train_captions", type=Path, help="what it was trained on, for diversity")
+    add("--facts_file", type=Path, help="what is in each image, for facts")
+    add("--images", type=Path, help="the images' folder, or a JSON file {image id: image file}")
+    add("--clip_model", default=CLIP_MODEL, help="a hub id or a folder")
+    add("--ppl_model", default=PPL_MODEL, help="a hub id or a folder")
+    add("--pool", type=Path, help="further images for retrieval: a folder, a list or .npz")
+    add("--cache_dir", type=Path, help="where image features are kept")
+    add("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
+    add("--batch_size", type=int, default=64, help="what a model takes at once")
     arguments = parser.parse_args(argv)
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare and two")

@@ -19,9 +19,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from captioning.runtime.program import FAILED
 from captioning.runtime.stopping import PARENT, SIGNALS
-
-USER_ERROR = 2  # the exit code of captioning.train after such a line
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -35,8 +34,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         torchrun.run(torchrun.parse_args(argv))
     except ChildFailedError as error:
-        if any(failure.exitcode == USER_ERROR for failure in error.failures.values()):
-            return USER_ERROR
+        if any(failure.exitcode == FAILED for failure in error.failures.values()):
+            return FAILED
         raise
     return 0
 

@@ -1,9 +1,11 @@
-"""Lines of JSON, read one at a time."""
+"""Lines of JSON, read one at a time, and written as a file that appears when it is whole."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional
+
+from captioning.files.writing import staged
 
 
 def encode(entry: Any) -> bytes:
@@ -17,6 +19,12 @@ def encode(entry: Any) -> bytes:
 def printable(text: str) -> str:
     """The text with what is no UTF-8, in a file name, written out."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def write(path: Path, entries: Iterable[Any]) -> None:
+    """Write a line for each entry. Raises OSError."""
+    with staged(path) as file:
+        file.writelines(map(encode, entries))
 
 
 def read(path: Path) -> Iterator[Optional[dict[str, Any]]]:

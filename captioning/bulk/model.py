@@ -6,8 +6,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from captioning.bulk.job import Job
 from captioning.bulk.reading import Batch
+from captioning.bulk.request import Request
 from captioning.data.randomness import derived_seed
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
@@ -52,7 +52,7 @@ class Captioning:
             },
         }
 
-    def lines(self, batch: Batch, after: int, job: Job) -> list[dict[str, Any]]:
+    def lines(self, batch: Batch, after: int, job: Request) -> list[dict[str, Any]]:
         """A line for each entry of a batch, failed or captioned, `after` so many of its shard.
 
         Sampled captions depend on the seed and the place of the batch alone.

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from captioning.bulk import tars
-from captioning.bulk.inputs import find_images
-from captioning.bulk.job import Job, require_webdataset
-from captioning.bulk.plan import Plan, remove_plan, write_entries, write_header
-from captioning.bulk.sidecars import read_sidecar, write_missing
-from captioning.bulk.written import Written, read_written, write_without_faults
+from captioning.bulk.request import Request, require
+from captioning.bulk.shards import Plan, remove_plan, write_entries, write_header
+from captioning.bulk.written import (
+    Written,
+    read_sidecar,
+    read_written,
+    write_missing,
+    write_without_faults,
+)
 from captioning.runtime.errors import UserError
 
 BASE = "base.jsonl"  # what `out` held before, under a name that keeps it
@@ -38,65 +42,65 @@ class Tally:
     checkpoints: set[str] = field(default_factory=set)
 
 
-def make_plan(job: Job, settings: dict[str, Any]) -> tuple[Plan, Tally]:
+def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
     """Write the plan of what is to be done, and mend what needs no captioner.
 
     Raises UserError.
     """
-    written = read_written(job)
+    written = read_written(request)
     tally = Tally(damaged=written.damaged, repeated=written.repeated)
     tally.checkpoints = written.checkpoints
     if written.damaged or written.repeated:
-        if not job.verify:
+        if not request.verify:
             raise UserError(
-                f"{job.out}: {written.damaged} lines are damaged, {written.repeated} repeat an "
+                f"{request.out}: {written.damaged} lines are damaged, {written.repeated} repeat an "
                 "image: --verify mends it"
             )
-        write_without_faults(job)
-    remove_plan(job.parts)
-    in_tars = tars.is_tars(job.source)
-    entries = _tars(job, written, tally) if in_tars else _images(job, written, tally)
-    name, count = write_entries(job.parts, entries)
+        write_without_faults(request)
+    remove_plan(request.parts)
+    in_tars = tars.is_tars(request.source)
+    entries = _tars(request, written, tally) if in_tars else _images(request, written, tally)
+    name, count = write_entries(request.parts, entries)
     if not tally.found and not count:
-        raise UserError(f"{job.source}: found no images")
-    write_missing(job, tally.no_sidecar)
-    if job.out.exists():
-        _link(job.out, job.parts / BASE)
-    size = job.shard_size or min(max(-(-count // SHARDS), LEAST), MOST)
+        raise UserError(f"{request.source}: found no images")
+    write_missing(request, tally.no_sidecar)
+    if request.out.exists():
+        _link(request.out, request.parts / BASE)
+    size = request.shard_size or min(max(-(-count // SHARDS), LEAST), MOST)
     header = {
         "file": name,
         "settings": settings,
         "entries": count,
         "shard_size": 1 if in_tars else size,
-        "images": tars.estimate(tars.expand(job.source)) if in_tars else count,
-        "first_shard": _next_shard(job.write_shards) if job.write_shards else 0,
+        "images": tars.estimate(tars.expand(request.source)) if in_tars else count,
+        "first_shard": _next_shard(request.write_shards) if request.write_shards else 0,
     }
-    write_header(job.parts, header)
-    return Plan(job.parts, header), tally
+    write_header(request.parts, header)
+    return Plan(request.parts, header), tally
 
 
-def _images(job: Job, written: Written, tally: Tally) -> Iterator[dict[str, Any]]:
+def _images(request: Request, written: Written, tally: Tally) -> Iterator[dict[str, Any]]:
     sidecars: dict[str, str] = {}
     folders: set[str] = set()
-    for item in find_images(job):
+    for item in request.images():
         tally.found += 1
         old = written.captions.get(item.image)
-        if job.sidecar:
-            sidecar = job.sidecar_of(item.image)
+        if request.sidecar:
+            sidecar = request.sidecar_of(item.image)
             _check_sidecar(sidecar, item.image, sidecars, folders)
             beside = read_sidecar(sidecar)
-            if old is not None and job.keeps() and not beside:
+            if old is not None and request.keeps() and not beside:
                 tally.no_sidecar.add(item.image)
             old = beside or old
-        if job.keeps():
+        if request.keeps():
             if old is not None:
                 tally.skipped += 1
                 continue
-            if item.image in written.failed and not job.retry_failed:
+            if item.image in written.failed and not request.retry_failed:
                 tally.failed += 1
                 continue
         entry = {"image": item.image, "image_id": item.image_id, "old": old}
-        if job.existing == "overwrite" or not old:
+        if request.existing == "overwrite" or not old:
             del entry["old"]
         yield {key: value for key, value in entry.items() if value is not None}
 
@@ -112,26 +116,26 @@ def _check_sidecar(sidecar: Path, image: str, sidecars: dict[str, str], folders:
         folders.add(folder)
 
 
-def _tars(job: Job, written: Written, tally: Tally) -> Iterator[dict[str, Any]]:
-    require_webdataset("a .tar")
-    if job.sidecar:
+def _tars(request: Request, written: Written, tally: Tally) -> Iterator[dict[str, Any]]:
+    require("webdataset", "a .tar")
+    if request.sidecar:
         raise UserError("--sidecar is for photos, and a .tar has none beside it: --write-shards")
-    done = json.loads(job.marker.read_text(encoding="utf-8")) if job.marker.exists() else {}
+    done = json.loads(request.marker.read_text(encoding="utf-8")) if request.marker.exists() else {}
     by_tar = {"captions": _by_tar(written.captions), "failed": _by_tar(written.failed)}
-    for url in tars.expand(job.source):
+    for url in tars.expand(request.source):
         own = by_tar["captions"].get(url, {})
-        failed = {} if job.retry_failed else by_tar["failed"].get(url, {})
+        failed = {} if request.retry_failed else by_tar["failed"].get(url, {})
         entry: dict[str, Any] = {"tar": url}
         tally.found += 1
-        if job.keeps():
+        if request.keeps():
             tally.skipped += len(own)
-            tally.failed += len(failed) + (url in written.failed and not job.retry_failed)
+            tally.failed += len(failed) + (url in written.failed and not request.retry_failed)
             known = [*own, *failed]
-            if _is_done(job, url, done.get("tars", {}), known):
+            if _is_done(request, url, done.get("tars", {}), known):
                 continue
             if known:
                 entry["skip"] = known
-        elif job.existing != "overwrite" and own:
+        elif request.existing != "overwrite" and own:
             entry["old"] = own
         yield entry
 
@@ -145,12 +149,12 @@ def _by_tar(images: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _is_done(job: Job, url: str, done: dict[str, Any], known: list[str]) -> bool:
+def _is_done(request: Request, url: str, done: dict[str, Any], known: list[str]) -> bool:
     """Whether every image of a tar is known; --verify looks into it."""
     record = done.get(url)
-    if not job.verify:
+    if not request.verify:
         same = record is not None and record["bytes"] == os.path.getsize(url)
-        return same and not (job.retry_failed and record["failed"])
+        return same and not (request.retry_failed and record["failed"])
     names = set(known)
     try:
         return all(member.name in names for member in tars.members(url))

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from captioning.bulk import tars
-from captioning.bulk.plan import Plan
+from captioning.bulk.shards import Plan
 from captioning.data import load_image
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
@@ -72,26 +72,9 @@ class ShardImages(IterableDataset):
 
 
 def _decoded(name: str, data: Optional[bytes]) -> Image.Image:
-    if data is None:
-        if not os.path.exists(name):
-            raise UserError(f"{name}: no such file")
-        return load_image(name)
-    try:
-        return load_image(_Member(data, name))
-    except UserError as error:
-        reason = str(error).partition("not a readable image")[2]
-        raise UserError(f"{name}: not a readable image{reason}") from None
-
-
-class _Member(io.BytesIO):
-    """The bytes of an image under the name that Pillow gives it in errors."""
-
-    def __init__(self, data: bytes, name: str):
-        super().__init__(data)
-        self.name = name
-
-    def __repr__(self) -> str:
-        return repr(self.name)
+    if data is None and not os.path.exists(name):
+        raise UserError(f"{name}: no such file")
+    return load_image(name, None if data is None else io.BytesIO(data))
 
 
 def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,13 +7,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Optional
 
 from captioning.bulk import jsonl, tars
-from captioning.bulk.job import Job
-from captioning.bulk.merging import merge
+from captioning.bulk.merging import merge, write_parquet
 from captioning.bulk.model import Captioning
-from captioning.bulk.parquet import write_parquet
-from captioning.bulk.plan import Plan, find, remove_plan
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.ranks import Ranks
+from captioning.bulk.request import Request
+from captioning.bulk.shards import Plan, find, remove_plan
 from captioning.bulk.work import caption_shards, done_before, pending
 from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
@@ -22,14 +21,18 @@ from captioning.runtime.progress import progress, say
 EXAMPLES = 3
 
 
-class Run:
+class BulkCaptioning:
     """settings: what makes captions what they are, by which an unfinished run is recognised;
     load: makes the captioner, if one is needed at all; restart: drop an unfinished run."""
 
     def __init__(
-        self, job: Job, settings: dict[str, Any], load: Callable[[], Captioning], restart: bool
+        self,
+        request: Request,
+        settings: dict[str, Any],
+        load: Callable[[], Captioning],
+        restart: bool,
     ):
-        self.job, self.settings, self.load, self.restart = job, settings, load, restart
+        self.request, self.settings, self.load, self.restart = request, settings, load, restart
         self.model: Optional[Captioning] = None
         self.tally = Tally()
         self.rounds = 0
@@ -46,7 +49,7 @@ class Run:
                 self._finish()
                 before, self.failed = self.captioned, 0  # which the next plan counts again
             # Of a plan that overwrites or appends nothing is left to do when it is finished.
-            if not resumed or self.job.keeps():
+            if not resumed or self.request.keeps():
                 self._on_main(self._plan)
                 self.tally.skipped -= before
                 self._finish()
@@ -54,47 +57,47 @@ class Run:
 
     def _planned(self) -> bool:
         """Whether there is a plan; another machine that looked too early would remember none."""
-        return distributed.is_main() and find(self.job.parts) is not None
+        return distributed.is_main() and find(self.request.parts) is not None
 
     def _on_main(self, do: Callable[[], None]) -> None:
         def told() -> None:
-            with disks_told_of(self.job):
+            with disks_told_of(self.request):
                 do()
 
         distributed.main_alone(told)
 
     def _begin(self, held: ExitStack) -> None:
-        self.job.check_outputs()
-        held.enter_context(self.job.alone())
-        plan = find(self.job.parts)
+        self.request.check_outputs()
+        held.enter_context(self.request.alone())
+        plan = find(self.request.parts)
         if plan is None:
             return
         if self.restart:
-            remove_plan(self.job.parts)
+            remove_plan(self.request.parts)
             return
         before = plan.header["settings"]
         for name in sorted({*before, *self.settings}):
             was, now = before.get(name), self.settings.get(name)
             if was != now:
                 raise UserError(
-                    f"{self.job.out}: an unfinished run had {name} {was!r}, and now it is {now!r}: "
-                    "finish it as it was, or drop it with --restart"
+                    f"{self.request.out}: an unfinished run had {name} {was!r}, and now it is "
+                    f"{now!r}: finish it as it was, or drop it with --restart"
                 )
-        say(f"going on with {self.job.out}")
+        say(f"going on with {self.request.out}")
 
     def _plan(self) -> None:
-        plan, self.tally = make_plan(self.job, self.settings)
+        plan, self.tally = make_plan(self.request, self.settings)
         others = self.tally.checkpoints - {self.settings["checkpoint"]}
         if others and self.tally.skipped:
             say(
-                f"{self.job.out} has captions of {', '.join(sorted(others))}, which stay; "
+                f"{self.request.out} has captions of {', '.join(sorted(others))}, which stay; "
                 "--existing overwrite makes them anew"
             )
-        if self.job.verify:
+        if self.request.verify:
             tally = self.tally
             say(
                 f"verify: {tally.skipped} have a caption, {plan.header['entries']} "
-                f"{'tars have gaps' if tars.is_tars(self.job.source) else 'have none'}, "
+                f"{'tars have gaps' if tars.is_tars(self.request.source) else 'have none'}, "
                 f"{tally.failed} failed before; {tally.damaged} damaged lines, {tally.repeated} "
                 f"repeated, {len(tally.no_sidecar)} sidecars were missing"
             )
@@ -103,11 +106,11 @@ class Run:
         """Caption what is left of the plan, on all processes, and put it together."""
         left = None
         if distributed.is_main():
-            plan = find(self.job.parts)
-            left = pending(self.job, plan), plan.header
+            plan = find(self.request.parts)
+            left = pending(self.request, plan), plan.header
         shards, header = distributed.broadcast_from_main(left)
         if shards:
-            self._caption(shards, Plan(self.job.parts, header))
+            self._caption(shards, Plan(self.request.parts, header))
         self._on_main(self._merge)
 
     def _caption(self, shards: list[int], plan: Plan) -> None:
@@ -116,7 +119,7 @@ class Run:
             say(self.model.report)
         self.rounds += 1
         ranks = Ranks(f"captions/{self.rounds}")
-        begun = done_before(self.job, plan) if distributed.is_main() else 0
+        begun = done_before(self.request, plan) if distributed.is_main() else 0
         own = shards[distributed.rank() :: distributed.world_size()]
         started = time.monotonic()
         with progress(plan.header["images"], "captions", initial=begun) as bar:
@@ -124,8 +127,8 @@ class Run:
             def show(images: int) -> None:
                 bar.update(begun + images - bar.n)
 
-            with disks_told_of(self.job):
-                caption_shards(self.job, plan, own, self.model, ranks, show)
+            with disks_told_of(self.request):
+                caption_shards(self.request, plan, own, self.model, ranks, show)
             ranks.wait_for_all(show)
         self.images += ranks.add("images", 0)
         self.seconds += time.monotonic() - started
@@ -133,32 +136,32 @@ class Run:
             raise stopping.Stopped
 
     def _merge(self) -> None:
-        plan = find(self.job.parts)
-        if plan.header["entries"] or self.job.verify or not self.job.marker.exists():
-            captioned, failed = merge(self.job, plan)
+        plan = find(self.request.parts)
+        if plan.header["entries"] or self.request.verify or not self.request.marker.exists():
+            captioned, failed = merge(self.request, plan)
             self.captioned += captioned
             self.failed += failed
-        if self.job.parquet:
-            write_parquet(self.job.out, self.job.parquet)
-        remove_plan(self.job.parts)  # last: from here on the same command is another run
+        if self.request.parquet:
+            write_parquet(self.request.out, self.request.parquet)
+        remove_plan(self.request.parts)  # last: from here on the same command is another run
 
     def _end(self) -> None:
-        job, tally = self.job, self.tally
+        request, tally = self.request, self.tally
         rate = f" ({self.images / self.seconds:.1f} images a second)" if self.seconds else ""
         failed = self.failed + tally.failed
-        why = f" ({job.failed} says why; --retry-failed tries them again)" if failed else ""
-        examples = filter(None, jsonl.read(job.out)) if self.captioned else ()
+        why = f" ({request.failed} says why; --retry-failed tries them again)" if failed else ""
+        examples = filter(None, jsonl.read(request.out)) if self.captioned else ()
         for line in itertools.islice(examples, EXAMPLES):
             say(jsonl.printable(f"{line['image']}: {line['caption']}"))
         say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
-        say(f"captions are in {job.out}")
+        say(f"captions are in {request.out}")
 
 
 @contextmanager
-def disks_told_of(job: Job) -> Iterator[None]:
+def disks_told_of(request: Request) -> Iterator[None]:
     """Make a disk's refusal the one line that a user can do something about."""
     try:
         yield
     except OSError as error:
-        place = error.filename or job.out
+        place = error.filename or request.out
         raise UserError(f"cannot write {place}: {error.strerror or error}") from error

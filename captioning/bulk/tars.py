@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, Optional
 
-from captioning.metrics.pool import IMAGE_SUFFIXES
+from captioning.files.images import is_image
 from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -49,7 +49,7 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
     sizes = [os.path.getsize(url) for url in urls]
     try:
         with tarfile.open(urls[0]) as tar:
-            count = sum(_is_image(os.path.splitext(member.name)[1]) for member in tar)
+            count = sum(is_image(member.name) for member in tar)
     except (tarfile.TarError, OSError, EOFError):
         return None
     return round(count * sum(sizes) / max(sizes[0], 1))
@@ -64,7 +64,7 @@ def members(url: str) -> Iterator[Member]:
 
     for sample in group_by_keys(_files(url)):
         for extension, data in sample.items():
-            if not extension.startswith("__") and _is_image("." + extension.rpartition(".")[2]):
+            if not extension.startswith("__") and is_image(f"{sample['__key__']}.{extension}"):
                 key = sample["__key__"]
                 yield Member(f"{url}/{key}.{extension}", key, data)
                 break
@@ -94,7 +94,3 @@ def write(file: BinaryIO, samples: Iterable[tuple[str, str, bytes, dict[str, Any
             text = "\n".join(line.get("captions", [line["caption"]]))
             content = {extension: data, "txt": text.encode(), "json": json.dumps(line).encode()}
             writer.write({"__key__": key, **content})
-
-
-def _is_image(suffix: str) -> bool:
-    return suffix.lower() in IMAGE_SUFFIXES

@@ -8,26 +8,24 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from captioning.bulk import reading, tars
-from captioning.bulk.job import Job
 from captioning.bulk.model import Captioning
-from captioning.bulk.part import Part
-from captioning.bulk.plan import Plan
 from captioning.bulk.ranks import Ranks
-from captioning.bulk.sidecars import write_sidecar
-from captioning.bulk.written import captions_of
+from captioning.bulk.request import Request
+from captioning.bulk.shards import Part, Plan
+from captioning.bulk.written import captions_of, write_sidecar
 from captioning.files.writing import staged
 
 
-def pending(job: Job, plan: Plan) -> list[int]:
+def pending(request: Request, plan: Plan) -> list[int]:
     """The shards that have no marker yet."""
-    return [shard for shard in range(len(plan)) if not Part(job.parts, shard).marked()]
+    return [shard for shard in range(len(plan)) if not Part(request.parts, shard).marked()]
 
 
-def done_before(job: Job, plan: Plan) -> int:
+def done_before(request: Request, plan: Plan) -> int:
     """The images that earlier calls have captioned, or failed to, of what is planned."""
     count = 0
     for shard in range(len(plan)):
-        part = Part(job.parts, shard)
+        part = Part(request.parts, shard)
         if part.marked():
             counts = part.counts()
             count += counts["images"] + counts["failed"]
@@ -37,7 +35,7 @@ def done_before(job: Job, plan: Plan) -> int:
 
 
 def caption_shards(
-    job: Job,
+    request: Request,
     plan: Plan,
     shards: Iterable[int],
     model: Captioning,
@@ -50,9 +48,9 @@ def caption_shards(
     """
     parts: dict[int, Part] = {}
     for shard in shards:
-        part = Part(job.parts, shard)
+        part = Part(request.parts, shard)
         if part.sealed():
-            _publish(job, plan, part)
+            _publish(request, plan, part)
         else:
             parts[shard] = part.recover()
     unread = [(shard, len(part.lines)) for shard, part in parts.items()]
@@ -65,25 +63,25 @@ def caption_shards(
         part = parts[batch.shard]
         if batch.last:
             part.seal()
-            _publish(job, plan, part)
+            _publish(request, plan, part)
             del parts[batch.shard]
             continue
-        lines = model.lines(batch, len(part.lines), job)
+        lines = model.lines(batch, len(part.lines), request)
         part.add(lines)
         show(ranks.add("images", len(lines)))
 
 
-def _publish(job: Job, plan: Plan, part: Part) -> None:
+def _publish(request: Request, plan: Plan, part: Part) -> None:
     """Write what comes of a part besides itself, then its marker."""
     lines = part.read()
     captioned = [line for line in lines if "error" not in line]
-    if job.sidecar:
+    if request.sidecar:
         for line in captioned:
-            write_sidecar(job.sidecar_of(line["image"]), captions_of(line))
+            write_sidecar(request.sidecar_of(line["image"]), captions_of(line))
     entries = plan.entries(part.shard)
-    if job.write_shards:
+    if request.write_shards:
         number = plan.header["first_shard"] + part.shard
-        with staged(job.write_shards / f"{number:05d}.tar") as file:
+        with staged(request.write_shards / f"{number:05d}.tar") as file:
             tars.write(file, _samples(number, captioned, entries[0].get("tar")))
     counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
     if "tar" in entries[0]:

@@ -1,7 +1,7 @@
 """Annotated images as batches of tensors and captions."""
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
-from captioning.data.dataset import EvaluationDataset, TrainingDataset
+from captioning.data.dataset import EvaluationDataset, TrainingDataset, preprocess_caption
 from captioning.data.image import (
     MEAN,
     STD,
@@ -15,7 +15,6 @@ from captioning.data.prefetch import Prefetcher
 from captioning.data.preprocessing import Preprocessing
 from captioning.data.randaugment import RandAugment
 from captioning.data.sources import annotation_path, read_split, references
-from captioning.data.text import preprocess_caption
 
 __all__ = [
     "MEAN",

@@ -7,7 +7,7 @@ from typing import Any, Union
 
 from captioning.data.annotation_files import ImageId
 from captioning.data.annotations import read_annotations
-from captioning.files.reading import parse_json, read_text
+from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]
@@ -20,7 +20,7 @@ def read_predictions(path: Union[str, PathLike]) -> Captions:
     Raises UserError for a file that is missing, empty or something else, and for an image that has
     two captions. The same caption twice, which shards of several processes can hold, is one.
     """
-    return predictions_by_id(_read_json(Path(path)), str(path))
+    return predictions_by_id(read_json(Path(path)), str(path))
 
 
 def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
@@ -45,7 +45,7 @@ def read_references(path: Union[str, PathLike]) -> References:
     list of {image, caption}, see `captioning.data`) or a mapping {image id: [captions]}. Raises
     UserError for a file that is missing, empty or something else.
     """
-    document = _read_json(Path(path))
+    document = read_json(Path(path))
     if isinstance(document, list) and document:
         return _annotation_references(path)
     if isinstance(document, dict) and isinstance(document.get("annotations"), list):
@@ -126,10 +126,6 @@ def by_id(
         image_id: references[image_id] if image_id in references else as_text.get(str(image_id), ())
         for image_id in ids
     }
-
-
-def _read_json(path):
-    return parse_json(read_text(path), path)
 
 
 def _pairs(entries, where):

@@ -1,6 +1,7 @@
 """The samples of a split as items that a loader makes batches of."""
 
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -13,13 +14,27 @@ from torch.utils.data import Dataset
 from captioning.data.annotations import Sample
 from captioning.data.image import load_image, open_image
 from captioning.data.randomness import derived_seed, permutation, seeded
-from captioning.data.text import preprocess_caption
 from captioning.runtime.errors import UserError
 
 Transform = Callable[[Image.Image], torch.Tensor]
 
 # More unreadable images in a row than this are no bad luck, but a wrong folder.
 MAX_REPLACEMENTS = 100
+
+_PUNCTUATION = re.compile(r"[.!\"()*#:;~]")
+_WHITE_SPACE_RUN = re.compile(r"\s{2,}")
+
+
+def preprocess_caption(text: str, max_words: int = 30) -> str:
+    """Return `text` as BLIP cleans it up before it is tokenised.
+
+    It is in lower case, without the characters . ! " ( ) * # : ; ~, and cut to `max_words`. The
+    characters become spaces, a run of white space becomes one space, and words are what stands
+    between single spaces: commas, apostrophes and hyphens stay.
+    """
+    text = _PUNCTUATION.sub(" ", text.lower())
+    text = _WHITE_SPACE_RUN.sub(" ", text).rstrip("\n").strip(" ")
+    return " ".join(text.split(" ")[:max_words])
 
 
 class TrainingDataset(Dataset):

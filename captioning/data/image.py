@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Callable, Union
+from typing import BinaryIO, Callable, Optional, Union
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from captioning.data.randaugment import RandAugment
-from captioning.runtime.errors import UserError
+from captioning.files.images import FORMATS
+from captioning.runtime.errors import UserError, one_line
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -24,23 +25,21 @@ AREA = (0.5, 1.0)  # of a training crop, relative to the image
 ASPECT = (3 / 4, 4 / 3)  # width to height
 REDUCTIONS = (8, 4, 2)  # that a JPEG decoder can take as it decodes
 
-# Pillow's other formats are not read. Of EPS it would have Ghostscript run what is in the file.
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000")
-
 # What an image may hold at most, in any of its channels: Pillow's own limit, which it leaves to
 # every library to lift, and from half of which on it warns.
 MOST_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def open_image(path: Union[str, os.PathLike]) -> Image.Image:
+def open_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -> Image.Image:
     """Return an image file of which the header alone has been read, for `decode`.
 
-    The format is told from the content, whatever the file's name says. Raises UserError, naming the
-    file, if it is none of FORMATS or has more than MOST_PIXELS.
+    data: its content, where `path` is but its name. The format is told from the content, whatever
+    the name says. Raises UserError, naming the file, if it is none of FORMATS or has more than
+    MOST_PIXELS.
     """
     with _errors_naming(path):
-        image = Image.open(path, formats=_formats())
+        image = Image.open(data or path, formats=_formats())
         if image.width * image.height > MOST_PIXELS:
             image.close()
             raise Image.DecompressionBombError
@@ -54,20 +53,20 @@ def _formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def decode(image: Image.Image) -> Image.Image:
+def decode(image: Image.Image, name: Union[str, os.PathLike] = "") -> Image.Image:
     """Return an opened image as RGB, 8 bits a channel: the first frame, transparency dropped.
 
     The EXIF orientation is not applied, since the original BLIP does not.
     Raises UserError, naming the file, if it holds no whole image.
     """
-    with _errors_naming(getattr(image, "filename", "")):
+    with _errors_naming(name or getattr(image, "filename", "")):
         return _eight_bits(image).convert("RGB")
 
 
-def load_image(path: Union[str, os.PathLike]) -> Image.Image:
-    """Return an image file, decoded; raises UserError as `open_image` and `decode` do."""
-    with open_image(path) as image:
-        return decode(image)
+def load_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -> Image.Image:
+    """Return an image file, decoded; see `open_image`, and `decode` as to what is raised."""
+    with open_image(path, data) as image:
+        return decode(image, path)
 
 
 @contextmanager
@@ -87,8 +86,7 @@ def _errors_naming(path: Union[str, os.PathLike]) -> Iterator[None]:
             f"{path}: not a readable image (none of {', '.join(FORMATS)}): replace the file"
         ) from None
     except Exception as error:  # a decoder raises whatever a broken file makes it stumble over
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        reason = reason or type(error).__name__
+        reason = getattr(error, "strerror", None) or one_line(error, most=None)
         raise UserError(f"{path}: not a readable image ({reason}): replace the file") from None
 
 

@@ -7,7 +7,6 @@ from typing import Any, Optional, Union
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from captioning.data.buckets import bucketed
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
 from captioning.data.randomness import derived_seed, permutation
 from captioning.runtime import stopping
@@ -16,6 +15,10 @@ from captioning.runtime.errors import UserError
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
+
+# Batches that are sorted together: enough for lengths to differ little within one, and few enough
+# for an epoch to stay random.
+POOL = 50
 
 
 class Loader(DataLoader):
@@ -113,6 +116,20 @@ def evaluation_loader(
     positions = range(len(dataset))[rank::world_size]
     batches = [positions[i : i + batch_size] for i in range(0, len(positions), batch_size)]
     return Loader(dataset, batches, num_workers)
+
+
+def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int) -> list[int]:
+    """Return an order of whole batches of `size`, the items of each of similar length.
+
+    Little of a batch is padding then. order: a random order of items; lengths: by item. What fills
+    no batch is dropped.
+    """
+    order = order[: len(order) // size * size]
+    batches = []
+    for start in range(0, len(order), POOL * size):
+        pool = sorted(order[start : start + POOL * size], key=lambda item: lengths[item])
+        batches += [pool[i : i + size] for i in range(0, len(pool), size)]
+    return [item for batch in permutation(len(batches), seed) for item in batches[batch]]
 
 
 class _ShuffledBatches:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, one_line
 
 MOST_VALUES = 10_000  # a configuration has some hundred; aliases of aliases can stand for billions
 
@@ -27,6 +27,11 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise UserError(f"{path}: the file is empty: download or write it again")
     return text
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do."""
+    return parse_json(read_text(path), path)
 
 
 def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
@@ -69,7 +74,7 @@ def parse_yaml(text: str, where: str) -> Any:
         line = "" if mark is None else f" at line {mark.line + 1}"
         told = [getattr(error, part, None) for part in ("context", "problem")]
         problem = ", ".join(part for part in told if part) or str(error)
-        raise UserError(f"{where}: not valid YAML{line}: {' '.join(problem.split())}") from error
+        raise UserError(f"{where}: not valid YAML{line}: {one_line(problem, None)}") from error
     except RecursionError:
         raise UserError(f"{where}: not valid YAML: it is nested too deeply") from None
     except Exception as error:  # the values themselves: a date of month 13, "!!int" without one

@@ -52,17 +52,34 @@ def require_folder(folder: Path) -> None:
     (folder / ".writable").unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def refusals_told(path: Path) -> Iterator[None]:
+    """Make a disk's refusal of `path` a UserError, the one line that a user can mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def replace_text(text: str, path: Path) -> None:
+    """Write a UTF-8 file that is whole or not there, in a folder that is, without a sync.
+
+    Raises OSError. What a kill leaves has a fixed name: the next call for `path` takes it away.
+    """
+    temporary = path.with_name(f".{path.name}{SUFFIX}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
 def write_text(text: str, path: Path) -> None:
     """Write a UTF-8 file, in a folder made if need be, that appears when it is whole.
 
     Raises UserError, with what was there left as it was.
     """
-    try:
+    with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path) as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
 
 
 def write_json(content: Any, path: Path) -> None:

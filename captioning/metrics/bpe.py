@@ -6,7 +6,7 @@ rules here are the fast one's, which follow OpenAI's, without the repair of wron
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from captioning.files.reading import parse_json, read_text
+from captioning.files.reading import read_json, read_text
 from captioning.metrics.model_files import ModelFiles
 from captioning.runtime.errors import UserError
 
@@ -58,7 +58,7 @@ class Bpe:
 
 def _read(files):
     """Return {token: id} and the merges, pairs of tokens, the first to be applied first."""
-    content = parse_json(read_text(files.vocabulary), files.vocabulary)
+    content = read_json(files.vocabulary)
     try:
         if files.merges is not None:
             lines = read_text(files.merges).split("\n")

@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode
 from captioning.data.image import MEAN, STD, load_image
 from captioning.metrics.bpe import END, START, Bpe
 from captioning.metrics.model_files import find_model, load_weights, read_sizes
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, one_line
 
 # Part of what image features are cached under: change it with whatever changes them.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
@@ -122,8 +122,8 @@ def _build(sizes, files, marks):
             projection_dim=sizes.get("projection_dim", 512),
         )
     except Exception as error:  # newer versions check the sizes, with errors of their own
-        reason = " ".join(str(error).split())[:100]
-        raise UserError(f"{files.config}: clip_model: no sizes of a CLIP ({reason})") from None
+        problem = f"no sizes of a CLIP ({one_line(error)})"
+        raise UserError(f"{files.config}: clip_model: {problem}") from None
     model = CLIPModel(config).float()
     load_weights(model, files.weights)
     return model, config.text_config.max_position_embeddings, config.vision_config.image_size

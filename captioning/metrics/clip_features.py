@@ -9,11 +9,9 @@ import torch
 
 from captioning.metrics.clip import Clip
 from captioning.metrics.evaluator import CaptionSet, Settings
-from captioning.metrics.feature_cache import CachedFeatures
-from captioning.metrics.model_files import find_model
+from captioning.metrics.feature_files import CachedFeatures
 from captioning.metrics.over_ranks import batches_by_length, batches_of, shared, together
 from captioning.runtime.distributed import broadcast_from_main, is_main
-from captioning.runtime.errors import UserError
 
 
 class ClipFeatures:
@@ -67,12 +65,3 @@ def clip_features(captions: CaptionSet, settings: Settings) -> ClipFeatures:
     if ClipFeatures not in captions.shared:
         captions.shared[ClipFeatures] = ClipFeatures(settings)
     return captions.shared[ClipFeatures]
-
-
-def without_clip(names: Sequence[str], settings: Settings) -> dict[str, str]:
-    """Return {metric: what of the model is missing, in one line}, empty if nothing is."""
-    try:
-        find_model("clip_model", settings.clip_model)
-    except UserError as error:
-        return dict.fromkeys(names, str(error))
-    return {}

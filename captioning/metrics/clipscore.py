@@ -3,8 +3,9 @@
 import numpy as np
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.clip_features import clip_features, without_clip
+from captioning.metrics.clip_features import clip_features
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.model_files import without_model
 
 PREFIX = "A photo depicts "
 WEIGHT = 2.5
@@ -22,7 +23,7 @@ class ClipScore(Evaluator):
     on_every_rank = True
 
     def unavailable(self) -> dict[str, str]:
-        return without_clip(self.names, self.settings)
+        return without_model("clip_model", self.settings.clip_model, self.names)
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)

@@ -4,20 +4,22 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import ImageId
-from captioning.files.reading import parse_json, read_text
-from captioning.metrics.pool import IMAGE_SUFFIXES
+from captioning.files.images import images_in, read_list
+from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError
 
 
 def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[ImageId, Path]:
     """Return the image file of each id.
 
-    source: a folder, or a JSON file {image id: image file}, relative to its own folder. In a folder
-    the files are those that `references` names, if it is an annotation file or COCO's with
-    file_name; else those whose name is the id, or ends in its digits as COCO's do
-    (COCO_val2014_000000000042.jpg is 42), in folders within as well. "42" and 42 are the same
-    image. Raises UserError for the first id without a file, or with several.
+    source: a folder, or a JSON file {image id: image file} or another list with ids (see
+    `captioning.files.images.read_list`), relative to its own folder. In a folder the files are
+    those that `references` names, if it is an annotation file or COCO's with file_name; else those
+    whose name is the id, or ends in its digits as COCO's do (COCO_val2014_000000000042.jpg is 42),
+    in folders within as well. "42" and 42 are the same image. Raises UserError for the first id
+    without a file, or with several.
     """
     if source.is_dir():
         named = {i: source / name for i, name in _annotated(references).items()}
@@ -38,19 +40,16 @@ def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[
 
 
 def _mapping(source):
-    names = parse_json(read_text(source), source)
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+    names = {item.image_id: item.image for item in read_list(source)}
+    if not names or None in names:
         raise UserError(f"{source}: expected {{image id: image file}}, or give a folder of images")
     return names
 
 
 def _annotated(references):
     """Return {image id: image file} of those that the file of references names."""
-    document = parse_json(read_text(references), references)
+    document = read_json(references)
     if isinstance(document, list):
-        # Its package imports torch, which scoring without images does not need.
-        from captioning.data.annotations import read_annotations
-
         return {sample.image_id: sample.image for sample in read_annotations(references)}
     entries = document.get("images", []) if isinstance(document, dict) else []
     entries = entries if isinstance(entries, list) else []
@@ -61,9 +60,7 @@ def _annotated(references):
 def _by_name(folder):
     """Return {id: image files} for the ids that file names can stand for."""
     files: dict[str, list[Path]] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in IMAGE_SUFFIXES:
-            continue
+    for path in map(Path, images_in(str(folder))):
         keys = {path.stem, path.name, path.relative_to(folder).as_posix()}
         digits = re.search(r"[0-9]+\Z", path.stem)
         if digits:

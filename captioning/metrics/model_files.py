@@ -1,5 +1,6 @@
 """The files of a pre-trained model that a metric uses: in a folder, or on the Hugging Face hub."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -7,8 +8,8 @@ from torch import Tensor, nn
 
 from BLIP.download import hub_file
 from BLIP.pickled import read_pickled
-from captioning.files.reading import parse_json, read_text
-from captioning.runtime.errors import UserError
+from captioning.files.reading import read_json
+from captioning.runtime.errors import UserError, one_line
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
@@ -35,6 +36,15 @@ def find_model(key: str, source: str) -> ModelFiles:
     return ModelFiles(config, vocabulary, merges, weights)
 
 
+def without_model(key: str, source: str, names: Iterable[str]) -> dict[str, str]:
+    """Return {metric: what of the model is missing, in one line}, empty if nothing is."""
+    try:
+        find_model(key, source)
+    except UserError as error:
+        return dict.fromkeys(names, str(error))
+    return {}
+
+
 def _find(key: str, source: str, *names: str) -> Path:
     """The first of these files that is there."""
     folder = Path(source).expanduser()
@@ -58,7 +68,7 @@ def _from_hub(source: str, name: str) -> Optional[Path]:
 
 def read_sizes(files: ModelFiles) -> dict[str, Any]:
     """Return the content of the model's config.json. Raises UserError."""
-    sizes = parse_json(read_text(files.config), files.config)
+    sizes = read_json(files.config)
     if not isinstance(sizes, dict):
         raise UserError(f"{files.config}: no model's configuration: download it again")
     return sizes
@@ -96,5 +106,4 @@ def _read(path: Path) -> Any:
             return load_file(path)
         return read_pickled(path)
     except Exception as error:  # safetensors has errors of its own
-        reason = " ".join(str(error).split())[:100]
-        raise UserError(f"{path}: cannot be read ({reason}): download it again") from None
+        raise UserError(f"{path}: cannot be read ({one_line(error)}): download it again") from None

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 from captioning.metrics.bootstrap import mean
 from captioning.metrics.bpe import END, Bpe
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
-from captioning.metrics.model_files import find_model, load_weights, read_sizes
+from captioning.metrics.model_files import find_model, load_weights, read_sizes, without_model
 from captioning.metrics.over_ranks import batches_by_length, shared, together
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, one_line
 
 # The logits of so many tokens, 50,257 floats each, are held at once: 400 MB.
 TOKENS_AT_ONCE = 2048
@@ -32,11 +32,7 @@ class Perplexity(Evaluator):
     on_every_rank = True
 
     def unavailable(self) -> dict[str, str]:
-        try:
-            find_model("ppl_model", self.settings.ppl_model)
-        except UserError as error:
-            return {"PPL": str(error)}
-        return {}
+        return without_model("ppl_model", self.settings.ppl_model, self.names)
 
     def evaluate(self, captions: CaptionSet) -> Result:
         model = together(lambda: LanguageModel(self.settings.ppl_model, self.settings.device))
@@ -80,8 +76,8 @@ class LanguageModel:
             config = GPT2Config(**{key: sizes[key] for key in _SIZES if key in sizes}, **marks)
             self.model = GPT2Model(config).float()
         except Exception as error:  # newer versions check the sizes, with errors of their own
-            reason = " ".join(str(error).split())[:100]
-            raise UserError(f"{files.config}: ppl_model: no sizes of a GPT-2 ({reason})") from None
+            problem = f"no sizes of a GPT-2 ({one_line(error)})"
+            raise UserError(f"{files.config}: ppl_model: {problem}") from None
         self.max_tokens, self.device = config.n_positions, device
         load_weights(self.model, files.weights, "transformer.")
         self.model.eval().requires_grad_(False).to(device)

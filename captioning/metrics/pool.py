@@ -7,11 +7,9 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from captioning.files.reading import parse_json, read_text
-from captioning.metrics.arrays import NO_ARRAYS, read_arrays
+from captioning.files.images import LISTS, images_in, read_list
+from captioning.metrics.feature_files import NO_ARRAYS, read_arrays
 from captioning.runtime.errors import UserError
-
-IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
 
 
 class Pool(NamedTuple):
@@ -25,40 +23,28 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
     """Return the images of a pool that is one of
 
     - a folder, with those in folders within;
-    - a `.txt` file of image files, a line each, or a `.json` list of them, relative to its folder;
-    - a split's annotation file, a `.json` list of {image, ...}, relative to `root` (without one, to
-      its folder);
+    - a list, see `captioning.files.images.read_list`: image files alone are relative to its folder;
+      those in rows, as of a split's annotation file, are relative to `root` (without one, to its
+      folder), and one that is named once for each of its captions counts once;
     - an `.npz` file of `features`, (P, D) of CLIP, and `files`, P names of files, that need not be
       there. What the cache keeps is such a file.
 
     Raises UserError.
     """
     if path.is_dir():
-        found = (f for f in path.rglob("*") if f.suffix.lower() in IMAGE_SUFFIXES and f.is_file())
-        pool = Pool(sorted(found))
+        found = map(Path, images_in(str(path)))
+        pool = Pool([image for image in found if image.is_file()])  # no link to nowhere
     elif path.suffix == ".npz":
         pool = _read_features(path)
-    elif path.suffix in (".txt", ".json"):
-        pool = Pool(_listed(path, root or path.parent))
+    elif path.suffix in LISTS:
+        listed = dict.fromkeys(read_list(path))
+        starts = {True: root or path.parent, False: path.parent}
+        pool = Pool([starts[item.in_row] / item.image for item in listed])
     else:
-        raise UserError(f"pool: {path} is no folder and no .txt, .json or .npz file")
+        raise UserError(f"pool: {path} is no folder and no {', '.join(LISTS)} or .npz file")
     if not pool.files:
         raise UserError(f"pool: {path} holds no images")
     return pool
-
-
-def _listed(path, root):
-    text = read_text(path)
-    if path.suffix == ".txt":
-        return [path.parent / line.strip() for line in text.split("\n") if line.strip()]
-    entries = parse_json(text, path)
-    entries = entries if isinstance(entries, list) else [None]
-    if all(isinstance(entry, str) for entry in entries):
-        return [path.parent / name for name in entries]
-    if all(isinstance(entry, dict) and isinstance(entry.get("image"), str) for entry in entries):
-        # A training split names an image once for each of its captions.
-        return [root / name for name in dict.fromkeys(entry["image"] for entry in entries)]
-    raise UserError(f"pool: {path}: expected a list of image files, or a split's annotation")
 
 
 def _read_features(path):

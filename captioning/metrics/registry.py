@@ -1,24 +1,28 @@
-"""The evaluators by name. A module is imported when its evaluator is chosen."""
+"""The evaluators by name."""
 
 from collections.abc import Iterable
-from importlib import import_module
 
+from captioning.metrics.clipscore import ClipScore
+from captioning.metrics.coco import Coco
+from captioning.metrics.diversity import Diversity
 from captioning.metrics.evaluator import Evaluator, Settings
+from captioning.metrics.facts import Facts
+from captioning.metrics.length import Length
+from captioning.metrics.perplexity import Perplexity
+from captioning.metrics.retrieval import Retrieval
 from captioning.runtime.errors import UserError
 
-EVALUATORS = {
-    "coco": "captioning.metrics.coco:Coco",
-    "length": "captioning.metrics.length:Length",
-    "diversity": "captioning.metrics.diversity:Diversity",
-    "clipscore": "captioning.metrics.clipscore:ClipScore",
-    "retrieval": "captioning.metrics.retrieval:Retrieval",
-    "perplexity": "captioning.metrics.perplexity:Perplexity",
-    "facts": "captioning.metrics.facts:Facts",
+EVALUATORS: dict[str, type[Evaluator]] = {
+    "coco": Coco,
+    "length": Length,
+    "diversity": Diversity,
+    "clipscore": ClipScore,
+    "retrieval": Retrieval,
+    "perplexity": Perplexity,
+    "facts": Facts,
 }
 NEED_IMAGES = ("clipscore", "retrieval")
-RUN_MODELS = ("clipscore", "retrieval", "perplexity")
 DEFAULT_METRICS = ("coco", "length", "diversity")
-
 
 _NOTHING_SPECIAL = Settings()
 
@@ -33,9 +37,4 @@ def build_evaluators(
     for name in NEED_IMAGES:
         if name in names and settings.images is None:
             raise UserError(f"metrics: {name} needs the images: give their folder with --images")
-    return [_class(EVALUATORS[name])(settings) for name in names]
-
-
-def _class(path):
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
+    return [EVALUATORS[name](settings) for name in names]

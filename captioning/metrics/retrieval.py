@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from captioning.metrics.bootstrap import mean, median
-from captioning.metrics.clip_features import ClipFeatures, clip_features, without_clip
+from captioning.metrics.clip_features import ClipFeatures, clip_features
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
+from captioning.metrics.model_files import without_model
 from captioning.metrics.pool import Pool, others, read_pool
 from captioning.runtime.errors import UserError
 
@@ -29,7 +30,7 @@ class Retrieval(Evaluator):
         self.pool = settings.pool and read_pool(settings.pool, settings.pool_root)
 
     def unavailable(self) -> dict[str, str]:
-        return without_clip(self.names, self.settings)
+        return without_model("clip_model", self.settings.clip_model, self.names)
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)

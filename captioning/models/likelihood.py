@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.config import Config
-from captioning.data import Prefetcher, Sample
-from captioning.data.text import preprocess_caption
+from captioning.data import Prefetcher, Sample, preprocess_caption
 from captioning.models.generation import images_of
 from captioning.runtime.progress import progress
 from smile import mle_loss, smile_loss

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Optional
 
-from captioning.files.reading import parse_json, read_text
-from captioning.files.writing import write_json, write_text
+from captioning.files.reading import read_json, read_text
+from captioning.files.writing import refusals_told, write_json, write_text
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 from captioning.scenes.annotators import describe_all
@@ -35,15 +35,13 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     folder holds something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
-    try:
+    with refusals_told(folder):
         if folder.exists() and any(folder.iterdir()):
             _check(folder, made_from)
             if not (folder / PIECES).exists():  # drawn before there was one
                 _write_pieces(folder, splits)
             return False
         _draw_all(folder, made_from)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
     return True
 
 
@@ -76,7 +74,7 @@ def _draw_all(folder: Path, made_from: dict) -> None:
 def _write_pieces(folder: Path, splits: Iterable[str]) -> None:
     """In a file of its own: a larger vocabulary would draw the demo's captioner other weights."""
     files = [folder / f"scenes_{split}.json" for split in splits]
-    captions = [text for path in files for entry in _json(path) for text in entry["caption"]]
+    captions = [text for path in files for entry in read_json(path) for text in entry["caption"]]
     first = sorted({caption.split()[0] for caption in captions})
     pieces = "".join(f"##{word}\n" for word in first)
     write_text(read_text(folder / "vocab.txt") + pieces, folder / PIECES)
@@ -106,12 +104,8 @@ def _check(folder: Path, made_from: dict) -> None:
         )
 
 
-def _json(path: Path):
-    return parse_json(read_text(path), path)
-
-
 def _read(path: Path) -> Optional[dict]:
-    content = _json(path)
+    content = read_json(path)
     return (
         content if isinstance(content, dict) and {"made_from", "scenes"} <= set(content) else None
     )

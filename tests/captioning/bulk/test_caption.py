@@ -38,6 +38,19 @@ def test_every_photo_has_the_line_of_its_captioner(run, photos, expected, checkp
     assert len({line["caption"] for line in lines}) == 10
 
 
+@pytest.mark.parametrize("suffix", [".avif", ".jp2", ".ppm"])
+def test_a_folder_of_rarer_formats_is_captioned(run, photos, tmp_path, suffix):
+    if Image.registered_extensions().get(suffix) not in Image.SAVE:
+        pytest.skip(f"this Pillow writes no {suffix}")
+    folder = tmp_path / "rare"
+    folder.mkdir()
+    for path in sorted(photos.glob("*.png"))[:2]:
+        Image.open(path).convert("RGB").save(folder / f"{path.stem}{suffix}")
+    lines, said = run(folder)
+    assert [line["image"] for line in lines] == sorted(map(str, folder.iterdir()))
+    assert all(line["caption"] for line in lines) and "failed 0" in said
+
+
 def test_decoding_settings_of_the_command_line(run, photos, expected):
     flags = ["--num_beams", "3", "--num_return", "2", "--max_length", "7", "--prefix", "<"]
     lines, _ = run(photos, *flags, "--length_penalty", "0.5", "--suffix", ">")

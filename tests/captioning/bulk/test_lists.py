@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from captioning.bulk.inputs import find_images
-from captioning.bulk.job import Job
+from captioning.bulk.request import Request
 from captioning.runtime.errors import UserError
 
 ROWS = {
@@ -26,7 +25,7 @@ IDS = {"a.csv": ["7", "8"], "a.jsonl": [7, 8], "c.json": [7, 8], "d.json": ["7",
 @pytest.mark.parametrize("name", ROWS)
 def test_a_list_names_each_image_once(tmp_path, name):
     (tmp_path / name).write_text(ROWS[name], encoding="utf-8-sig")
-    items = list(find_images(Job(str(tmp_path / name), tmp_path / "out.jsonl")))
+    items = list(Request(str(tmp_path / name), tmp_path / "out.jsonl").images())
     assert [item.image for item in items] == [
         str(tmp_path / "one.jpg"),
         str(tmp_path / "within" / "two.jpg"),
@@ -37,8 +36,8 @@ def test_a_list_names_each_image_once(tmp_path, name):
 def test_where_paths_start_and_what_the_column_is_called(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('image,photo\nx,"a, b.jpg"\n')
-    job = Job(str(path), tmp_path / "out.jsonl", root=Path("/photos"), column="photo")
-    assert [item.image for item in find_images(job)] == ["/photos/a, b.jpg"]
+    request = Request(str(path), tmp_path / "out.jsonl", root=Path("/photos"), column="photo")
+    assert [item.image for item in request.images()] == ["/photos/a, b.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -55,13 +54,13 @@ def test_where_paths_start_and_what_the_column_is_called(tmp_path):
 def test_what_is_wrong_with_a_list_is_told_with_its_place(tmp_path, name, text, reason):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=reason):
-        list(find_images(Job(str(tmp_path / name), tmp_path / "out.jsonl")))
+        list(Request(str(tmp_path / name), tmp_path / "out.jsonl").images())
 
 
 def test_a_list_that_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="not UTF-8"):
-        list(find_images(Job(str(tmp_path / "a.txt"), tmp_path / "out.jsonl")))
+        list(Request(str(tmp_path / "a.txt"), tmp_path / "out.jsonl").images())
 
 
 @pytest.fixture
@@ -86,6 +85,6 @@ def tree(tmp_path):
     ],
 )
 def test_photos_of_a_folder(tree, settings, names):
-    job = Job(str(tree), tree / "out.jsonl", **settings)
-    found = [os.path.relpath(item.image, tree) for item in find_images(job)]
+    request = Request(str(tree), tree / "out.jsonl", **settings)
+    found = [os.path.relpath(item.image, tree) for item in request.images()]
     assert found == names

@@ -2,7 +2,7 @@
 
 import pytest
 
-from captioning.bulk.part import Part
+from captioning.bulk.shards import Part
 
 
 @pytest.mark.parametrize("torn", [1, 10, 40])

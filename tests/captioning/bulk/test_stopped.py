@@ -10,7 +10,7 @@ import torch
 from BLIP import BlipCaptioner
 from captioning import caption
 from captioning.bulk.model import Captioning
-from captioning.bulk.part import Part
+from captioning.bulk.shards import Part
 from tests.captioning.bulk.conftest import read_lines
 from tests.soak.processes import Processes
 

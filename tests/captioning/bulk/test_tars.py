@@ -141,7 +141,7 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, source):
 
 
 def test_photos_gone_before_a_shard_is_written_are_left_out(run, photos, tmp_path, monkeypatch):
-    from captioning.bulk.part import Part
+    from captioning.bulk.shards import Part
 
     seal = Part.seal
 

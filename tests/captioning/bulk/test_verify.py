@@ -44,7 +44,7 @@ def test_captions_of_another_checkpoint_are_pointed_out(run, photos, tmp_path):
 
 
 def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr("captioning.bulk.parquet.ROWS", 3)
+    monkeypatch.setattr("captioning.bulk.merging.ROWS", 3)
     path = tmp_path / "captions.parquet"
     (photos.parent / "list.csv").write_text(
         "image,id\n" + "".join(f"{p},{n}\n" for n, p in enumerate(sorted(photos.rglob("*.png"))))

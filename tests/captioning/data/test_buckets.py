@@ -2,7 +2,7 @@
 
 from captioning.data import TrainingDataset, evaluation_transform, training_loader
 from captioning.data.annotations import Sample
-from captioning.data.buckets import POOL, bucketed
+from captioning.data.loader import POOL, bucketed
 from captioning.data.randomness import permutation
 
 LENGTHS = [(7 * n) % 23 for n in range(1003)]

@@ -95,7 +95,10 @@ def test_a_pool_is_a_folder_a_list_or_features(evaluate, clip_folder, photos, po
     np.savez(tmp_path / "features.npz", features=3 * features.numpy().astype(float), files=names)
     rows = [{"image": name, "caption": text} for name in listed for text in ("one", "two")]
     (tmp_path / "split.json").write_text(json.dumps(rows))
-    for given in ("list.txt", "list.json", "split.json", "features.npz", "pool"):
+    (tmp_path / "split.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "list.csv").write_text("\n".join(["path", *listed]))
+    lists = ("list.txt", "list.json", "list.csv", "split.json", "split.jsonl")
+    for given in (*lists, "features.npz", "pool"):
         given = tmp_path / given
         result = evaluate(given)
         assert result.per_image["rank"] == expected, given
@@ -121,6 +124,17 @@ def test_other_images_of_the_same_name_and_size_count(evaluate, tmp_path):
     for folder, colour in (("a", "red"), ("b", "blue")):
         (tmp_path / "pool" / folder).mkdir(parents=True)
         Image.new("RGB", (30, 30), colour).save(tmp_path / "pool" / folder / "1.bmp")
+    assert evaluate(tmp_path / "pool").settings["pool"].startswith("6 images")
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".jp2", ".ppm"])
+def test_a_folder_of_rarer_formats_is_a_pool(evaluate, tmp_path, suffix):
+    if Image.registered_extensions().get(suffix) not in Image.SAVE:
+        pytest.skip(f"this Pillow writes no {suffix}")
+    (tmp_path / "pool").mkdir()
+    for colour in ("red", "blue"):
+        Image.new("RGB", (30, 30), colour).save(tmp_path / "pool" / f"{colour}{suffix}")
+    (tmp_path / "pool" / f"gone{suffix}").symlink_to("nowhere")
     assert evaluate(tmp_path / "pool").settings["pool"].startswith("6 images")
 
 
@@ -189,10 +203,12 @@ def test_a_median_and_its_interval():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("pool.csv", "a", "is no folder and no .txt, .json or .npz file"),
+        ("pool.xml", "a", "is no folder and no .txt, .csv, .json, .jsonl or .npz file"),
         ("pool.txt", "absent.png", "absent.png: no such image"),
-        ("pool.json", "{}", "expected a list of image files"),
-        ("pool.json", '["a.png", {"image": "b.png"}]', "expected a list of image files"),
+        ("pool.json", "{}", "holds no images"),
+        ("pool.json", '{"a.png": 1}', "expected a list of images"),
+        ("pool.json", '["a.png", {"caption": "b.png"}]', "row 2 names no image"),
+        ("pool.csv", "size\n3\n", "line 2 names no image"),
         ("pool.json", "[]", "holds no images"),
         ("pool.npz", "broken", "cannot be read"),
     ],

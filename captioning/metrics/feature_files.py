@@ -1,8 +1,9 @@
-"""Image features kept on disk, by what they were computed from."""
+"""Image features in .npz files, looked at before they are unpacked, and a cache of them."""
 
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -10,10 +11,33 @@ from typing import Optional
 
 import numpy as np
 
-from captioning.metrics.arrays import NO_ARRAYS, read_arrays
+from captioning.files.writing import staged
 from captioning.metrics.clip import PREPROCESSING, Clip
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
+
+# What numpy and zipfile raise for a file that is no archive of these arrays.
+NO_ARRAYS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
+
+LARGEST = 4 << 30  # bytes of an array unpacked: the features of two million images
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Return the arrays of these names; an array of Python objects, a pickle, is refused.
+
+    Raises one of NO_ARRAYS, FileNotFoundError among them.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = {member.filename: member.file_size for member in archive.infolist()}
+        for name in names:
+            if members.get(f"{name}.npy", 0) > LARGEST:
+                raise ValueError(f"{name} unpacks to more than {LARGEST} bytes")
+    with np.load(path, allow_pickle=False) as content:
+        arrays = [content[name] for name in names]
+    for name, array in zip(names, arrays):
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{name} is no array")
+    return arrays
 
 
 def default_folder() -> Path:
@@ -54,14 +78,10 @@ class CachedFeatures:
 
     def write(self, features: np.ndarray) -> None:
         """Keep the features; a folder that cannot be written to is said, and no error."""
-        staged = self.path.with_name(f".{os.getpid()}.{self.path.name}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                np.savez(staged, features=features, files=np.array(self.files, dtype=str))
-                os.replace(staged, self.path)
-            finally:
-                staged.unlink(missing_ok=True)
+            with staged(self.path) as file:
+                np.savez(file, features=features, files=np.array(self.files, dtype=str))
         except OSError as error:
             say(f"image features are not kept: {self.path.parent}: {error.strerror}")
 

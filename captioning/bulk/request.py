@@ -1,6 +1,7 @@
 """What a call asks for, as far as images and files go, and the files that come of it."""
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Optional
 
 from filelock import FileLock, Timeout
 
-from captioning.bulk.plan import LOCK, begun, remove_plan
+from captioning.bulk.shards import LOCK, begun, remove_plan
+from captioning.files.images import LISTS, Listed, images_in, read_list
 from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
 
@@ -16,7 +18,7 @@ EXISTING = ("skip", "overwrite", "append", "prepend")
 
 
 @dataclass(frozen=True)
-class Job:
+class Request:
     """One call. The files: `out`, a line an image; `failed`, a line for each that has no caption;
     `marker`, written last; `parts`, a folder that is there until all is done."""
 
@@ -51,6 +53,34 @@ class Job:
     def sidecar_of(self, image: str) -> Path:
         return Path(image).with_suffix(self.sidecar)
 
+    def images(self) -> Iterator[Listed]:
+        """Each image once, those of a folder in the order of their names. Raises UserError.
+
+        Whether a file is an image is seen when it is read.
+        """
+        source = Path(self.source)
+        is_list = source.suffix in LISTS
+        if not source.exists():
+            raise UserError(f"{source}: no such photo, folder or list")
+        for name, given in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
+            if given and not source.is_dir():
+                raise UserError(f"{name} is for a folder, and {source} is none")
+        for name, given in {"--root": self.root, "--column": self.column}.items():
+            if given and not is_list:
+                raise UserError(f"{name} is for a list, and {source} is none")
+        if source.is_dir():
+            return map(Listed, images_in(self.source, self.recursive, self.glob))
+        return self._listed(source) if is_list else iter([Listed(self.source)])
+
+    def _listed(self, source: Path) -> Iterator[Listed]:
+        """A file of annotations names an image once for each of its captions."""
+        seen: set[str] = set()
+        for item in read_list(source, self.column):
+            image = str((self.root or source.parent) / item.image)
+            if image not in seen:
+                seen.add(image)
+                yield Listed(image, item.image_id)
+
     def keeps(self) -> bool:
         """Whether an image that has a caption is left alone."""
         return self.existing == "skip"
@@ -67,10 +97,10 @@ class Job:
             raise UserError(f"--out is {self.out}; it has to be a file that ends in .jsonl")
         require_folder(self.out.parent)
         if self.write_shards:
-            require_webdataset("--write-shards")
+            require("webdataset", "--write-shards")
             require_folder(self.write_shards)
         if self.parquet:
-            _require_pyarrow()
+            require("pyarrow", "--parquet")
             if self.parquet.is_dir():
                 raise UserError(f"--parquet is {self.parquet}; it has to be a file")
             require_folder(self.parquet.parent)
@@ -111,15 +141,7 @@ def _pairs(first: list[str], second: list[str]) -> list[str]:
     return [" ".join(filter(None, pair)) for pair in zip(*padded)]
 
 
-def require_webdataset(why: str) -> None:
-    try:
-        import webdataset  # noqa: F401
-    except ImportError:
-        raise UserError(f"{why} needs the webdataset library: pip install webdataset") from None
-
-
-def _require_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise UserError("--parquet needs the pyarrow library: pip install pyarrow") from None
+def require(library: str, why: str) -> None:
+    """Raise UserError where a library that `why` needs is not installed."""
+    if importlib.util.find_spec(library) is None:
+        raise UserError(f"{why} needs the {library} library: pip install {library}")

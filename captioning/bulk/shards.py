@@ -1,6 +1,13 @@
-"""What is to be captioned, on disk: a program that was killed goes on with the very same."""
+"""What is to be captioned, in shards, on disk, and the captions of each.
+
+A program that was killed goes on with the very same plan. Of a shard NUMBER.journal grows by a line
+a batch, so that nothing is made twice. NUMBER.jsonl appears when all captions are made. Whatever
+else comes of them, sidecars or a tar, is written out of that file, and again if need be:
+NUMBER.done says that it is there.
+"""
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +17,8 @@ from captioning.bulk import jsonl
 from captioning.files.writing import staged
 
 HEADER, LOCK = "plan.json", "lock"
+
+Line = dict[str, Any]
 
 
 class Plan:
@@ -47,6 +56,66 @@ class Plan:
             return [json.loads(line) for line in lines if line]
 
 
+class Part:
+    """The captions of one shard, from the first batch to the marker that is written last.
+
+    Raises OSError where the disk takes no more.
+    """
+
+    def __init__(self, folder: Path, shard: int):
+        self.shard = shard
+        self.path = folder / f"{shard:06d}.jsonl"
+        self.journal, self.marker = (self.path.with_suffix(s) for s in (".journal", ".done"))
+        self.lines: list[Line] = []
+        self._file = None
+
+    def recover(self) -> "Part":
+        """Take the batches that an earlier program has made, but for one that it was writing."""
+        if not self.journal.exists():
+            return self
+        whole = 0
+        with open(self.journal, "rb") as file:
+            for text in file:
+                entry = jsonl.decode(text)
+                if entry is None or entry["after"] != len(self.lines):
+                    break
+                whole += len(text)
+                self.lines += entry["lines"]
+        os.truncate(self.journal, whole)
+        return self
+
+    def add(self, lines: list[Line]) -> None:
+        """Keep the lines of one more batch."""
+        if self._file is None:
+            self._file = open(self.journal, "ab", buffering=0)  # noqa: SIM115
+        text = jsonl.encode({"after": len(self.lines), "lines": lines})
+        self._file.write(text)
+        self.lines += lines
+
+    def seal(self) -> None:
+        """All lines are there: write the part."""
+        jsonl.write(self.path, self.lines)
+        if self._file is not None:
+            self._file.close()
+        self.journal.unlink(missing_ok=True)
+
+    def sealed(self) -> bool:
+        return self.path.exists()
+
+    def read(self) -> list[Line]:
+        return [line for line in jsonl.read(self.path) if line is not None]
+
+    def mark(self, **counts: Any) -> None:
+        """All that belongs to the shard is there. Written last."""
+        jsonl.write(self.marker, [counts])
+
+    def marked(self) -> bool:
+        return self.marker.exists()
+
+    def counts(self) -> dict[str, Any]:
+        return json.loads(self.marker.read_text(encoding="utf-8"))
+
+
 def find(folder: Path) -> Optional[Plan]:
     """The plan in a folder, if there is a whole one."""
     path = folder / HEADER
@@ -75,8 +144,7 @@ def write_entries(folder: Path, entries: Iterable[dict[str, Any]]) -> tuple[str,
 
 
 def write_header(folder: Path, header: dict[str, Any]) -> None:
-    with staged(folder / HEADER) as file:
-        file.write(jsonl.encode(header))
+    jsonl.write(folder / HEADER, [header])
 
 
 def remove_plan(folder: Path) -> None:

@@ -1,0 +1,44 @@
+"""Which files are images, by their names, agrees with what is read; folders and links in them."""
+
+import os
+
+import pytest
+from PIL import Image
+
+from captioning.data import load_image
+from captioning.files.images import FORMATS, SUFFIXES, images_in, is_image
+from captioning.runtime.errors import UserError
+
+
+def test_every_suffix_is_one_that_pillow_gives_to_its_format():
+    Image.init()
+    known = Image.registered_extensions()
+    for name, suffixes in FORMATS.items():
+        if name in Image.OPEN:  # an older Pillow lacks AVIF
+            assert {known[suffix] for suffix in suffixes} == {name}
+    assert "EPS" not in FORMATS and ".eps" not in SUFFIXES
+
+
+@pytest.mark.parametrize("suffix", sorted(SUFFIXES))
+def test_a_file_of_each_suffix_is_found_and_read(tmp_path, suffix):
+    name = next(name for name, suffixes in FORMATS.items() if suffix in suffixes)
+    if name not in Image.SAVE:
+        pytest.skip(f"this Pillow writes no {name}")
+    path = tmp_path / f"photo{suffix.upper()}"
+    Image.new("RGB", (9, 8), "red").save(path, format=name)
+    assert list(images_in(str(tmp_path))) == [str(path)]
+    assert load_image(path).size == (9, 8)
+
+
+def test_what_is_no_image_by_its_name(tmp_path):
+    assert not any(map(is_image, ("a.eps", "a.txt", "a", ".png", "a.png.part")))
+    assert list(images_in(str(tmp_path))) == []
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match=r"cannot read the folder .*: Permission denied"):
+        list(images_in(str(tmp_path)))

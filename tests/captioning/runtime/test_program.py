@@ -1,0 +1,57 @@
+"""How a program of one process ends: its exit code, and what it says."""
+
+import pytest
+
+from captioning.runtime.errors import UserError, one_line
+from captioning.runtime.program import exit_code, exit_code_unwatched
+from captioning.runtime.stopping import Stopped
+
+
+def raising(error):
+    def program():
+        raise error
+
+    return program
+
+
+@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (2, 2), (130, 130)])
+def test_what_it_returns_is_its_exit_code(capsys, returned, code):
+    assert exit_code(lambda: returned) == exit_code_unwatched(lambda: returned) == code
+    assert capsys.readouterr().err == ""
+
+
+def test_a_users_mistake_is_one_line(capsys):
+    assert exit_code_unwatched(raising(UserError("a: mend it")), "stopped") == 2
+    assert capsys.readouterr().err == "error: a: mend it\n"
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped()])
+@pytest.mark.parametrize(("line", "said"), [("stopped: go on", "stopped: go on\n"), ("", "")])
+def test_where_a_line_is_given_a_stop_ends_in_it(capsys, stop, line, said):
+    assert exit_code_unwatched(raising(stop), line) == 130
+    assert capsys.readouterr() == ("", said)
+
+
+def test_without_a_line_a_stop_ends_well_and_ctrl_c_does_not(capsys):
+    assert exit_code_unwatched(raising(Stopped())) == 0
+    assert "the same command goes on from here" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        exit_code_unwatched(raising(KeyboardInterrupt()))
+
+
+def test_a_bug_keeps_its_traceback():
+    with pytest.raises(ZeroDivisionError):
+        exit_code_unwatched(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("a\n  b\tc"), "a b c"),
+        (ValueError(), "ValueError"),
+        (ValueError(" \n"), "ValueError"),
+        (ValueError("x" * 200), "x" * 100),
+    ],
+)
+def test_an_error_on_one_line(error, line):
+    assert one_line(error) == line
