@@ -35,7 +35,7 @@ ONLY = {
     "zipfile.ZipFile": ({"BLIP/pickled.py", "captioning/metrics/arrays.py", "app/batch.py"}, {}),
     "tarfile.open": ({"captioning/bulk/tars.py"}, {}),
     "YAML": (
-        {"captioning/files/yaml_file.py", "captioning/config/config.py"},
+        {"captioning/files/reading.py", "captioning/config/config.py"},
         {"typ": "safe", "pure": True},
     ),
     "Image.open": ({"captioning/data/image.py"}, {}),
