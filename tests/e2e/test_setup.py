@@ -1,6 +1,8 @@
 """scripts/setup.sh, tried in copies of the scripts that ask for a package of a few bytes."""
 
+import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -11,7 +13,8 @@ import zipfile
 import pytest
 
 needs_flock = pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
-OWN_VARIABLES = ("VENV", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")
+PYTHON = "{}.{}".format(*sys.version_info)
+OWN_VARIABLES = ("VENV", "PYTHON", "LATEST", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")
 
 
 class Project:
@@ -51,17 +54,26 @@ class Project:
         output, errors = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
+    def lock(self, *lines, python=PYTHON):
+        path = self.root / f"requirements-lock-py{python}.txt"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def versions(self):
+        command = [self.interpreter, "-m", "pip", "list", "--format=json"]
+        found = json.loads(subprocess.run(command, capture_output=True).stdout)
+        return {entry["name"]: entry["version"] for entry in found if "tiny" in entry["name"]}
+
     def has(self, module):
         return subprocess.run([self.interpreter, "-c", f"import {module}"]).returncode == 0
 
 
-def write_wheel(folder, name, version):
+def write_wheel(folder, name, version, *metadata):
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata]
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}.py", "")
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
+        wheel.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
         wheel.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -150,6 +162,78 @@ def test_what_only_some_need_is_added_to_the_same_environment(installed, more):
     assert (installed.venv / "kept").exists()
 
 
+@pytest.fixture
+def choosing(bare):
+    """A project with two versions of a package to choose from, of which the older is locked."""
+    write_wheel(bare.root / "wheels", "tiny_package", "1.1")
+    bare.require("tiny-package>=1.0")
+    bare.lock("# tested together", "tiny-package==1.0", "package-of-another-platform==3.0")
+    return bare
+
+
+def test_locked_versions_are_the_default(choosing):
+    result = choosing.set_up()
+    assert result.returncode == 0, result.stderr
+    assert choosing.versions() == {"tiny_package": "1.0"}
+    assert "the versions of requirements-lock-py" in result.stderr
+    # What satisfies the requirements is left as it is.
+    choosing.lock("tiny-package==1.1")
+    assert choosing.set_up().stderr == ""
+
+
+def test_latest_takes_what_the_requirements_allow(choosing):
+    result = choosing.set_up(LATEST="1")
+    assert choosing.versions() == {"tiny_package": "1.1"}
+    assert "the newest versions" in result.stderr
+
+
+def test_a_python_without_a_lock_takes_what_the_requirements_allow(choosing):
+    choosing.lock().rename(choosing.lock("tiny-package==1.0", python="3.99"))
+    assert choosing.set_up().returncode == 0
+    assert choosing.versions() == {"tiny_package": "1.1"}
+
+
+def test_a_lock_is_kept_beside_constraints_of_the_users(choosing, tmp_path):
+    write_wheel(choosing.root / "wheels", "tiny_tool", "1.1")
+    (choosing.root / "requirements-dev.txt").write_text("-r requirements.txt\ntiny-tool\n")
+    (tmp_path / "mine.txt").write_text("tiny-tool==1.0\n")
+    result = choosing.set_up("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
+    assert result.returncode == 0, result.stderr
+    assert choosing.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
+
+
+def test_a_version_that_cannot_be_had_any_more_names_the_way_out(choosing):
+    choosing.lock("tiny-package==1.0.5")
+    result = choosing.set_up()
+    assert_refused(result, choosing.log, "LATEST=1")
+    assert choosing.set_up(LATEST="1").returncode == 0
+
+
+@pytest.mark.skipif(
+    (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="made on Linux x86-64"
+)
+def test_lock_is_made_of_the_newest_versions_and_of_what_they_need(choosing):
+    write_wheel(
+        choosing.root / "wheels", "tiny_package", "1.2", "Requires-Dist: tiny.part[more]>=1"
+    )
+    extra = ("Provides-Extra: more", 'Requires-Dist: tiny_extra; extra == "more"')
+    write_wheel(choosing.root / "wheels", "tiny_part", "1.0", *extra)
+    write_wheel(choosing.root / "wheels", "tiny_extra", "2.0+local")
+    (choosing.root / "requirements-dev.txt").write_text("-r requirements.txt\n")
+    lock = choosing.lock("tiny-package==1.0")
+    result = subprocess.run(
+        ["bash", str(choosing.root / "scripts" / "lock.sh"), "python3"],
+        env=choosing.environment(TMPDIR=choosing.root),
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    comment, *lines = lock.read_text().splitlines()
+    assert comment.startswith("# ")
+    assert lines == ["tiny-extra==2.0", "tiny-package==1.2", "tiny-part==1.0"]
+    assert not choosing.venv.exists() and not list(choosing.root.glob("smile-lock*"))
+
+
 def test_unknown_argument_is_refused(installed):
     assert_refused(installed.set_up("develop"), "develop")
 
@@ -199,6 +283,19 @@ def test_unusable_python_is_refused(bare, program, words):
     if program is not None:
         write_program(python, program)
     assert_refused(bare.set_up(PYTHON=python), python, *words)
+    assert not bare.venv.exists()
+
+
+def test_the_page_refuses_python_39_before_anything_is_installed(bare):
+    python = write_program(
+        bare.root / "bin" / "my-python",
+        'case "$*" in *version_info*) echo 3.9;; *) exit 0;; esac',
+    )
+    result = bare.set_up("app", PYTHON=python)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: the web page needs Python 3.10 or later")
+    assert "PYTHON=python3.11" in line
     assert not bare.venv.exists()
 
 
