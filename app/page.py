@@ -18,6 +18,11 @@ from captioning.runtime.errors import UserError
 
 HERE = Path(__file__).parent
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+HEADER = (
+    '<h1 class="smile-title">What captioners say of a photo</h1>'
+    '<p class="smile-lead">Captioners trained with maximum likelihood (MLE), with SMILE, or with '
+    "both, side by side. Photos stay with the machine that runs this page.</p>"
+)
 WAITING = '<p class="smile-empty">The captions appear here.</p>'
 # An event of the page is no endpoint for programs: /api/caption is.
 EVENT = {"api_visibility": "private"}
@@ -62,7 +67,7 @@ def build_page(service: CaptionService, examples: Sequence[Path], address: str) 
         analytics_enabled=False,
         delete_cache=(600, 3600),  # seconds: looked through so often, kept so long
     ) as page:
-        _html((HERE / "header.html").read_text(encoding="utf-8"))
+        _html(HEADER)
         with gr.Tabs():
             with gr.Tab("Compare"):
                 _compare(service, examples)
