@@ -1,111 +1,17 @@
 """scripts/setup.sh, tried in copies of the scripts that ask for a package of a few bytes."""
 
-import json
 import os
-import platform
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
+from tests.e2e.setup_project import Project, assert_refused, fill, write_disk, write_program
+
 needs_flock = pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
-PYTHON = "{}.{}".format(*sys.version_info)
-OWN_VARIABLES = ("VENV", "PYTHON", "LATEST", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")
-
-
-class Project:
-    """A folder with the scripts, requirements of its own, and a PATH that begins in it."""
-
-    def __init__(self, root):
-        self.root = root
-        self.venv = root / ".venv"
-        self.interpreter = self.venv / "bin" / "python"
-        self.log = self.venv / "setup.log"
-
-    def require(self, *lines):
-        (self.root / "requirements.txt").write_text("\n".join(lines) + "\n")
-
-    def environment(self, **variables):
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
-        for name in OWN_VARIABLES:
-            kept.pop(name, None)
-        kept["PATH"] = f"{self.root / 'bin'}{os.pathsep}{kept['PATH']}"
-        kept.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1")
-        kept.update(PIP_FIND_LINKS=str(self.root / "wheels"), PIP_DISABLE_PIP_VERSION_CHECK="1")
-        kept.update({name: str(value) for name, value in variables.items()})
-        return {name: value for name, value in kept.items() if value != ""}
-
-    def start(self, *arguments, **variables):
-        return subprocess.Popen(
-            ["bash", str(self.root / "scripts" / "setup.sh"), *arguments],
-            env=self.environment(**variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def set_up(self, *arguments, **variables):
-        process = self.start(*arguments, **variables)
-        output, errors = process.communicate()
-        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-
-    def lock(self, *lines, python=PYTHON):
-        path = self.root / f"requirements-lock-py{python}.txt"
-        path.write_text("\n".join(lines) + "\n")
-        return path
-
-    def versions(self):
-        command = [self.interpreter, "-m", "pip", "list", "--format=json"]
-        found = json.loads(subprocess.run(command, capture_output=True).stdout)
-        return {entry["name"]: entry["version"] for entry in found if "tiny" in entry["name"]}
-
-    def has(self, module):
-        return subprocess.run([self.interpreter, "-c", f"import {module}"]).returncode == 0
-
-
-def write_wheel(folder, name, version, *metadata):
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *metadata]
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", "")
-        wheel.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")
-
-
-def write_program(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
-def fill(root, repository):
-    """Make a project in a folder: requirements that are met from a folder of wheels, no network."""
-    shutil.copytree(repository / "scripts", root / "scripts")
-    (root / "wheels").mkdir()
-    for name in ("tiny_package", "tiny_tool"):
-        write_wheel(root / "wheels", name, "1.0")
-    write_program(root / "bin" / "python3", f'exec "{sys.executable}" "$@"')
-    write_disk(root, free_gigabytes=50)
-    for more in ("dev", "app"):
-        path = root / f"requirements-{more}.txt"
-        path.write_text("-r requirements.txt\ntiny-tool==1.0\n")
-    project = Project(root)
-    project.require("tiny-package==1.0", 'absent; python_version < "3"  # left out by its marker')
-    return project
-
-
-def write_disk(root, free_gigabytes):
-    free = free_gigabytes * 1024 * 1024
-    write_program(root / "bin" / "df", f"printf 'Filesystem\\n/dev/disk 0 0 {free} 0%% /\\n'")
 
 
 @pytest.fixture
@@ -126,16 +32,6 @@ def installed(tmp_path, first_call):
     """A project of the test's own that was set up before."""
     shutil.copytree(first_call[0].root, tmp_path / "project", symlinks=True)
     return Project(tmp_path / "project")
-
-
-def assert_refused(result, *words):
-    lines = result.stderr.splitlines()
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert lines[-1].startswith("error: ")
-    assert sum(line.startswith("error: ") for line in lines) == 1
-    for word in words:
-        assert str(word) in lines[-1]
 
 
 def test_makes_an_environment_and_prints_its_interpreter(first_call):
@@ -160,78 +56,6 @@ def test_what_only_some_need_is_added_to_the_same_environment(installed, more):
     assert result.returncode == 0, result.stderr
     assert installed.has("tiny_package") and installed.has("tiny_tool")
     assert (installed.venv / "kept").exists()
-
-
-@pytest.fixture
-def choosing(bare):
-    """A project with two versions of a package to choose from, of which the older is locked."""
-    write_wheel(bare.root / "wheels", "tiny_package", "1.1")
-    bare.require("tiny-package>=1.0")
-    bare.lock("# tested together", "tiny-package==1.0", "package-of-another-platform==3.0")
-    return bare
-
-
-def test_locked_versions_are_the_default(choosing):
-    result = choosing.set_up()
-    assert result.returncode == 0, result.stderr
-    assert choosing.versions() == {"tiny_package": "1.0"}
-    assert "the versions of requirements-lock-py" in result.stderr
-    # What satisfies the requirements is left as it is.
-    choosing.lock("tiny-package==1.1")
-    assert choosing.set_up().stderr == ""
-
-
-def test_latest_takes_what_the_requirements_allow(choosing):
-    result = choosing.set_up(LATEST="1")
-    assert choosing.versions() == {"tiny_package": "1.1"}
-    assert "the newest versions" in result.stderr
-
-
-def test_a_python_without_a_lock_takes_what_the_requirements_allow(choosing):
-    choosing.lock().rename(choosing.lock("tiny-package==1.0", python="3.99"))
-    assert choosing.set_up().returncode == 0
-    assert choosing.versions() == {"tiny_package": "1.1"}
-
-
-def test_a_lock_is_kept_beside_constraints_of_the_users(choosing, tmp_path):
-    write_wheel(choosing.root / "wheels", "tiny_tool", "1.1")
-    (choosing.root / "requirements-dev.txt").write_text("-r requirements.txt\ntiny-tool\n")
-    (tmp_path / "mine.txt").write_text("tiny-tool==1.0\n")
-    result = choosing.set_up("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
-    assert result.returncode == 0, result.stderr
-    assert choosing.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
-
-
-def test_a_version_that_cannot_be_had_any_more_names_the_way_out(choosing):
-    choosing.lock("tiny-package==1.0.5")
-    result = choosing.set_up()
-    assert_refused(result, choosing.log, "LATEST=1")
-    assert choosing.set_up(LATEST="1").returncode == 0
-
-
-@pytest.mark.skipif(
-    (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="made on Linux x86-64"
-)
-def test_lock_is_made_of_the_newest_versions_and_of_what_they_need(choosing):
-    write_wheel(
-        choosing.root / "wheels", "tiny_package", "1.2", "Requires-Dist: tiny.part[more]>=1"
-    )
-    extra = ("Provides-Extra: more", 'Requires-Dist: tiny_extra; extra == "more"')
-    write_wheel(choosing.root / "wheels", "tiny_part", "1.0", *extra)
-    write_wheel(choosing.root / "wheels", "tiny_extra", "2.0+local")
-    (choosing.root / "requirements-dev.txt").write_text("-r requirements.txt\n")
-    lock = choosing.lock("tiny-package==1.0")
-    result = subprocess.run(
-        ["bash", str(choosing.root / "scripts" / "lock.sh"), "python3"],
-        env=choosing.environment(TMPDIR=choosing.root),
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    comment, *lines = lock.read_text().splitlines()
-    assert comment.startswith("# ")
-    assert lines == ["tiny-extra==2.0", "tiny-package==1.2", "tiny-part==1.0"]
-    assert not choosing.venv.exists() and not list(choosing.root.glob("smile-lock*"))
 
 
 def test_unknown_argument_is_refused(installed):
