@@ -15,11 +15,14 @@ from collections.abc import Sequence
 from typing import Optional
 
 from app.checkpoints import demos_checkpoints, load_checkpoints
-from app.desk import Desk
-from app.limits import Limits
+from app.photos import Limits
 from app.server import listen, serve
+from app.service import CaptionService
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code_unwatched
+
+OLDEST = (3, 10)  # the first Python that Gradio 6 runs on
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -49,26 +52,32 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = command_line()
     arguments = parser.parse_args(argv)
     limits = Limits(arguments.max_mb, arguments.max_pixels, arguments.max_photos, arguments.queue)
-    try:
-        if min(limits) <= 0:
-            parser.error("--max-mb, --max-pixels, --max-photos and --queue have to be above 0")
-        if importlib.util.find_spec("gradio") is None:
-            raise UserError(
-                "the page needs Gradio: start it with bash scripts/app.sh, which installs it, or "
-                "pip install -r requirements-app.txt"
-            )
+    if min(limits) <= 0:
+        parser.error("--max-mb, --max-pixels, --max-photos and --queue have to be above 0")
+
+    def program() -> None:
+        require_gradio()
         sources = arguments.checkpoints or demos_checkpoints()
-        listening = listen(arguments.host, arguments.port)
-        with listening:
+        with listen(arguments.host, arguments.port) as listening:
             device = distributed.start(arguments.device)
-            desk = Desk(load_checkpoints(sources, arguments.config, device))
-            serve(desk, limits, listening)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+            checkpoints = load_checkpoints(sources, arguments.config, device)
+            serve(CaptionService(checkpoints, limits), listening)
+
+    return exit_code_unwatched(program, interrupted="")
+
+
+def require_gradio() -> None:
+    """Raise UserError where this Python is too old for the page, or lacks Gradio."""
+    if sys.version_info < OLDEST:
+        raise UserError(
+            "the web page needs Python 3.10 or later, and this is {}.{}: start it with "
+            "PYTHON=python3.11 VENV=.venv-app bash scripts/app.sh".format(*sys.version_info)
+        )
+    if importlib.util.find_spec("gradio") is None:
+        raise UserError(
+            "the page needs Gradio: start it with bash scripts/app.sh, which installs it, or "
+            "pip install -r requirements-app.txt"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The way in for programs: one photo in, captions out as JSON."""
+"""The API for programs: one photo in, captions out as JSON."""
 
 import tempfile
 import threading
@@ -9,28 +9,27 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from app.desk import Desk
-from app.limits import Limits
 from app.options import Options, defaults_of, read_options
 from app.photos import read_photo
+from app.service import CaptionService
 from captioning.runtime.errors import UserError
 
 NAME = "the photo"  # in errors: a request's body has no name
 
 
-def add_api(server: FastAPI, desk: Desk, limits: Limits) -> None:
+def add_api(server: FastAPI, service: CaptionService) -> None:
     """POST /api/caption?KEY=VALUE..., whose body is the photo's file.
 
     The keys are those of `Options`, and `checkpoint`, a label, once or several times. Answers
     [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with the status
     400, 413 for a photo beyond the limits' bytes, 503 where too many wait.
     """
-    defaults = defaults_of(desk.checkpoints[0])
+    defaults, limits = defaults_of(service.checkpoints[0]), service.limits
     places = threading.BoundedSemaphore(limits.queue + 1)
 
     def answer(path: Path, labels: list[str], options: Options) -> list[dict[str, Any]]:
         photo = read_photo(path, NAME, limits)
-        return [desk.caption(photo, c, options).record() for c in desk.chosen(labels)]
+        return [service.caption(photo, c, options).record() for c in service.chosen(labels)]
 
     @server.post("/api/caption")
     async def caption(request: Request) -> JSONResponse:
@@ -48,7 +47,7 @@ def add_api(server: FastAPI, desk: Desk, limits: Limits) -> None:
                 given = dict(request.query_params)
                 labels = request.query_params.getlist("checkpoint")
                 given.pop("checkpoint", None)
-                labels = labels or [checkpoint.label for checkpoint in desk.checkpoints]
+                labels = labels or [checkpoint.label for checkpoint in service.checkpoints]
                 options = read_options({**defaults, **given})
                 return JSONResponse(
                     await run_in_threadpool(answer, Path(file.name), labels, options)

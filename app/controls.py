@@ -1,11 +1,11 @@
-"""The page's controls of how captions are drawn."""
+"""The page's controls of checkpoints and decoding settings."""
 
 from typing import Any, NamedTuple
 
 import gradio as gr
 
-from app.desk import Desk
 from app.options import LONGEST, MOST_BEAMS, Options, defaults_of, read_options
+from app.service import CaptionService
 
 BEAM, SAMPLING = "Beam search", "Sampling"
 
@@ -24,11 +24,16 @@ class Controls(NamedTuple):
         return labels or [], read_options({**given, "sample": way == SAMPLING})
 
 
-def controls(desk: Desk) -> Controls:
-    """Put them where the page is being built."""
-    defaults = defaults_of(desk.checkpoints[0])
-    labels = [checkpoint.label for checkpoint in desk.checkpoints]
+def controls(service: CaptionService) -> Controls:
+    """Make them, at the place of the page that is being built."""
+    defaults = defaults_of(service.checkpoints[0])
+    labels = [checkpoint.label for checkpoint in service.checkpoints]
     made: dict[str, gr.components.Component] = {}
+
+    def slider(name: str, label: str, least: float, most: float, step: float) -> None:
+        value = defaults[name]
+        made[name] = gr.Slider(least, most, value=value, step=step, label=label, min_width=200)
+
     classes = ["smile-controls", *(["sampling"] if defaults["sample"] else [])]
     with gr.Column(elem_classes=classes):
         chosen = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
@@ -39,36 +44,23 @@ def controls(desk: Desk) -> Controls:
         )
         with gr.Accordion("Lengths, prompt and more", open=False):
             with gr.Row():
-                made["min_length"] = _slider(
-                    "Shortest caption, tokens", 0, LONGEST, 1, defaults["min_length"]
-                )
-                made["max_length"] = _slider(
-                    "Longest caption, tokens", 1, LONGEST, 1, defaults["max_length"]
-                )
+                slider("min_length", "Shortest caption, tokens", 0, LONGEST, 1)
+                slider("max_length", "Longest caption, tokens", 1, LONGEST, 1)
             made["prompt"] = gr.Textbox(
                 label="Prompt",
                 info="What a caption starts with; empty: the checkpoint's own. Its tokens count.",
-                placeholder=desk.checkpoints[0].captioner.prompt.strip(),
+                placeholder=service.checkpoints[0].captioner.prompt.strip(),
                 max_lines=1,
             )
             with gr.Group(elem_classes=["smile-beams"]):
-                made["num_beams"] = _slider("Beams", 1, MOST_BEAMS, 1, defaults["num_beams"])
+                slider("num_beams", "Beams", 1, MOST_BEAMS, 1)
             with gr.Group(elem_classes=["smile-sampling"]):
                 with gr.Row():
-                    made["top_p"] = _slider("Nucleus (top-p)", 0.05, 1, 0.05, defaults["top_p"])
-                    made["temperature"] = _slider(
-                        "Temperature", 0.05, 3, 0.05, defaults["temperature"]
-                    )
+                    slider("top_p", "Nucleus (top-p)", 0.05, 1, 0.05)
+                    slider("temperature", "Temperature", 0.05, 3, 0.05)
                 with gr.Row():
-                    made["top_k"] = gr.Number(
-                        defaults["top_k"], label="Top-k (0: all)", precision=0
-                    )
+                    top_k = defaults["top_k"]
+                    made["top_k"] = gr.Number(top_k, label="Top-k (0: all)", precision=0)
                     made["seed"] = gr.Number(0, label="Seed", precision=0)
-            made["repetition_penalty"] = _slider(
-                "Repetition penalty", 0.5, 2, 0.05, defaults["repetition_penalty"]
-            )
+            slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
     return Controls([chosen, way, *made.values()], list(made))
-
-
-def _slider(label: str, least: float, most: float, step: float, value: float) -> gr.Slider:
-    return gr.Slider(least, most, value=value, step=step, label=label, min_width=200)

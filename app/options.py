@@ -1,4 +1,4 @@
-"""How a visitor wants captions to be drawn: one set of names for the page and for its API."""
+"""The decoding settings that a visitor chooses, named alike in the page and in its API."""
 
 from typing import Any, Optional
 
@@ -39,8 +39,8 @@ class Options(BaseModel):
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def said(self) -> dict[str, Any]:
-        """What there is to record beside a caption: the settings that had an influence."""
+    def used(self) -> dict[str, Any]:
+        """The settings that have an influence, to be recorded beside a caption."""
         unused = {"top_p", "top_k", "temperature", "seed"} if not self.sample else {"num_beams"}
         return self.model_dump(exclude=unused)
 
@@ -60,7 +60,7 @@ def read_options(values: dict[str, Any]) -> Options:
 
 
 def defaults_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the run of a checkpoint decodes with, as far as the page allows it."""
+    """The decoding settings of a checkpoint's own run, as far as the page allows them."""
     settings = checkpoint.config.decoding_settings()
     values = {
         name: getattr(settings, name) for name in Options.model_fields if hasattr(settings, name)

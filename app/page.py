@@ -1,5 +1,6 @@
 """The page: tabs to compare checkpoints on a photo, to caption several photos, and about it."""
 
+import functools
 import tempfile
 from abc import ABCMeta
 from collections.abc import Sequence
@@ -9,21 +10,24 @@ from typing import Any
 import gradio as gr
 
 from app import view
-from app.about import about
 from app.batch import caption_all, write_zip
 from app.controls import controls
-from app.desk import Desk
-from app.gradio_versions import private, taken
-from app.limits import Limits
 from app.photos import read_photo
+from app.service import CaptionService
 from captioning.runtime.errors import UserError
 
 HERE = Path(__file__).parent
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
-# No button that shares or sends a photo elsewhere, in the words of either version.
-PLAIN = {"buttons": [], "show_download_button": False, "show_share_button": False}
-BARE = {"apply_default_css": False, "padding": False}  # of HTML that has a style of its own
+HEADER = (
+    '<h1 class="smile-title">What captioners say of a photo</h1>'
+    '<p class="smile-lead">Captioners trained with maximum likelihood (MLE), with SMILE, or with '
+    "both, side by side. Photos stay with the machine that runs this page.</p>"
+)
 WAITING = '<p class="smile-empty">The captions appear here.</p>'
+# An event of the page is no endpoint for programs: /api/caption is.
+EVENT = {"api_visibility": "private"}
+
+_html = functools.partial(gr.HTML, apply_default_css=False)
 
 
 def _as_uploaded(field: gr.Image, payload: Any) -> Any:
@@ -44,12 +48,8 @@ Photo = ABCMeta.__new__(
 )
 
 
-def _html(content: str, **settings: Any) -> gr.HTML:
-    return gr.HTML(content, **settings, **taken(gr.HTML.__init__, BARE))
-
-
 def look() -> dict[str, Any]:
-    """Theme, style and script, which Gradio 4 takes with the page and Gradio 6 with the server.
+    """Theme, style and script, as arguments of `gr.mount_gradio_app`.
 
     The style is not given as `css`: Gradio would take it apart, and lose some of it.
     """
@@ -60,27 +60,26 @@ def look() -> dict[str, Any]:
     }
 
 
-def build_page(desk: Desk, limits: Limits, examples: Sequence[Path], address: str) -> gr.Blocks:
+def build_page(service: CaptionService, examples: Sequence[Path], address: str) -> gr.Blocks:
     """The page with its events. examples: pictures to try; address: of the server, for About."""
     with gr.Blocks(
         title="SMILE captions",
         analytics_enabled=False,
         delete_cache=(600, 3600),  # seconds: looked through so often, kept so long
-        **taken(gr.Blocks.__init__, look()),
     ) as page:
-        _html((HERE / "header.html").read_text(encoding="utf-8"))
+        _html(HEADER)
         with gr.Tabs():
             with gr.Tab("Compare"):
-                _compare(desk, limits, examples)
+                _compare(service, examples)
             with gr.Tab("Batch"):
-                _batch(desk, limits)
+                _batch(service)
             with gr.Tab("About"):
-                _html(about(desk, limits, address))
-    page.queue(max_size=limits.queue, api_open=False)
+                _html(view.about(service, address))
+    page.queue(max_size=service.limits.queue, api_open=False)
     return page
 
 
-def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
+def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             photo = Photo(
@@ -89,11 +88,11 @@ def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
                 label="Photo",
                 height=280,
                 elem_id="photo",
-                **taken(gr.Image.__init__, PLAIN),
+                buttons=[],  # none that shares or sends a photo elsewhere
             )
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
-            settings = controls(desk)
+            settings = controls(service)
         with gr.Column(scale=5, min_width=280):
             shown = _html(WAITING, elem_id="results")
 
@@ -103,34 +102,28 @@ def _compare(desk: Desk, limits: Limits, examples: Sequence[Path]) -> None:
                 raise UserError("no photo: drop one, take one with the camera, or try an example")
             labels, options = settings.read(values)
             path, name = file
-            read = read_photo(path, name, limits)
-            captions = [desk.caption(read, c, options) for c in desk.chosen(labels)]
+            read = read_photo(path, name, service.limits)
+            captions = [service.caption(read, c, options) for c in service.chosen(labels)]
             return view.results(name, read, captions)
         except UserError as error:
             return view.error(str(error))
 
-    button.click(
-        caption,
-        [photo, *settings.inputs],
-        shown,
-        scroll_to_output=True,
-        **private(button.click),
-    )
-    photo.clear(lambda: WAITING, None, shown, **private(photo.clear))
+    button.click(caption, [photo, *settings.inputs], shown, scroll_to_output=True, **EVENT)
+    photo.clear(lambda: WAITING, None, shown, **EVENT)
 
 
-def _batch(desk: Desk, limits: Limits) -> None:
+def _batch(service: CaptionService) -> None:
     with gr.Row():
         with gr.Column(scale=2, min_width=280):
             files = gr.File(
                 file_count="multiple",
                 file_types=["image"],
-                label=f"Photos, up to {limits.photos}",
+                label=f"Photos, up to {service.limits.photos}",
                 height=220,
                 elem_id="photos",
             )
             button = gr.Button("Caption all", variant="primary", elem_id="caption-all")
-            settings = controls(desk)
+            settings = controls(service)
         with gr.Column(scale=5, min_width=280):
             archive = gr.File(
                 label="ZIP of the captions", interactive=False, visible=False, elem_id="zip"
@@ -145,7 +138,7 @@ def _batch(desk: Desk, limits: Limits) -> None:
                 raise UserError("no photos: drop some, or choose them")
             labels, options = settings.read(values)
             photos = [(Path(file), Path(file).name) for file in given]
-            steps = caption_all(desk, photos, desk.chosen(labels), options, limits)
+            steps = caption_all(service, photos, service.chosen(labels), options)
             progress((0, len(photos)), desc="captioning", unit="photos")
             done = []
             for captioned in steps:
@@ -158,9 +151,5 @@ def _batch(desk: Desk, limits: Limits) -> None:
         return gr.update(value=str(path), visible=True), view.batch_table(done)
 
     button.click(
-        caption_photos,
-        [files, *settings.inputs],
-        [archive, shown],
-        scroll_to_output=True,
-        **private(button.click),
+        caption_photos, [files, *settings.inputs], [archive, shown], scroll_to_output=True, **EVENT
     )

@@ -1,14 +1,31 @@
-"""A visitor's file made into a photo, or into one line that says why not."""
+"""Photos as visitors upload them: the limits of the page, and a file read within them."""
 
 import contextlib
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image, ImageOps
 
-from app.limits import Limits
 from captioning.data.image import decode, open_image
 from captioning.runtime.errors import UserError
+
+
+class Limits(NamedTuple):
+    """What the page refuses, so that one visitor cannot take all of the machine.
+
+    upload_mb: of one file, of 2 ** 20 bytes as Gradio counts them. pixels: of one photo. photos: of
+    one batch. queue: callers that wait for their turn; further ones are sent away.
+    """
+
+    upload_mb: float = 20.0
+    pixels: int = 50_000_000
+    photos: int = 100
+    queue: int = 20
+
+    @property
+    def upload_bytes(self) -> int:
+        return int(self.upload_mb * 2**20)
 
 
 def read_photo(path: os.PathLike, name: str, limits: Limits) -> Image.Image:
@@ -35,6 +52,6 @@ def read_photo(path: os.PathLike, name: str, limits: Limits) -> Image.Image:
     except UserError as error:
         # The file lies under a name that the visitor never saw.
         raise UserError(str(error).replace(str(path), name)) from None
-    with contextlib.suppress(Exception):  # of EXIF data that is broken; the photo is none the less
+    with contextlib.suppress(Exception):  # of broken EXIF data; the photo itself is good
         photo = ImageOps.exif_transpose(photo)
     return photo

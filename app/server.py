@@ -7,16 +7,20 @@ import socket
 import tempfile
 from pathlib import Path
 
-from app.confined import Confined
-from app.desk import Desk
-from app.gradio_versions import SILENCE, taken
-from app.limits import Limits
+from app.service import CaptionService
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 from captioning.scenes.drawing import draw
 from captioning.scenes.world import random_scene
 
 EXAMPLES, EXAMPLES_SEED = 6, 11
+# No analytics and no news from the network. Gradio and the hub's library read it when imported.
+SILENCE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
+# Obeyed by the browser: fonts, scripts and pictures of other servers are not asked for.
+POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; "
+    "form-action 'self'"
+)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -30,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def serve(desk: Desk, limits: Limits, listening: socket.socket) -> None:
+def serve(service: CaptionService, listening: socket.socket) -> None:
     """Until it is interrupted. What visitors upload lies in a folder that is removed then."""
     os.environ.update(SILENCE)
     with tempfile.TemporaryDirectory(prefix="smile-app-") as folder:
@@ -38,12 +42,15 @@ def serve(desk: Desk, limits: Limits, listening: socket.socket) -> None:
         tempfile.tempdir = folder
         host, port = listening.getsockname()[:2]
         address = f"http://{host}:{port}"
-        application = build(desk, limits, Path(folder), address)
 
         import uvicorn
 
         config = uvicorn.Config(
-            application, log_level="warning", timeout_graceful_shutdown=2, server_header=False
+            build(service, Path(folder), address),
+            log_level="warning",
+            timeout_graceful_shutdown=2,
+            server_header=False,
+            headers=[("content-security-policy", POLICY)],
         )
         # uvicorn ends well on both signals, then raises them once more.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -54,8 +61,8 @@ def serve(desk: Desk, limits: Limits, listening: socket.socket) -> None:
             say("stopped")
 
 
-def build(desk: Desk, limits: Limits, folder: Path, address: str):
-    """The application: API, page, and the header that keeps the browser from other servers."""
+def build(service: CaptionService, folder: Path, address: str):
+    """The application of API and page. folder: of the drawn examples."""
     import gradio as gr
     from fastapi import FastAPI
 
@@ -63,18 +70,17 @@ def build(desk: Desk, limits: Limits, folder: Path, address: str):
     from app.page import build_page, look
 
     server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    add_api(server, desk, limits)
-    page = build_page(desk, limits, draw_examples(folder), address)
-    settings = {**look(), "ssr_mode": False, "footer_links": [], "run_history": False}
-    gr.mount_gradio_app(
+    add_api(server, service)
+    return gr.mount_gradio_app(
         server,
-        page,
+        build_page(service, draw_examples(folder), address),
         path="/",
-        max_file_size=limits.upload_bytes,
-        show_error=True,
-        **taken(gr.mount_gradio_app, settings),
+        max_file_size=service.limits.upload_bytes,
+        ssr_mode=False,
+        footer_links=[],
+        run_history=False,
+        **look(),
     )
-    return Confined(server)
 
 
 def draw_examples(folder: Path) -> list[Path]:

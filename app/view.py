@@ -1,21 +1,27 @@
-"""What the page shows of captions and errors, as HTML."""
+"""What the page shows of captions, of errors and about itself, as HTML."""
 
 import base64
 import json
 from collections.abc import Sequence
+from html import escape
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import torch.nn.functional as F
 from PIL import Image
+from torch import Tensor
 
 from app.batch import Captioned
-from app.desk import Caption
-from app.gaze_pictures import gaze_pictures
-from captioning.models.word_by_word import END
-from captioning.report.picture import embedded
+from app.options import Options
+from app.service import Caption, CaptionService
+from captioning.models.word_by_word import END, SpokenCaption
+from captioning.report.picture import data_uri, embedded
 
 WIDEST = 640  # pixels of the photo behind the gaze
+GAZE_SIDE = 64  # pixels; the browser stretches it over the photo, whatever that one's shape
+STRONGEST = 215  # of 255: at its brightest the photo still shines through
 
 templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -27,45 +33,61 @@ templates = jinja2.Environment(
 
 
 def results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
-    """A card a checkpoint: the photo, the caption's words with their gaze, what to do with it."""
+    """A card for each checkpoint: the photo, and the caption's words with their gaze."""
     records = [{"image": name, **caption.record()} for caption in captions]
     return templates.get_template("results.html").render(
         name=name,
         stem=Path(name).stem,
         picture=embedded(photo, WIDEST),
-        cards=[_card(caption) for caption in captions],
+        cards=[(c.checkpoint, c.details, _words(c.details)) for c in captions],
         download=base64.b64encode(json.dumps(records, indent=1).encode()).decode(),
     )
 
 
 def error(message: str) -> str:
     """One line that says what was wrong and what to do."""
-    return templates.from_string('<p class="smile-error" role="alert">{{ message }}</p>').render(
-        message=message
-    )
+    return f'<p class="smile-error" role="alert">{escape(message)}</p>'
 
 
 def batch_table(done: Sequence[Captioned]) -> str:
-    """A table of what was said, and a line for each photo that has no caption."""
+    """A table of the captions, and a line for each photo that has none."""
     photos = [photo for photo in done if not photo.reason]
     template = templates.get_template("batch.html")
     return template.render(photos=photos, failed=[photo.reason for photo in done if photo.reason])
 
 
-def _card(caption: Caption) -> dict[str, Any]:
-    told = caption.told
-    gaze = [None] * len(told.words) if told.gaze is None else gaze_pictures(told.gaze)
-    words = [
+def about(service: CaptionService, address: str) -> str:
+    """What is compared, the limits, and the API. address: of the server, http://host:port."""
+    return templates.get_template("about.html").render(
+        checkpoints=service.checkpoints,
+        limits=service.limits,
+        address=address,
+        options=list(Options.model_fields),
+        versions={name: metadata.version(name) for name in ("torch", "transformers", "gradio")},
+    )
+
+
+def gaze_pictures(gaze: Tensor) -> list[str]:
+    """A data: URI for each word's attention (words, G, G), interpolated; its maximum is white.
+
+    What was not looked at is transparent.
+    """
+    import matplotlib
+
+    size = (GAZE_SIDE, GAZE_SIDE)
+    lit = F.interpolate(gaze.unsqueeze(1), size=size, mode="bicubic", align_corners=False)
+    lit = lit[:, 0].clamp(min=0)  # (words, GAZE_SIDE, GAZE_SIDE)
+    lit = (lit / lit.amax((1, 2), keepdim=True).clamp(min=1e-9)).numpy()
+    colours = matplotlib.colormaps["inferno"](lit, bytes=True)  # (words, GAZE_SIDE, GAZE_SIDE, 4)
+    colours[..., 3] = (STRONGEST * lit).astype("uint8")
+    return [data_uri(Image.fromarray(frame), "PNG", compress_level=6) for frame in colours]
+
+
+def _words(details: SpokenCaption) -> list[dict[str, Any]]:
+    """The text, the percentage and the picture of the gaze, if any, of each word but END."""
+    gaze = [None] * len(details.words) if details.gaze is None else gaze_pictures(details.gaze)
+    return [
         {"text": word, "percent": round(100 * p, 1), "gaze": picture}
-        for word, p, picture in zip(told.words, told.probabilities.tolist(), gaze)
+        for word, p, picture in zip(details.words, details.probabilities.tolist(), gaze)
         if word != END
     ]
-    checkpoint = caption.checkpoint
-    return {
-        "label": checkpoint.label,
-        "colour": checkpoint.colour,
-        "caption": told.caption,
-        "words": words,
-        "looks": told.gaze is not None,
-        "score": told.score,
-    }

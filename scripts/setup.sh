@@ -9,9 +9,12 @@
 # Otherwise they are installed into an environment of the project's own:
 #
 #   VENV     its folder, relative to the repository (default .venv)
-#   PYTHON   the interpreter it is made from, 3.9 or later (default python3)
+#   PYTHON   the interpreter it is made from, 3.9 or later (default python3); for app 3.10 or later
+#   LATEST   1: the newest versions that the requirements allow
 #
-# Where either is set, the active environment is passed over. pip reads its PIP_* variables.
+# Where VENV or PYTHON is set, the active environment is passed over. What is installed has the
+# versions of requirements-lock-py3.X.txt, which were tested together; a Python without such a file
+# takes the newest ones. pip reads its PIP_* variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -86,6 +89,10 @@ check_python() {
     recent_enough "$version" || fail "'$python' is Python $version: set PYTHON to an interpreter, 3.9 or later"
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "'$python' has no venv module: install it (Debian, Ubuntu: apt install python$version-venv) or set PYTHON to another interpreter"
+    [[ $requirements != requirements-app.txt || $version != 3.9 ]] || {
+        say "error: the web page needs Python 3.10 or later and '$python' is $version: set PYTHON to a later one (PYTHON=python3.11)"
+        exit 2
+    }
 }
 
 check_disk() {
@@ -106,7 +113,14 @@ make_environment() {
 }
 
 install() {
-    say "installing $requirements into $venv (a few minutes the first time; log: $log)"
+    local lock versions="the newest versions" hint=""
+    lock="requirements-lock-py$(version_of "$interpreter").txt"
+    if [[ ${LATEST:-} != 1 && -e $lock ]]; then
+        versions="the versions of $lock" hint="; LATEST=1 takes newer versions"
+        # Unlike the option -c, it holds where pip builds a package from its source, too.
+        export PIP_CONSTRAINT="$lock${PIP_CONSTRAINT:+ $PIP_CONSTRAINT}"
+    fi
+    say "installing $requirements, $versions, into $venv (a few minutes the first time; log: $log)"
     touch "$unfinished"
     if ! "$interpreter" -m pip install --no-input -r "$requirements" >"$log" 2>&1; then
         grep -q '^Installing collected packages' "$log" || rm "$unfinished" # nothing was written
@@ -123,7 +137,7 @@ explain_failure() {
         fail "pip cannot reach the package index: check the network, the proxy or PIP_INDEX_URL (log: $log)"
     fi
     tail -n 15 "$log" >&2
-    fail "pip could not install $requirements: the lines above are the end of $log"
+    fail "pip could not install $requirements: the lines above are the end of $log$hint"
 }
 
 set_up() {

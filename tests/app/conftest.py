@@ -47,10 +47,11 @@ def checkpoints(run_folders):
 
 
 @pytest.fixture(scope="session")
-def desk(checkpoints):
-    from app.desk import Desk
+def service(checkpoints):
+    from app.photos import Limits
+    from app.service import CaptionService
 
-    return Desk(checkpoints)
+    return CaptionService(checkpoints, Limits())
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +73,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(run_folders, repository, tmp_path_factory):
     """Return the address of the page of the three checkpoints, with small limits."""
-    pytest.importorskip("gradio", reason="Gradio is not installed: requirements-app.txt")
+    pytest.importorskip("gradio", reason="no Gradio: the web page needs Python 3.10 or later")
     folder = tmp_path_factory.mktemp("server")
     command = [sys.executable, "-m", "app", *map(str, run_folders), "--port", "0"]
     limits = ["--max-mb", "1", "--max-pixels", "3000000", "--max-photos", "4"]

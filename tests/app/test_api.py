@@ -14,7 +14,8 @@ from typing import ClassVar
 
 import pytest
 
-from app.limits import Limits
+from app.photos import Limits
+from app.server import POLICY
 from decoding import DecodingSettings
 
 
@@ -32,10 +33,10 @@ def post(server, path, **settings):
         return error.code, json.load(error)
 
 
-def test_every_checkpoint_answers(server, files, desk):
+def test_every_checkpoint_answers(server, files, service):
     status, found = post(server, files / "photo.jpg", num_beams=1)
     assert status == 200
-    assert [entry["label"] for entry in found] == [c.label for c in desk.checkpoints]
+    assert [entry["label"] for entry in found] == [c.label for c in service.checkpoints]
     for entry in found:
         assert entry["settings"]["num_beams"] == 1 and entry["settings"]["min_length"] == 8
         assert " ".join(word["word"] for word in entry["words"]) == entry["caption"]
@@ -69,13 +70,14 @@ def test_refusals_are_one_line(server, files, name, settings, status, message):
 
 
 def test_who_comes_when_too_many_wait_is_sent_away(files):
-    fastapi = pytest.importorskip("fastapi")
+    fastapi = pytest.importorskip("fastapi", reason="no Gradio, which brings FastAPI")
     from app.api import add_api
 
     busy = threading.Event()
 
     class Slow:
         checkpoints: ClassVar = [SimpleNamespace(label="A", config=Config)]
+        limits = Limits(queue=1)
 
         def chosen(self, labels):
             return self.checkpoints
@@ -85,7 +87,7 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
             return SimpleNamespace(record=lambda: {"caption": "a dog"})
 
     server = fastapi.FastAPI()
-    add_api(server, Slow(), Limits(queue=1))
+    add_api(server, Slow())
 
     async def ask():
         status, scope = [], {"type": "http", "method": "POST", "path": "/api/caption"}
@@ -128,3 +130,20 @@ def test_no_file_but_an_uploaded_one_can_be_had_through_the_page(server, reposit
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(f"{server}/{prefix}{path}", timeout=60)
         assert caught.value.code in (403, 404)
+
+
+def test_every_answer_keeps_the_browser_from_other_servers(server, files):
+    def policy(answer):
+        return answer.headers["content-security-policy"]
+
+    with urllib.request.urlopen(server, timeout=60) as answer:
+        page, found = answer.read().decode(), [policy(answer)]
+    with urllib.request.urlopen(
+        f"{server}/api/caption", (files / "photo.jpg").read_bytes(), timeout=60
+    ) as answer:
+        found.append(policy(answer))
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{server}/no/such", timeout=60)
+    assert [*found, policy(caught.value)] == [POLICY] * 3
+    # What a policy does not stop: a connection that the page has the browser open in advance.
+    assert re.findall(r"<(?:link|script)[^>]*https?://[^>]*>", page) == []

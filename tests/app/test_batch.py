@@ -7,20 +7,21 @@ import zipfile
 import pytest
 
 from app.batch import caption_all, write_zip
-from app.limits import Limits
 from app.options import read_options
+from app.photos import Limits
+from app.service import CaptionService
 from captioning.runtime.errors import UserError
 
 OPTIONS = read_options({"max_length": 12, "num_beams": 1})
 
 
-def test_zip_of_good_and_bad_photos(desk, files, tmp_path):
+def test_zip_of_good_and_bad_photos(service, files, tmp_path):
     (tmp_path / "more").mkdir()
     shutil.copy(files / "photo.jpg", tmp_path / "more" / "photo.jpg")
     paths = [files / "photo.jpg", files / "cut.jpg", tmp_path / "more" / "photo.jpg"]
     photos = [(path, path.name) for path in paths]
-    chosen = desk.checkpoints[1:]
-    done = list(caption_all(desk, photos, chosen, OPTIONS, Limits()))
+    chosen = service.checkpoints[1:]
+    done = list(caption_all(service, photos, chosen, OPTIONS))
     write_zip(done, tmp_path / "captions.zip")
     with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
         content = {name: archive.read(name).decode() for name in archive.namelist()}
@@ -39,7 +40,8 @@ def test_zip_of_good_and_bad_photos(desk, files, tmp_path):
     }
 
 
-def test_too_many_photos_are_refused_before_any_is_read(desk, files):
+def test_too_many_photos_are_refused_before_any_is_read(service, files):
+    small = CaptionService(service.checkpoints, Limits(photos=2))
     photos = [(files / "no such", "a.jpg")] * 3
     with pytest.raises(UserError, match="3 photos; this page takes up to 2 at a time"):
-        next(caption_all(desk, photos, desk.checkpoints, OPTIONS, Limits(photos=2)))
+        next(caption_all(small, photos, small.checkpoints, OPTIONS))

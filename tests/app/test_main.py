@@ -4,13 +4,15 @@ import importlib.util
 import re
 import shlex
 import socket
+import sys
 
 import pytest
 
 from app.__main__ import command_line, main
 
 needs_gradio = pytest.mark.skipif(
-    importlib.util.find_spec("gradio") is None, reason="Gradio is not installed"
+    importlib.util.find_spec("gradio") is None,
+    reason="no Gradio: the web page needs Python 3.10 or later",
 )
 
 
@@ -43,7 +45,15 @@ def test_what_a_user_can_mend_is_one_line(capsys, tmp_path, monkeypatch, argumen
     assert message in refused(capsys, *arguments, "--port", "0")
 
 
+def test_an_old_python_is_told_which_to_use(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    line = refused(capsys, "x.pth")
+    assert line.startswith("error: the web page needs Python 3.10 or later, and this is 3.9: ")
+    assert "PYTHON=python3.11" in line and "bash scripts/app.sh" in line
+
+
 def test_without_gradio_it_says_where_to_get_it(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "version_info", (3, 11, 7))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = refused(capsys, "x.pth")
     assert "bash scripts/app.sh" in line and "requirements-app.txt" in line

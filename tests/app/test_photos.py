@@ -3,8 +3,7 @@
 import pytest
 from PIL import Image
 
-from app.limits import Limits
-from app.photos import read_photo
+from app.photos import Limits, read_photo
 from captioning.runtime.errors import UserError
 
 LIMITS = Limits(upload_mb=1, pixels=1_000_000)

@@ -13,9 +13,9 @@ from PIL import Image
 
 from app import view
 from app.checkpoints import Checkpoint
-from app.desk import Desk
-from app.gaze_pictures import SIDE, gaze_pictures
 from app.options import read_options
+from app.photos import Limits
+from app.service import CaptionService
 from baselines import ImageEncoder, Vocabulary, build_classic
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
@@ -23,20 +23,20 @@ OPTIONS = read_options({"max_length": 12, "min_length": 8})
 
 
 def test_the_gaze_is_bright_where_the_captioner_looked_and_clear_elsewhere():
-    weights = torch.zeros(2, 4, 4)
+    side, weights = view.GAZE_SIDE, torch.zeros(2, 4, 4)
     weights[0, 0, 3] = weights[1, 2, 1] = 1
-    for place, source in zip([(0, 3), (2, 1)], gaze_pictures(weights)):
+    for place, source in zip([(0, 3), (2, 1)], view.gaze_pictures(weights)):
         data = base64.b64decode(source.split("base64,")[1])
-        picture = np.asarray(Image.open(io.BytesIO(data)))  # (SIDE, SIDE, RGBA)
-        row, column = np.unravel_index(picture[..., 3].argmax(), (SIDE, SIDE))
-        assert (row * 4 // SIDE, column * 4 // SIDE) == place
+        picture = np.asarray(Image.open(io.BytesIO(data)))  # (side, side, RGBA)
+        row, column = np.unravel_index(picture[..., 3].argmax(), (side, side))
+        assert (row * 4 // side, column * 4 // side) == place
         assert picture[row, column, :3].mean() > 200
-        opposite = picture[SIDE - 1 - row, SIDE - 1 - column]
+        opposite = picture[side - 1 - row, side - 1 - column]
         assert opposite[3] == 0
 
 
-def test_a_card_has_each_word_its_probability_and_its_gaze(desk):
-    caption = desk.caption(PHOTO, desk.checkpoints[1], OPTIONS)
+def test_a_card_has_each_word_its_probability_and_its_gaze(service):
+    caption = service.caption(PHOTO, service.checkpoints[1], OPTIONS)
     html = view.results("photo.jpg", PHOTO, [caption])
     words = re.findall(r'data-percent="([\d.]+)" data-gaze="data:image/png;base64,\w', html)
     record = caption.record()
@@ -57,15 +57,15 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
         captioner,
     )
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
-    caption = Desk([checkpoint]).caption(PHOTO, checkpoint, options)
+    caption = CaptionService([checkpoint], Limits()).caption(PHOTO, checkpoint, options)
     html = view.results("photo.jpg", PHOTO, [caption])
     assert "it has no gaze" in html and "data-gaze" not in html
-    assert html.count("data-percent") == len(caption.told.caption.split()) > 0
+    assert html.count("data-percent") == len(caption.details.caption.split()) > 0
     assert caption.settings["prompt"] == "a dog " and captioner.prompt == ""
 
 
-def test_names_and_reasons_are_text(desk):
+def test_names_and_reasons_are_text(service):
     name = '"><script>alert(1)</script>.jpg'
-    shown = view.results(name, PHOTO, [desk.caption(PHOTO, desk.checkpoints[0], OPTIONS)])
+    shown = view.results(name, PHOTO, [service.caption(PHOTO, service.checkpoints[0], OPTIONS)])
     assert "<script" not in shown
     assert "<script" not in view.error(name)

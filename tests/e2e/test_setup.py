@@ -6,94 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
+from tests.e2e.setup_project import Project, assert_refused, fill, write_disk, write_program
+
 needs_flock = pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
-OWN_VARIABLES = ("VENV", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")
-
-
-class Project:
-    """A folder with the scripts, requirements of its own, and a PATH that begins in it."""
-
-    def __init__(self, root):
-        self.root = root
-        self.venv = root / ".venv"
-        self.interpreter = self.venv / "bin" / "python"
-        self.log = self.venv / "setup.log"
-
-    def require(self, *lines):
-        (self.root / "requirements.txt").write_text("\n".join(lines) + "\n")
-
-    def environment(self, **variables):
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
-        for name in OWN_VARIABLES:
-            kept.pop(name, None)
-        kept["PATH"] = f"{self.root / 'bin'}{os.pathsep}{kept['PATH']}"
-        kept.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1")
-        kept.update(PIP_FIND_LINKS=str(self.root / "wheels"), PIP_DISABLE_PIP_VERSION_CHECK="1")
-        kept.update({name: str(value) for name, value in variables.items()})
-        return {name: value for name, value in kept.items() if value != ""}
-
-    def start(self, *arguments, **variables):
-        return subprocess.Popen(
-            ["bash", str(self.root / "scripts" / "setup.sh"), *arguments],
-            env=self.environment(**variables),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def set_up(self, *arguments, **variables):
-        process = self.start(*arguments, **variables)
-        output, errors = process.communicate()
-        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-
-    def has(self, module):
-        return subprocess.run([self.interpreter, "-c", f"import {module}"]).returncode == 0
-
-
-def write_wheel(folder, name, version):
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", "")
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n")
-
-
-def write_program(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
-def fill(root, repository):
-    """Make a project in a folder: requirements that are met from a folder of wheels, no network."""
-    shutil.copytree(repository / "scripts", root / "scripts")
-    (root / "wheels").mkdir()
-    for name in ("tiny_package", "tiny_tool"):
-        write_wheel(root / "wheels", name, "1.0")
-    write_program(root / "bin" / "python3", f'exec "{sys.executable}" "$@"')
-    write_disk(root, free_gigabytes=50)
-    for more in ("dev", "app"):
-        path = root / f"requirements-{more}.txt"
-        path.write_text("-r requirements.txt\ntiny-tool==1.0\n")
-    project = Project(root)
-    project.require("tiny-package==1.0", 'absent; python_version < "3"  # left out by its marker')
-    return project
-
-
-def write_disk(root, free_gigabytes):
-    free = free_gigabytes * 1024 * 1024
-    write_program(root / "bin" / "df", f"printf 'Filesystem\\n/dev/disk 0 0 {free} 0%% /\\n'")
 
 
 @pytest.fixture
@@ -114,16 +32,6 @@ def installed(tmp_path, first_call):
     """A project of the test's own that was set up before."""
     shutil.copytree(first_call[0].root, tmp_path / "project", symlinks=True)
     return Project(tmp_path / "project")
-
-
-def assert_refused(result, *words):
-    lines = result.stderr.splitlines()
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert lines[-1].startswith("error: ")
-    assert sum(line.startswith("error: ") for line in lines) == 1
-    for word in words:
-        assert str(word) in lines[-1]
 
 
 def test_makes_an_environment_and_prints_its_interpreter(first_call):
@@ -199,6 +107,19 @@ def test_unusable_python_is_refused(bare, program, words):
     if program is not None:
         write_program(python, program)
     assert_refused(bare.set_up(PYTHON=python), python, *words)
+    assert not bare.venv.exists()
+
+
+def test_the_page_refuses_python_39_before_anything_is_installed(bare):
+    python = write_program(
+        bare.root / "bin" / "my-python",
+        'case "$*" in *version_info*) echo 3.9;; *) exit 0;; esac',
+    )
+    result = bare.set_up("app", PYTHON=python)
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: the web page needs Python 3.10 or later")
+    assert "PYTHON=python3.11" in line
     assert not bare.venv.exists()
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from app.checkpoints import load_checkpoints
-from app.desk import Desk
 from app.options import defaults_of, read_options
+from app.photos import Limits
+from app.service import CaptionService
 from captioning.data import load_image
 
 
@@ -17,7 +18,11 @@ def main(argv):
     (checkpoint,) = load_checkpoints([folder], None, torch.device("cpu"))
     photo = min(Path(checkpoint.config.image_root, "images").iterdir())
     options = read_options(defaults_of(checkpoint))
-    record = Desk([checkpoint]).caption(load_image(photo), checkpoint, options).record()
+    record = (
+        CaptionService([checkpoint], Limits())
+        .caption(load_image(photo), checkpoint, options)
+        .record()
+    )
     record["words"] = [word["word"] for word in record["words"]]
     Path(target).write_text(json.dumps({**record, "image": photo.name}))
     return 0

@@ -16,13 +16,13 @@ def image_for(checkpoint):
     return evaluation_transform(checkpoint.config.image_size)(PHOTO).unsqueeze(0)
 
 
-def test_a_caption_is_the_captioners_own(desk):
-    for checkpoint in desk.checkpoints:
+def test_a_caption_is_the_captioners_own(service):
+    for checkpoint in service.checkpoints:
         options = read_options(defaults_of(checkpoint))
         expected = checkpoint.captioner.generate_details(
             image_for(checkpoint), checkpoint.config.decoding_settings()
         )
-        record = desk.caption(PHOTO, checkpoint, options).record()
+        record = service.caption(PHOTO, checkpoint, options).record()
         assert record["caption"] == expected.captions[0][0]
         assert record["score"] == pytest.approx(expected.scores.item(), abs=1e-6)
         assert " ".join(entry["word"] for entry in record["words"]) == record["caption"]
@@ -30,22 +30,24 @@ def test_a_caption_is_the_captioners_own(desk):
         assert record["settings"]["prompt"] == "a picture of "
 
 
-def test_a_seed_gives_a_sample_again_and_another_seed_another(desk):
-    checkpoint = desk.checkpoints[0]
+def test_a_seed_gives_a_sample_again_and_another_seed_another(service):
+    checkpoint = service.checkpoints[0]
     given = {"sample": True, "max_length": 16, "top_k": 0, "top_p": 1, "temperature": 3}
     said = [
-        desk.caption(PHOTO, checkpoint, read_options({**given, "seed": seed})).told.caption
+        service.caption(PHOTO, checkpoint, read_options({**given, "seed": seed})).details.caption
         for seed in (1, 1, 2)
     ]
     assert said[0] == said[1] != said[2]
 
 
-def test_a_prompt_holds_for_one_caption(desk):
-    checkpoint = desk.checkpoints[1]
+def test_a_prompt_holds_for_one_caption(service):
+    checkpoint = service.checkpoints[1]
     captioner = checkpoint.captioner
     before = captioner.prompt
     given = defaults_of(checkpoint)
-    prompted = desk.caption(PHOTO, checkpoint, read_options({**given, "prompt": " A  Large star"}))
+    prompted = service.caption(
+        PHOTO, checkpoint, read_options({**given, "prompt": " A  Large star"})
+    )
     ids = captioner.tokenizer.encode_prompt("a large star")
     plain = captioner.prompt_ids
     captioner.prompt, captioner.prompt_ids = "a large star ", ids
@@ -54,7 +56,7 @@ def test_a_prompt_holds_for_one_caption(desk):
         expected = captioner.generate(image_for(checkpoint), settings)[0]
     finally:
         captioner.prompt, captioner.prompt_ids = before, plain
-    assert prompted.told.caption == expected
+    assert prompted.details.caption == expected
     assert prompted.settings["prompt"] == "a large star "
     assert captioner.prompt == before and torch.equal(captioner.prompt_ids, plain)
 
@@ -70,24 +72,24 @@ def test_a_prompt_holds_for_one_caption(desk):
         ({"beams": 3}, "beams: no such setting; there are sample, num_beams"),
     ],
 )
-def test_settings_that_cannot_be_followed_are_one_line(desk, given, message):
+def test_settings_that_cannot_be_followed_are_one_line(service, given, message):
     with pytest.raises(UserError, match=message) as caught:
-        desk.caption(PHOTO, desk.checkpoints[0], read_options({"min_length": 1, **given}))
+        service.caption(PHOTO, service.checkpoints[0], read_options({"min_length": 1, **given}))
     assert "\n" not in str(caught.value)
-    assert desk.checkpoints[0].captioner.prompt == "a picture of "
+    assert service.checkpoints[0].captioner.prompt == "a picture of "
 
 
-def test_more_tokens_than_the_decoder_has_places_are_refused(desk, monkeypatch):
-    captioner = desk.checkpoints[0].captioner
+def test_more_tokens_than_the_decoder_has_places_are_refused(service, monkeypatch):
+    captioner = service.checkpoints[0].captioner
     positions = captioner.text_decoder.bert["embeddings"].position_embeddings
     monkeypatch.setattr(positions, "num_embeddings", 20)
     with pytest.raises(UserError, match="max_length is 21; MLE has room for 20 tokens"):
-        desk.caption(PHOTO, desk.checkpoints[0], read_options({"max_length": 21}))
+        service.caption(PHOTO, service.checkpoints[0], read_options({"max_length": 21}))
 
 
-def test_only_checkpoints_that_there_are_can_be_chosen(desk):
-    assert [c.label for c in desk.chosen(["SMILE", "MLE"])] == ["MLE", "SMILE"]
+def test_only_checkpoints_that_there_are_can_be_chosen(service):
+    assert [c.label for c in service.chosen(["SMILE", "MLE"])] == ["MLE", "SMILE"]
     with pytest.raises(UserError, match="there is no 'GPT'; there are MLE, SMILE"):
-        desk.chosen(["GPT"])
+        service.chosen(["GPT"])
     with pytest.raises(UserError, match="no checkpoint is chosen"):
-        desk.chosen([])
+        service.chosen([])

@@ -1,6 +1,5 @@
-"""Where captions are made: one photo at a time, whoever asks for it."""
+"""The service that captions one photo at a time, for the page and for its API."""
 
-import json
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from PIL import Image
 
 from app.checkpoints import Checkpoint
 from app.options import Options
+from app.photos import Limits
 from app.prompts import prompted
 from captioning.models.build import preprocessing_of
 from captioning.models.word_by_word import END, SpokenCaption, caption_word_by_word
@@ -17,36 +17,39 @@ from captioning.runtime.errors import UserError
 
 
 class Caption(NamedTuple):
-    """What one checkpoint said of one photo, and by which settings."""
+    """One checkpoint's caption of one photo, word by word, and the settings it was made with."""
 
     checkpoint: Checkpoint
-    told: SpokenCaption
+    details: SpokenCaption
     settings: dict[str, Any]
 
     def record(self) -> dict[str, Any]:
         """What is downloaded, and what the API answers."""
-        spoken = zip(self.told.words, self.told.probabilities.tolist())
+        words = zip(self.details.words, self.details.probabilities.tolist())
         return {
-            "caption": self.told.caption,
-            "score": round(self.told.score, 6),
+            "caption": self.details.caption,
+            "score": round(self.details.score, 6),
             "label": self.checkpoint.label,
             "checkpoint": self.checkpoint.source,
             "settings": self.settings,
             "words": [
-                {"word": word, "probability": round(p, 6)} for word, p in spoken if word != END
+                {"word": word, "probability": round(p, 6)} for word, p in words if word != END
             ],
         }
 
 
-class Desk:
-    """The checkpoints, and a lock: of several visitors each has the machine for one photo."""
+class CaptionService:
+    """The checkpoints behind a lock, which each visitor holds for one photo.
 
-    def __init__(self, checkpoints: Sequence[Checkpoint]):
-        self.checkpoints = list(checkpoints)
+    limits: of what visitors may ask for; they are kept where photos are read and batches begin.
+    """
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
+        self.checkpoints, self.limits = list(checkpoints), limits
         self._lock = threading.Lock()
 
     def chosen(self, labels: Sequence[str]) -> list[Checkpoint]:
-        """Those with the labels, in the page's order. Raises UserError."""
+        """The checkpoints with the labels, in the page's order. Raises UserError."""
         known = [checkpoint.label for checkpoint in self.checkpoints]
         for label in labels:
             if label not in known:
@@ -57,16 +60,12 @@ class Desk:
         return found
 
     def caption(self, photo: Image.Image, checkpoint: Checkpoint, options: Options) -> Caption:
-        """What a checkpoint says of an RGB photo. Raises UserError for impossible settings."""
+        """Caption an RGB photo. Raises UserError for settings that a checkpoint cannot follow."""
         settings = options.decoding_settings()
         prepare = preprocessing_of(checkpoint.config).evaluation
         image = prepare(photo).to(checkpoint.device)  # (3, S, S)
         with self._lock, prompted(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
-            told = caption_word_by_word(checkpoint.captioner, image, settings)
-            said = {**options.said(), "prompt": checkpoint.captioner.prompt}
-        return Caption(checkpoint, told, said)
-
-
-def json_lines(records: Sequence[dict[str, Any]]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            details = caption_word_by_word(checkpoint.captioner, image, settings)
+            used = {**options.used(), "prompt": checkpoint.captioner.prompt}
+        return Caption(checkpoint, details, used)
