@@ -17,8 +17,8 @@ import torch
 from BLIP.checkpoint import check_finite, holds_tensors
 from BLIP.pickled import read_pickled
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
-from captioning.files.writing import staged, staged_files, sync_folder
-from captioning.runtime.errors import UserError
+from captioning.files.writing import refusals_told, staged, staged_files, sync_folder
+from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
 LEAST = 2  # so many are kept, of whichever kind: one may turn out to be damaged
@@ -43,7 +43,7 @@ def save(content: dict[str, Any], path: Path) -> None:
     except (OSError, RuntimeError) as error:
         reason = problem or error
         reason = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-        raise UserError(f"cannot write {path}: {str(reason).splitlines()[0]}") from error
+        raise UserError(f"cannot write {path}: {one_line(reason)}") from error
 
 
 def epoch_path(folder: Path, epoch: int) -> Path:
@@ -125,7 +125,7 @@ def keep_as_best(folder: Path, epoch: int) -> None:
     """Let checkpoint_best.pth be that of `epoch`: a hard link, or a copy where links cannot be."""
     source = epoch_path(folder, epoch)
     temporary = folder / f".{BEST}.staged"
-    try:
+    with refusals_told(folder / BEST):
         temporary.unlink(missing_ok=True)
         try:
             os.link(source, temporary)
@@ -135,8 +135,6 @@ def keep_as_best(folder: Path, epoch: int) -> None:
         except OSError:
             with open(source, "rb") as file, staged(folder / BEST) as copy:
                 shutil.copyfileobj(file, copy)
-    except OSError as error:
-        raise UserError(f"cannot write {folder / BEST}: {error.strerror}") from error
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from captioning.config import Config, write_config
-from captioning.files.writing import write_json, write_text
+from captioning.files.writing import refusals_told, write_json, write_text
 from captioning.runtime.distributed import is_main, world_size
-from captioning.runtime.errors import UserError
 
 LIBRARIES = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
 
@@ -69,13 +68,11 @@ class RunLog:
 
         if self.path.exists():
             write_text("".join(json.dumps(line) + "\n" for line in self.kept), self.path)
-        try:
+        with refusals_told(self.path):
             # Without a buffer: a line is one write, which a kill cannot cut in two.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             later = self.step + 1 if math.isfinite(self.step) else None
             self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=later)
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}") from error
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
         """One line {"event", "step", ..., values}, and a curve event/name for each value.
@@ -89,14 +86,12 @@ class RunLog:
             self._open()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         line = {"event": event, "step": step, **more, **values}
-        try:
+        with refusals_told(self.path):
             text = (json.dumps(line) + "\n").encode()
             if self.file.write(text) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             for name, value in values.items():
                 self.board.add_scalar(f"{event}/{name}", value, step)
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror}") from error
         self.written.add((event, step))
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from captioning.config import Config
 from captioning.models import checkpoints
 from captioning.models.precision import Precision
 from captioning.runtime import distributed
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, one_line
 from captioning.training.split_evaluation import remove_scores
 from captioning.training.validation_history import evaluation_name
 
@@ -77,7 +77,7 @@ class RunState:
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"the checkpoint in {self.config.output_dir} is not of this model "
-                f"({' '.join(str(error).split())[:150]}); give another output_dir, or "
+                f"({one_line(error, 150)}); give another output_dir, or "
                 "resume=never, which moves that run aside"
             ) from error
         return place_of(content)
