@@ -16,7 +16,8 @@ from smile import ObjectiveOutput
 
 
 class Tokenizer(Protocol):
-    """Captions to token ids and back. pad, end, unknown: ids of its special tokens."""
+    """Captions to token ids and back. pad, end, unknown: ids of its special tokens. What begins a
+    caption is the first of `encode_prompt`."""
 
     pad: int
     end: int
@@ -41,6 +42,10 @@ class Tokenizer(Protocol):
 class Captioner(Protocol):
     """An `nn.Module` from images to captions. Training, scoring, bulk captioning, the report and
     the page are written against this and nothing else.
+
+    Padding, the beginning and unknown words are to be impossible in what is generated and reread,
+    training captions are to be cut to `max_tokens`, and the objective is to be the configuration's
+    `build_objective().with_pad_token(tokenizer.pad)`.
 
     prompt, prompt_ids: what every caption starts with, not scored and not in what is generated, and
     its ids, int64 (p,). The page sets both for a while. max_positions: the tokens that a row can
@@ -96,7 +101,8 @@ class Captioner(Protocol):
         """Told before each epoch of training, from 0 on."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the state dict, by the key that it gets there."""
+        """What a checkpoint needs besides the state dict, by the key that it gets there; `build`
+        finds it under that key in `BuildContext.content`, when a run goes on as well."""
 
 
 class BuildContext(NamedTuple):
@@ -119,7 +125,7 @@ class CaptionerPackage(Protocol):
     """What a module offers so that the registry can name it; a ValueError is the user's to mend.
 
     Keys: the configuration keys that are its own, each with its role (`captioning.config.roles`).
-    They are read beside all others, so their names are theirs alone.
+    They are read beside all others, so their names are theirs alone: begin them with the package's.
     """
 
     Keys: type[BaseModel]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 
 from captioning.captioners.registry import CAPTIONERS
@@ -20,7 +20,18 @@ from decoding import DecodingSettings
 from smile import Objective, parse_objective
 
 
-class Config(*dict.fromkeys(package.Keys for package in CAPTIONERS.values()), Keys):
+def keys_of_captioners() -> list[type[BaseModel]]:
+    """Those of each package. Raises TypeError for a key that is declared twice."""
+    every = list(dict.fromkeys(package.Keys for package in CAPTIONERS.values()))
+    owners: dict[str, str] = dict.fromkeys(Keys.model_fields, Keys.__module__)
+    for keys in every:
+        for name in keys.model_fields:
+            if owners.setdefault(name, keys.__module__) != keys.__module__:
+                raise TypeError(f"key {name!r} is of {owners[name]} and of {keys.__module__}")
+    return every
+
+
+class Config(*keys_of_captioners(), Keys):
     """Every key of a run's YAML: those that all captioners share, and each captioner's own."""
 
     @field_validator(

@@ -32,6 +32,7 @@ def captioner_from(
         captions = partial(training_captions, config)
         context = BuildContext(content, name, captions, CaptionTokenizer, MEAN, STD)
         captioner = package.build(config, context)
+        check_interface(captioner)
         _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
@@ -56,6 +57,14 @@ def preprocessing_of(config: Config) -> Preprocessing:
     return Preprocessing.of_blip(config.image_size, config.augmentation)
 
 
+def check_interface(captioner: nn.Module) -> None:
+    """Raise TypeError for what a package's captioner lacks, before it is asked for it."""
+    names = [*vars(Captioner), *Captioner.__annotations__]
+    lacking = [n for n in names if not n.startswith("_") and not hasattr(captioner, n)]
+    if lacking:
+        raise TypeError(f"{type(captioner).__name__} lacks {', '.join(lacking)}: see {Captioner}")
+
+
 def _check_lengths(config: Config, captioner: Captioner) -> None:
     """Raise UserError where max_length or max_tokens does not suit the prompt or the captioner."""
     prompt, positions = len(captioner.prompt_ids), captioner.max_positions
@@ -63,7 +72,7 @@ def _check_lengths(config: Config, captioner: Captioner) -> None:
         length = getattr(config, key)
         if length < least or (positions is not None and length > positions):
             limits = f"{least} or more" if positions is None else f"{least} to {positions}"
-            model = "" if positions is None else " and this med_config"
+            model = "" if positions is None else " and this decoder"
             raise UserError(
                 f"{key} is {length}; with this prompt, of {prompt} tokens,{model} it must be "
                 f"{limits}"

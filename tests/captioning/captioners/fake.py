@@ -19,23 +19,29 @@ class FakeCaptioner(nn.Module):
 
     max_positions, smallest_batch = None, 1
 
-    def __init__(self, words, objective, prompt, width):
+    def __init__(self, words, objective, prompt, width, max_tokens=40):
         super().__init__()
         self.tokenizer = Vocabulary(words)
         self.objective = objective.with_pad_token(self.tokenizer.pad)
         self.prompt, self.prompt_ids = prompt, self.tokenizer.encode_prompt(prompt)
+        self.max_tokens = max_tokens
         self.colour, self.head = nn.Linear(3, width), nn.Linear(width, len(self.tokenizer))
         self.word = nn.Embedding(len(self.tokenizer), width)
 
     def logits(self, tokens, encoded):  # (b, k, n), (b, width) -> (b, k, n, V)
         return self.head(torch.tanh(self.word(tokens) + encoded[:, None, None]))
 
+    def sayable(self, logits):
+        words = self.tokenizer
+        unsaid = torch.tensor([words.pad, words.start, words.unknown])
+        return logits.index_fill(-1, unsaid, float("-inf"))
+
     def encode(self, image):
         return self.colour(image.mean((2, 3)))
 
     def predictions(self, image, captions):
         texts = [self.prompt + text for group in captions for text in group]
-        tokens, mask = self.tokenizer.encode(texts, 40)
+        tokens, mask = self.tokenizer.encode(texts, self.max_tokens)
         logits = self.logits(tokens.unflatten(0, (len(image), -1)), self.encode(image))
         labels, p = tokens.masked_fill(mask == 0, -100), len(self.prompt_ids)
         return logits.flatten(0, 1)[:, p - 1 : -1], labels[:, p:]
@@ -57,7 +63,7 @@ class FakeCaptioner(nn.Module):
             if rows is not None:
                 images = images[rows[:, 0] // step.width]
             step.width = tokens.size(1)
-            return self.logits(tokens[..., -1:], images)[:, :, 0]
+            return self.sayable(self.logits(tokens[..., -1:], images)[:, :, 0])
 
         p = len(self.prompt_ids)
         return draw_captions(
@@ -68,7 +74,8 @@ class FakeCaptioner(nn.Module):
         return self.tokenizer.decode(ids)
 
     def reread(self, encoded, ids):
-        return self.logits(ids[None, None, :-1], encoded)[0, 0, len(self.prompt_ids) - 1 :], None
+        logits = self.logits(ids[None, None, :-1], encoded)[0, 0, len(self.prompt_ids) - 1 :]
+        return self.sayable(logits), None
 
     def for_inference(self, dtype, compiled):
         return self.eval()
@@ -89,7 +96,8 @@ class FakeCaptioner(nn.Module):
 def build(config, context):
     words = context.content["fake_words"] if context.content else None
     words = words or Vocabulary.count(context.captions(), prompt=config.prompt).words
-    return FakeCaptioner(words, config.build_objective(), config.prompt, config.fake_width)
+    objective = config.build_objective()
+    return FakeCaptioner(words, objective, config.prompt, config.fake_width, config.max_tokens)
 
 
 def origin(config):

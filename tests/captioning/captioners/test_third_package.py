@@ -6,11 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
 
 import pytest
+from pydantic import BaseModel
 
+from baselines import ImageEncoder, Vocabulary, build_classic
 from captioning.captioners import interface
 from captioning.captioners.registry import CAPTIONERS
+from captioning.config.config import keys_of_captioners
+from captioning.models.build import check_interface
+from smile import Objective
 from tests.captioning.captioners import fake
 from tests.tiny_run import TINY_RUN
 
@@ -103,8 +110,7 @@ def test_it_captions_the_same_everywhere(results):
     for entry in split:
         assert bulk[f"scene_{entry['image_id']:06d}.png"] == entry["caption"]
     assert page["caption"] == bulk[page["image"]]
-    said = [word for word in page["words"] if not word.startswith("<")]  # special tokens
-    assert said == page["caption"].split()
+    assert [word for word in page["words"] if word != "<END>"] == page["caption"].split()
     assert page["label"] == "Fake, MLE+SMILE 0.5:0.5"
 
 
@@ -127,10 +133,24 @@ def test_a_package_offers_all_that_is_written_down(package):
     assert all(hasattr(package, name) for name in members("CaptionerPackage"))
 
 
-def test_a_captioner_offers_all_that_is_written_down(make_captioner):
-    from baselines import ImageEncoder, Vocabulary, build_classic
-    from smile import Objective
+def test_what_a_captioner_lacks_is_said_when_it_is_built():
+    class Hasty(fake.FakeCaptioner):
+        reread = saved_beside_weights = property()
 
+    with pytest.raises(TypeError, match="Hasty lacks reread, saved_beside_weights"):
+        check_interface(Hasty(["a"], Objective("smile"), "", 4))
+
+
+def test_a_key_of_two_packages_is_refused(monkeypatch):
+    class Keys(BaseModel):
+        dropout: Annotated[float, "run"] = 0.5
+
+    monkeypatch.setitem(CAPTIONERS, "other", SimpleNamespace(Keys=Keys))
+    with pytest.raises(TypeError, match=r"key 'dropout' is of baselines\.configured and of "):
+        keys_of_captioners()
+
+
+def test_a_captioner_offers_all_that_is_written_down(make_captioner):
     words = Vocabulary(["a"])
     captioners = [
         make_captioner(),
