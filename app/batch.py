@@ -10,7 +10,7 @@ from app.checkpoints import Checkpoint
 from app.options import Options
 from app.photos import read_photo
 from app.service import Caption, CaptionService
-from captioning.bulk import jsonl
+from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
 
 
@@ -49,9 +49,9 @@ def write_zip(done: Sequence[Captioned], path: Path) -> None:
     records = [{"image": d.name, **caption.record()} for d in done for caption in d.captions]
     failed = [{"image": d.name, "reason": d.reason} for d in done if d.reason]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("captions.jsonl", b"".join(map(jsonl.encode, records)))
+        archive.writestr("captions.jsonl", b"".join(map(json_line, records)))
         if failed:
-            archive.writestr("failed.jsonl", b"".join(map(jsonl.encode, failed)))
+            archive.writestr("failed.jsonl", b"".join(map(json_line, failed)))
         names: set[str] = set()
         for photo in done:
             name = _unused(Path(photo.name).stem, names)

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -113,11 +114,6 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     return arguments
 
 
-def request_of(arguments: argparse.Namespace) -> Request:
-    names = set(Request.__dataclass_fields__) - {"source"}
-    return Request(arguments.input, **{name: getattr(arguments, name) for name in names})
-
-
 def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """The keys of the checkpoint's configuration that are to have other values."""
     given = {name: getattr(arguments, name) for name in KEYS}
@@ -133,10 +129,9 @@ def caption(arguments: argparse.Namespace) -> None:
     device = distributed.start(arguments.device)
     checkpoint = checkpoints.named(arguments.checkpoint)
     changes = changes_of(arguments, device)
-
-    def load() -> Captioning:
-        return Captioning(checkpoint, arguments.config, changes, arguments.num_return, device)
-
+    load = partial(Captioning, checkpoint, arguments.config, changes, arguments.num_return, device)
+    names = set(Request.__dataclass_fields__) - {"source"}
+    request = Request(arguments.input, **{name: getattr(arguments, name) for name in names})
     settings = {
         "checkpoint": checkpoint,
         "checkpoint_time": os.path.getmtime(checkpoint) if os.path.exists(checkpoint) else None,
@@ -144,7 +139,7 @@ def caption(arguments: argparse.Namespace) -> None:
         **{name: getattr(arguments, name) for name in OF_THE_RUN},
     }
     settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])
-    BulkCaptioning(request_of(arguments), settings, load, arguments.restart).run()
+    BulkCaptioning(request, settings, load, arguments.restart).run()
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -2,16 +2,14 @@
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from captioning.bulk import jsonl
-from captioning.bulk.planning import BASE
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Part, Plan
+from captioning.bulk.shards import BASE, Line, Plan, captions_of, parts_of
 from captioning.files.manifest import Hashed
-from captioning.files.writing import staged
+from captioning.files.reading import read_lines
+from captioning.files.writing import json_line, staged, write_lines
 
 ROWS = 10_000  # of a parquet file that are held at once
 
@@ -23,47 +21,43 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
 
     Killed at any instant and called again it gives the same files.
     """
-    parts = [Part(request.parts, shard) for shard in range(len(plan))]
-    again = set() if request.keeps() else {line["image"] for line in _lines(parts)}
-    base = (
-        line for line in jsonl.read(request.parts / BASE) if line and line["image"] not in again
-    )
+    parts = parts_of(request.parts, plan)
+
+    def made() -> Iterable[Line]:
+        return itertools.chain.from_iterable(part.read() for part in parts)
+
+    again = set() if request.keeps() else {line["image"] for line in made()}
+    base = read_lines(request.parts / BASE)
+    base = (line for line in base if line and line["image"] not in again)
     images = 0
     with staged(request.out) as file:
         out = Hashed(file)
-        for line in itertools.chain(base, _lines(parts)):
+        for line in itertools.chain(base, made()):
             if "error" not in line:
-                out.write(jsonl.encode(line))
+                out.write(json_line(line))
                 images += 1
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
-    failed = _write_failed(request, parts, set(tars))
-    if request.marker.exists():
-        tars = {**json.loads(request.marker.read_text(encoding="utf-8")).get("tars", {}), **tars}
+    failed = _write_failed(request, made(), set(tars))
+    tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
-    jsonl.write(request.marker, [content])
+    write_lines(request.marker, [content])
     return tuple(sum(part[what] for part in counts) for what in ("images", "failed"))
 
 
-def _lines(parts: list[Part]) -> Iterator[dict[str, Any]]:
-    for part in parts:
-        yield from jsonl.read(part.path)
-
-
-def _write_failed(request: Request, parts: list[Part], tars: set[str]) -> int:
+def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int:
     """Write `failed` with what other calls have put there; how many failures of this one's."""
-    old = [line for line in jsonl.read(request.failed) if line]
-    others = [line for line in old if line.get("out") != request.out.name]
-    own = {line["image"]: line for line in old if line.get("out") == request.out.name}
-    for line in _lines(parts):
+    out = request.out.name
+    old = [line for line in read_lines(request.failed) if line]
+    others = [line for line in old if line.get("out") != out]
+    own = {line["image"]: line for line in old if line.get("out") == out}
+    own = {image: line for image, line in own.items() if image not in tars}  # they are read anew
+    for line in made:
         own.pop(line["image"], None)
         if "error" in line:
-            own[line["image"]] = {**line, "out": request.out.name}
-    for tar in tars:
-        if tar in own and not any(line["image"] == tar for line in _lines(parts)):
-            del own[tar]
+            own[line["image"]] = {**line, "out": out}
     if others or own:
-        jsonl.write(request.failed, [*others, *own.values()])
+        write_lines(request.failed, [*others, *own.values()])
     else:
         request.failed.unlink(missing_ok=True)
     return len(own)
@@ -78,14 +72,9 @@ def write_parquet(captions: Path, path: Path) -> None:
     from pyarrow import parquet
 
     text = ("image", "image_id", "caption", "checkpoint", "settings")
-    schema = pa.schema(
-        [
-            *((name, pa.string()) for name in text),
-            ("captions", pa.list_(pa.string())),
-            ("score", pa.float64()),
-        ]
-    )
-    lines = filter(None, jsonl.read(captions))
+    others = [("captions", pa.list_(pa.string())), ("score", pa.float64())]
+    schema = pa.schema([*((name, pa.string()) for name in text), *others])
+    lines = filter(None, read_lines(captions))
     with staged(path) as file, parquet.ParquetWriter(file, schema) as writer:
         while rows := [_row(line) for line in itertools.islice(lines, ROWS)]:
             writer.write_table(pa.Table.from_pylist(rows, schema))
@@ -95,8 +84,13 @@ def _row(line):
     image_id = line.get("image_id")
     return {
         **line,
-        "image": jsonl.printable(line["image"]),
+        "image": printable(line["image"]),
         "image_id": None if image_id is None else str(image_id),
-        "captions": line.get("captions", [line["caption"]]),
+        "captions": captions_of(line),
         "settings": json.dumps(line.get("settings")),
     }
+
+
+def printable(text: str) -> str:
+    """The text with what is no UTF-8, in a file name, written out."""
+    return text.encode(errors="backslashreplace").decode()

@@ -44,13 +44,9 @@ class Captioning:
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
         self.transform = preprocessing_of(self.config).evaluation
-        self.origin = {
-            "checkpoint": checkpoint,
-            "settings": {
-                **named_as_transformers_does(self.settings, self.config.seed),
-                "precision": self.config.precision,
-            },
-        }
+        told = named_as_transformers_does(self.settings, self.config.seed)
+        told["precision"] = self.config.precision
+        self.origin = {"checkpoint": checkpoint, "settings": told}
 
     def lines(self, batch: Batch, after: int, job: Request) -> list[dict[str, Any]]:
         """A line for each entry of a batch, failed or captioned, `after` so many of its shard.
@@ -66,7 +62,10 @@ class Captioning:
                 continue
             captions, scores = next(drawn)
             captions = [job.prefix + caption + job.suffix for caption in captions]
-            line = {**known, **told(job.joined(entry.get("old", []), captions))}
+            captions = job.joined(entry.get("old", []), captions)
+            line = {**known, "caption": captions[0]}
+            if len(captions) > 1:
+                line["captions"] = captions
             line["score"] = scores[0]
             if len(scores) > 1:
                 line["scores"] = scores
@@ -88,12 +87,6 @@ class Captioning:
             raise UserError(f"out of GPU memory: lower --batch_size, which is {size}") from None
         scores = [[round(score, DIGITS) for score in row] for row in found.scores.tolist()]
         return list(zip(found.captions, scores))
-
-
-def told(captions: list[str]) -> dict[str, Any]:
-    """The captions of an image as a line has them: `caption`, and `captions` of several."""
-    several = {"captions": captions} if len(captions) > 1 else {}
-    return {"caption": captions[0], **several}
 
 
 def named_as_transformers_does(settings: DecodingSettings, seed: int) -> dict[str, Any]:

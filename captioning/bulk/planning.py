@@ -1,9 +1,9 @@
 """Which of the images still need a caption: what is found, less what is written already."""
 
-import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,17 +11,11 @@ from typing import Any
 
 from captioning.bulk import tars
 from captioning.bulk.request import Request, require
-from captioning.bulk.shards import Plan, remove_plan, write_entries, write_header
-from captioning.bulk.written import (
-    Written,
-    read_sidecar,
-    read_written,
-    write_missing,
-    write_without_faults,
-)
+from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove_plan
+from captioning.files.reading import read_lines
+from captioning.files.writing import json_line, replace_text, staged, write_lines
 from captioning.runtime.errors import UserError
 
-BASE = "base.jsonl"  # what `out` held before, under a name that keeps it
 # Of a folder or list: images a shard, at least and at most, and so many shards in between. Were it
 # the number of processes that decided, other samples would be drawn with each.
 LEAST, MOST, SHARDS = 32, 512, 32
@@ -31,7 +25,10 @@ _IN_TAR = re.compile(r"(.*?\.(?:tar|tar\.gz|tgz))/")
 
 @dataclass
 class Tally:
-    """What planning has found. failed: those that failed before and are not tried again."""
+    """What planning has found. failed: those that failed before and are not tried again.
+
+    damaged, repeated: lines of `out` that are no caption of an image, or of one named before.
+    """
 
     found: int = 0
     skipped: int = 0
@@ -47,25 +44,40 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
 
     Raises UserError.
     """
-    written = read_written(request)
-    tally = Tally(damaged=written.damaged, repeated=written.repeated)
-    tally.checkpoints = written.checkpoints
-    if written.damaged or written.repeated:
+    tally = Tally()
+    written: dict[str, list[str]] = {}  # captions by image, empty where nobody asks for them
+    for line in _first_lines(request.out, tally):
+        written[line["image"]] = [] if request.keeps() else captions_of(line)
+        tally.checkpoints.add(str(line.get("checkpoint")))
+    failed = filter(None, read_lines(request.failed))
+    failed = {line["image"]: line for line in failed if line.get("out") == request.out.name}
+    if tally.damaged or tally.repeated:
         if not request.verify:
             raise UserError(
-                f"{request.out}: {written.damaged} lines are damaged, {written.repeated} repeat an "
+                f"{request.out}: {tally.damaged} lines are damaged, {tally.repeated} repeat an "
                 "image: --verify mends it"
             )
-        write_without_faults(request)
+        write_lines(request.out, _first_lines(request.out, Tally()))
     remove_plan(request.parts)
     in_tars = tars.is_tars(request.source)
-    entries = _tars(request, written, tally) if in_tars else _images(request, written, tally)
-    name, count = write_entries(request.parts, entries)
+    # A name that no other plan has had: another machine may for a while see what was there before.
+    name, count = f"plan_{time.time_ns():x}.jsonl", 0
+    with staged(request.parts / name) as file:
+        for entry in (_tars if in_tars else _images)(request, written, failed, tally):
+            file.write(json_line(entry))
+            count += 1
     if not tally.found and not count:
         raise UserError(f"{request.source}: found no images")
-    write_missing(request, tally.no_sidecar)
+    if tally.no_sidecar:
+        for line in _first_lines(request.out, Tally()):
+            if line["image"] in tally.no_sidecar:
+                write_sidecar(request.sidecar_of(line["image"]), captions_of(line))
     if request.out.exists():
-        _link(request.out, request.parts / BASE)
+        try:
+            os.link(request.out, request.parts / BASE)
+        except OSError:  # a disk without links
+            shutil.copyfile(request.out, request.parts / BASE)
+    shards = request.write_shards.glob("*.tar") if request.write_shards else ()
     size = request.shard_size or min(max(-(-count // SHARDS), LEAST), MOST)
     header = {
         "file": name,
@@ -73,36 +85,46 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
         "entries": count,
         "shard_size": 1 if in_tars else size,
         "images": tars.estimate(tars.expand(request.source)) if in_tars else count,
-        "first_shard": _next_shard(request.write_shards) if request.write_shards else 0,
+        "first_shard": max((int(p.stem) for p in shards if p.stem.isdigit()), default=-1) + 1,
     }
-    write_header(request.parts, header)
+    write_lines(request.parts / HEADER, [header])
     return Plan(request.parts, header), tally
 
 
-def _images(request: Request, written: Written, tally: Tally) -> Iterator[dict[str, Any]]:
+def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
+    """The first whole line of each image; the others are counted."""
+    seen: set[str] = set()
+    for line in read_lines(out):
+        if not line or not all(isinstance(line.get(name), str) for name in ("image", "caption")):
+            tally.damaged += 1
+        elif line["image"] in seen:
+            tally.repeated += 1
+        else:
+            seen.add(line["image"])
+            yield line
+
+
+def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
     sidecars: dict[str, str] = {}
     folders: set[str] = set()
     for item in request.images():
         tally.found += 1
-        old = written.captions.get(item.image)
+        old = written.get(item.image)
         if request.sidecar:
             sidecar = request.sidecar_of(item.image)
             _check_sidecar(sidecar, item.image, sidecars, folders)
-            beside = read_sidecar(sidecar)
+            beside = _read_sidecar(sidecar)
             if old is not None and request.keeps() and not beside:
                 tally.no_sidecar.add(item.image)
             old = beside or old
-        if request.keeps():
-            if old is not None:
-                tally.skipped += 1
-                continue
-            if item.image in written.failed and not request.retry_failed:
-                tally.failed += 1
-                continue
-        entry = {"image": item.image, "image_id": item.image_id, "old": old}
-        if request.existing == "overwrite" or not old:
-            del entry["old"]
-        yield {key: value for key, value in entry.items() if value is not None}
+        if request.keeps() and old is not None:
+            tally.skipped += 1
+        elif request.keeps() and item.image in failed and not request.retry_failed:
+            tally.failed += 1
+        else:
+            kept = None if request.existing == "overwrite" else old or None
+            entry = {"image": item.image, "image_id": item.image_id, "old": kept}
+            yield {key: value for key, value in entry.items() if value is not None}
 
 
 def _check_sidecar(sidecar: Path, image: str, sidecars: dict[str, str], folders: set[str]) -> None:
@@ -116,22 +138,39 @@ def _check_sidecar(sidecar: Path, image: str, sidecars: dict[str, str], folders:
         folders.add(folder)
 
 
-def _tars(request: Request, written: Written, tally: Tally) -> Iterator[dict[str, Any]]:
+def _read_sidecar(path: Path) -> list[str]:
+    """The captions in a sidecar, a line each; none where there is none, or an empty one."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def write_sidecar(path: Path, captions: list[str]) -> None:
+    """Write a sidecar that is whole or not there. Raises OSError.
+
+    It is not synced: a disk would take longer for that than a GPU for the caption.
+    """
+    replace_text("".join(f"{caption}\n" for caption in captions), path)
+
+
+def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
     require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar is for photos, and a .tar has none beside it: --write-shards")
-    done = json.loads(request.marker.read_text(encoding="utf-8")) if request.marker.exists() else {}
-    by_tar = {"captions": _by_tar(written.captions), "failed": _by_tar(written.failed)}
+    done = next(read_lines(request.marker), {}).get("tars", {})
+    left_alone = {} if request.retry_failed else failed
+    captions_in, failed_in = _by_tar(written), _by_tar(left_alone)
     for url in tars.expand(request.source):
-        own = by_tar["captions"].get(url, {})
-        failed = {} if request.retry_failed else by_tar["failed"].get(url, {})
+        own, lost = captions_in.get(url, {}), failed_in.get(url, {})
         entry: dict[str, Any] = {"tar": url}
         tally.found += 1
         if request.keeps():
             tally.skipped += len(own)
-            tally.failed += len(failed) + (url in written.failed and not request.retry_failed)
-            known = [*own, *failed]
-            if _is_done(request, url, done.get("tars", {}), known):
+            tally.failed += len(lost) + (url in left_alone)
+            known = [*own, *lost]
+            if _is_done(request, url, done.get(url), known):
                 continue
             if known:
                 entry["skip"] = known
@@ -149,9 +188,8 @@ def _by_tar(images: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _is_done(request: Request, url: str, done: dict[str, Any], known: list[str]) -> bool:
+def _is_done(request: Request, url: str, record: Any, known: list[str]) -> bool:
     """Whether every image of a tar is known; --verify looks into it."""
-    record = done.get(url)
     if not request.verify:
         same = record is not None and record["bytes"] == os.path.getsize(url)
         return same and not (request.retry_failed and record["failed"])
@@ -160,15 +198,3 @@ def _is_done(request: Request, url: str, done: dict[str, Any], known: list[str])
         return all(member.name in names for member in tars.members(url))
     except Exception:  # a broken tar; that it is will be told when it is captioned
         return False
-
-
-def _next_shard(folder: Path) -> int:
-    numbers = [int(path.stem) for path in folder.glob("*.tar") if path.stem.isdigit()]
-    return max(numbers, default=-1) + 1
-
-
-def _link(path: Path, name: Path) -> None:
-    try:
-        os.link(path, name)
-    except OSError:  # a disk without links
-        shutil.copyfile(path, name)

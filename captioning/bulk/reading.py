@@ -4,6 +4,7 @@ import io
 import itertools
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
@@ -16,8 +17,6 @@ from captioning.bulk.shards import Plan
 from captioning.data import load_image
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
-
-Transform = Callable[[Image.Image], Tensor]
 
 
 class Batch(NamedTuple):
@@ -32,6 +31,7 @@ class Batch(NamedTuple):
     last: bool
 
 
+@dataclass(eq=False)
 class ShardImages(IterableDataset):
     """Batches of `batch_size` images of shards, each from an image of it on.
 
@@ -40,11 +40,10 @@ class ShardImages(IterableDataset):
     begins depends on nothing but the plan: what is made again comes out as it did.
     """
 
-    def __init__(
-        self, plan: Plan, shards: list[tuple[int, int]], batch_size: int, transform: Transform
-    ):
-        self.plan, self.shards = plan, shards
-        self.batch_size, self.transform = batch_size, transform
+    plan: Plan
+    shards: list[tuple[int, int]]
+    batch_size: int
+    transform: Callable[[Image.Image], Tensor]
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -63,18 +62,15 @@ class ShardImages(IterableDataset):
             if "error" in entry:
                 continue
             try:
-                images.append(self.transform(_decoded(entry["image"], data)))
+                if data is None and not os.path.exists(entry["image"]):
+                    raise UserError(f"{entry['image']}: no such file")
+                content = None if data is None else io.BytesIO(data)
+                images.append(self.transform(load_image(entry["image"], content)))
             except UserError as error:
                 entry["error"] = str(error)
             except Exception as error:  # whatever else an image does, the others have captions
                 entry["error"] = f"{type(error).__name__}: {error}"
         return Batch(shard, sources, torch.stack(images) if images else None, last=False)
-
-
-def _decoded(name: str, data: Optional[bytes]) -> Image.Image:
-    if data is None and not os.path.exists(name):
-        raise UserError(f"{name}: no such file")
-    return load_image(name, None if data is None else io.BytesIO(data))
 
 
 def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -83,9 +79,8 @@ def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield entry
         return
     skip, old = set(entry.get("skip", ())), entry.get("old", {})
-    members = tars.members(entry["tar"])
     try:
-        for member in members:
+        for member in tars.members(entry["tar"]):
             if member.name not in skip:
                 found = {"image": member.name, "image_id": member.key, "data": member.data}
                 yield {**found, "old": old[member.name]} if member.name in old else found

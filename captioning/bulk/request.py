@@ -2,10 +2,11 @@
 
 import contextlib
 import importlib.util
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from filelock import FileLock, Timeout
 
@@ -70,16 +71,12 @@ class Request:
                 raise UserError(f"{name} is for a list, and {source} is none")
         if source.is_dir():
             return map(Listed, images_in(self.source, self.recursive, self.glob))
-        return self._listed(source) if is_list else iter([Listed(self.source)])
-
-    def _listed(self, source: Path) -> Iterator[Listed]:
-        """A file of annotations names an image once for each of its captions."""
-        seen: set[str] = set()
+        if not is_list:
+            return iter([Listed(self.source)])
+        first: dict[str, Any] = {}  # annotations name an image once for each of its captions
         for item in read_list(source, self.column):
-            image = str((self.root or source.parent) / item.image)
-            if image not in seen:
-                seen.add(image)
-                yield Listed(image, item.image_id)
+            first.setdefault(str((self.root or source.parent) / item.image), item.image_id)
+        return itertools.starmap(Listed, first.items())
 
     def keeps(self) -> bool:
         """Whether an image that has a caption is left alone."""
@@ -87,9 +84,11 @@ class Request:
 
     def joined(self, old: list[str], new: list[str]) -> list[str]:
         """The captions that an image then has: the first with the first, and so on."""
-        if self.existing == "append":
-            return _pairs(old, new)
-        return _pairs(new, old) if self.existing == "prepend" else new
+        if self.keeps() or self.existing == "overwrite":
+            return new
+        first, second = (old, new) if self.existing == "append" else (new, old)
+        pairs = itertools.zip_longest(first, second)
+        return [" ".join(filter(None, pair)) for pair in pairs]
 
     def check_outputs(self) -> None:
         """Raise UserError where something cannot be written, before the work."""
@@ -115,7 +114,8 @@ class Request:
         except Timeout:
             raise UserError(f"{self.out}: another program is writing it; wait for it") from None
         try:
-            self._tidy()
+            for path in self._begun():
+                path.unlink(missing_ok=True)
             yield
         finally:
             if not begun(self.parts):
@@ -125,20 +125,12 @@ class Request:
                     self.parts.rmdir()
             lock.release()
 
-    def _tidy(self) -> None:
-        """Remove what a killed program had begun to write."""
-        patterns = [f".{path.name}.*{SUFFIX}" for path in (self.out, self.failed, self.marker)]
-        staged = [path for pattern in patterns for path in self.out.parent.glob(pattern)]
+    def _begun(self) -> Iterator[Path]:
+        """What a killed program had begun to write."""
+        for path in (self.out, self.failed, self.marker):
+            yield from self.out.parent.glob(f".{path.name}.*{SUFFIX}")
         if self.write_shards:
-            staged += self.write_shards.glob(f".*.tar.*{SUFFIX}")
-        for path in staged:
-            path.unlink(missing_ok=True)
-
-
-def _pairs(first: list[str], second: list[str]) -> list[str]:
-    count = max(len(first), len(second))
-    padded = [texts + [""] * (count - len(texts)) for texts in (first, second)]
-    return [" ".join(filter(None, pair)) for pair in zip(*padded)]
+            yield from self.write_shards.glob(f".*.tar.*{SUFFIX}")
 
 
 def require(library: str, why: str) -> None:

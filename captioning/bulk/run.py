@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Optional
 
-from captioning.bulk import jsonl, tars
-from captioning.bulk.merging import merge, write_parquet
+from captioning.bulk import tars
+from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.model import Captioning
 from captioning.bulk.planning import Tally, make_plan
-from captioning.bulk.ranks import Ranks
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Plan, find, remove_plan
-from captioning.bulk.work import caption_shards, done_before, pending
+from captioning.bulk.shards import Plan, find, parts_of, remove_plan
+from captioning.bulk.work import Ranks, caption_shards, done_before
+from captioning.files.reading import read_lines
 from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress, say
@@ -44,7 +44,9 @@ class BulkCaptioning:
         before = 0
         with ExitStack() as held:
             self._on_main(lambda: self._begin(held))
-            resumed = distributed.broadcast_from_main(self._planned())
+            # Rank 0 alone looks: another machine that looked too early would remember no plan.
+            planned = distributed.is_main() and find(self.request.parts) is not None
+            resumed = distributed.broadcast_from_main(planned)
             if resumed:
                 self._finish()
                 before, self.failed = self.captioned, 0  # which the next plan counts again
@@ -55,16 +57,8 @@ class BulkCaptioning:
                 self._finish()
             self._on_main(self._end)
 
-    def _planned(self) -> bool:
-        """Whether there is a plan; another machine that looked too early would remember none."""
-        return distributed.is_main() and find(self.request.parts) is not None
-
     def _on_main(self, do: Callable[[], None]) -> None:
-        def told() -> None:
-            with disks_told_of(self.request):
-                do()
-
-        distributed.main_alone(told)
+        distributed.main_alone(disks_told_of(self.request)(do))
 
     def _begin(self, held: ExitStack) -> None:
         self.request.check_outputs()
@@ -87,14 +81,14 @@ class BulkCaptioning:
 
     def _plan(self) -> None:
         plan, self.tally = make_plan(self.request, self.settings)
-        others = self.tally.checkpoints - {self.settings["checkpoint"]}
-        if others and self.tally.skipped:
+        tally = self.tally
+        others = tally.checkpoints - {self.settings["checkpoint"]}
+        if others and tally.skipped:
             say(
                 f"{self.request.out} has captions of {', '.join(sorted(others))}, which stay; "
                 "--existing overwrite makes them anew"
             )
         if self.request.verify:
-            tally = self.tally
             say(
                 f"verify: {tally.skipped} have a caption, {plan.header['entries']} "
                 f"{'tars have gaps' if tars.is_tars(self.request.source) else 'have none'}, "
@@ -107,7 +101,8 @@ class BulkCaptioning:
         left = None
         if distributed.is_main():
             plan = find(self.request.parts)
-            left = pending(self.request, plan), plan.header
+            parts = parts_of(self.request.parts, plan)
+            left = [part.shard for part in parts if not part.marker.exists()], plan.header
         shards, header = distributed.broadcast_from_main(left)
         if shards:
             self._caption(shards, Plan(self.request.parts, header))
@@ -150,9 +145,9 @@ class BulkCaptioning:
         rate = f" ({self.images / self.seconds:.1f} images a second)" if self.seconds else ""
         failed = self.failed + tally.failed
         why = f" ({request.failed} says why; --retry-failed tries them again)" if failed else ""
-        examples = filter(None, jsonl.read(request.out)) if self.captioned else ()
+        examples = filter(None, read_lines(request.out)) if self.captioned else ()
         for line in itertools.islice(examples, EXAMPLES):
-            say(jsonl.printable(f"{line['image']}: {line['caption']}"))
+            say(printable(f"{line['image']}: {line['caption']}"))
         say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
         say(f"captions are in {request.out}")
 

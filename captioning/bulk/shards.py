@@ -8,17 +8,21 @@ NUMBER.done says that it is there.
 
 import json
 import os
-import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
-from captioning.bulk import jsonl
-from captioning.files.writing import staged
+from captioning.files.reading import parse_line, read_lines
+from captioning.files.writing import json_line, write_lines
 
 HEADER, LOCK = "plan.json", "lock"
+BASE = "base.jsonl"  # what `out` held before, under a name that keeps it
 
 Line = dict[str, Any]
+
+
+def captions_of(line: Line) -> list[str]:
+    """A line has all captions of an image where there are several, and the best in any case."""
+    return line.get("captions", [line["caption"]])
 
 
 class Plan:
@@ -76,7 +80,7 @@ class Part:
         whole = 0
         with open(self.journal, "rb") as file:
             for text in file:
-                entry = jsonl.decode(text)
+                entry = parse_line(text)
                 if entry is None or entry["after"] != len(self.lines):
                     break
                 whole += len(text)
@@ -88,63 +92,38 @@ class Part:
         """Keep the lines of one more batch."""
         if self._file is None:
             self._file = open(self.journal, "ab", buffering=0)  # noqa: SIM115
-        text = jsonl.encode({"after": len(self.lines), "lines": lines})
-        self._file.write(text)
+        self._file.write(json_line({"after": len(self.lines), "lines": lines}))
         self.lines += lines
 
     def seal(self) -> None:
         """All lines are there: write the part."""
-        jsonl.write(self.path, self.lines)
+        write_lines(self.path, self.lines)
         if self._file is not None:
             self._file.close()
         self.journal.unlink(missing_ok=True)
 
-    def sealed(self) -> bool:
-        return self.path.exists()
-
     def read(self) -> list[Line]:
-        return [line for line in jsonl.read(self.path) if line is not None]
-
-    def mark(self, **counts: Any) -> None:
-        """All that belongs to the shard is there. Written last."""
-        jsonl.write(self.marker, [counts])
-
-    def marked(self) -> bool:
-        return self.marker.exists()
+        """The lines of a sealed part."""
+        return [line for line in read_lines(self.path) if line is not None]
 
     def counts(self) -> dict[str, Any]:
-        return json.loads(self.marker.read_text(encoding="utf-8"))
+        """What the marker holds: how many `images` have captions and `failed`; a tar's name."""
+        return next(read_lines(self.marker))
+
+
+def parts_of(folder: Path, plan: Plan) -> list[Part]:
+    return [Part(folder, shard) for shard in range(len(plan))]
 
 
 def find(folder: Path) -> Optional[Plan]:
     """The plan in a folder, if there is a whole one."""
-    path = folder / HEADER
-    if not path.exists():
-        return None
-    return Plan(folder, json.loads(path.read_text(encoding="utf-8")))
+    header = next(read_lines(folder / HEADER), None)
+    return None if header is None else Plan(folder, header)
 
 
 def begun(folder: Path) -> bool:
     """Whether anything has been captioned of the plan in a folder."""
     return any(path.stem.isdigit() for path in folder.iterdir())
-
-
-def write_entries(folder: Path, entries: Iterable[dict[str, Any]]) -> tuple[str, int]:
-    """Write the entries, which are a plan when `write_header` has been called.
-
-    Returns the name of the file, which no other plan has had, and their number: another machine may
-    for a while see what a file of the same name was before.
-    """
-    name, count = f"plan_{time.time_ns():x}.jsonl", 0
-    with staged(folder / name) as file:
-        for entry in entries:
-            file.write(jsonl.encode(entry))
-            count += 1
-    return name, count
-
-
-def write_header(folder: Path, header: dict[str, Any]) -> None:
-    jsonl.write(folder / HEADER, [header])
 
 
 def remove_plan(folder: Path) -> None:

@@ -1,12 +1,16 @@
 """Images in tar shards, as the webdataset library reads and writes them."""
 
+import contextlib
+import itertools
 import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Optional
 
+from captioning.bulk.shards import Line, captions_of
 from captioning.files.images import is_image
 from captioning.runtime.errors import UserError
 
@@ -82,15 +86,35 @@ def _files(url: str) -> Iterator[dict[str, Any]]:
             tar.members = []  # which it would keep all of
 
 
-def write(file: BinaryIO, samples: Iterable[tuple[str, str, bytes, dict[str, Any]]]) -> None:
-    """A tar of samples: key, extension and bytes of the image, and its line.
+def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
+    """Write a tar of images and their lines: photos by number, those of a tar as they were there.
 
     Each becomes key.jpg (or whatever it is), key.txt, the captions a line each, and key.json.
     """
     from webdataset import TarWriter
 
+    samples = _photos(number, lines) if tar is None else _members(tar, lines)
     with TarWriter(file, encoder=False, mtime=0, format="PAX_FORMAT") as writer:
-        for key, extension, data, line in samples:
-            text = "\n".join(line.get("captions", [line["caption"]]))
-            content = {extension: data, "txt": text.encode(), "json": json.dumps(line).encode()}
+        for key, name, data, line in samples:
+            text = "\n".join(captions_of(line)).encode()
+            content = {
+                name.rpartition(".")[2]: data,
+                "txt": text,
+                "json": json.dumps(line).encode(),
+            }
             writer.write({"__key__": key, **content})
+
+
+def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
+    for place, line in enumerate(lines):
+        path = Path(line["image"])
+        with contextlib.suppress(FileNotFoundError):  # removed since it was captioned
+            yield f"{number:05d}{place:06d}", path.suffix.lower(), path.read_bytes(), line
+
+
+def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
+    by_name = {line["image"]: line for line in lines}
+    for member in itertools.takewhile(lambda _: by_name, members(tar)):  # no further than read
+        line = by_name.pop(member.name, None)
+        if line is not None:
+            yield member.key, member.name, member.data, line

@@ -1,36 +1,77 @@
-"""The shards of one process: captioned, written down batch by batch, and finished one by one."""
+"""The shards of one process of several: captioned batch by batch, and finished one by one."""
 
-import contextlib
-import itertools
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, Callable, Optional
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import torch.distributed as dist
 
 from captioning.bulk import reading, tars
 from captioning.bulk.model import Captioning
-from captioning.bulk.ranks import Ranks
+from captioning.bulk.planning import write_sidecar
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Part, Plan
-from captioning.bulk.written import captions_of, write_sidecar
-from captioning.files.writing import staged
+from captioning.bulk.shards import Part, Plan, captions_of, parts_of
+from captioning.files.writing import staged, write_lines
+from captioning.runtime import distributed, stopping
+
+PATIENCE_S = 10  # of a process that was asked to stop, for the others
+PAUSE_S = 0.1
 
 
-def pending(request: Request, plan: Plan) -> list[int]:
-    """The shards that have no marker yet."""
-    return [shard for shard in range(len(plan)) if not Part(request.parts, shard).marked()]
+class Ranks:
+    """All processes of a run, by the store through which they have met; there may be one alone.
+
+    A collective operation would make all wait for the slowest at every batch, and fail where the
+    last shard of one takes longer than the group is patient. `name` keeps two uses apart.
+    """
+
+    def __init__(self, name: str):
+        self.here: Counter[str] = Counter()
+        self.store = None
+        if dist.is_initialized():
+            self.store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+
+    def add(self, what: str, count: int) -> int:
+        """Count something; the sum over all processes so far."""
+        self.here[what] += count
+        return self.here[what] if self.store is None else self.store.add(what, count)
+
+    def asked_to_stop(self) -> bool:
+        """Whether any process was."""
+        if self.store is None:
+            return bool(stopping.asked())
+        if stopping.asked():
+            self.store.set("stop", "")
+        return self.store.check(["stop"])
+
+    def wait_for_all(self, show: Callable[[int], None]) -> None:
+        """Return when every process has come here; after a while, where one was asked to stop.
+
+        show: is told of all images meanwhile.
+        """
+        if self.store is None:
+            return
+        self.store.set(f"rank {distributed.rank()}", "")
+        everyone = [f"rank {rank}" for rank in range(distributed.world_size())]
+        waited = 0.0
+        while not self.store.check(everyone) and waited < PATIENCE_S:
+            show(self.add("images", 0))
+            time.sleep(PAUSE_S)
+            waited = waited + PAUSE_S if self.asked_to_stop() else 0.0
+        show(self.add("images", 0))
 
 
 def done_before(request: Request, plan: Plan) -> int:
     """The images that earlier calls have captioned, or failed to, of what is planned."""
     count = 0
-    for shard in range(len(plan)):
-        part = Part(request.parts, shard)
-        if part.marked():
+    for part in parts_of(request.parts, plan):
+        if part.marker.exists():
             counts = part.counts()
             count += counts["images"] + counts["failed"]
         else:
-            count += len(part.read() if part.sealed() else part.recover().lines)
+            count += len(part.read() if part.path.exists() else part.recover().lines)
     return count
 
 
@@ -49,7 +90,7 @@ def caption_shards(
     parts: dict[int, Part] = {}
     for shard in shards:
         part = Part(request.parts, shard)
-        if part.sealed():
+        if part.path.exists():
             _publish(request, plan, part)
         else:
             parts[shard] = part.recover()
@@ -78,30 +119,12 @@ def _publish(request: Request, plan: Plan, part: Part) -> None:
     if request.sidecar:
         for line in captioned:
             write_sidecar(request.sidecar_of(line["image"]), captions_of(line))
-    entries = plan.entries(part.shard)
+    tar = plan.entries(part.shard)[0].get("tar")
     if request.write_shards:
         number = plan.header["first_shard"] + part.shard
         with staged(request.write_shards / f"{number:05d}.tar") as file:
-            tars.write(file, _samples(number, captioned, entries[0].get("tar")))
+            tars.write(file, number, captioned, tar)
     counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
-    if "tar" in entries[0]:
-        counts = {"tar": entries[0]["tar"], "bytes": os.path.getsize(entries[0]["tar"]), **counts}
-    part.mark(**counts)
-
-
-def _samples(
-    number: int, lines: list[dict[str, Any]], tar: Optional[str]
-) -> Iterator[tuple[str, str, bytes, dict[str, Any]]]:
-    """Key, extension, bytes and line of the images: of photos numbered, of a tar as they were."""
-    if tar is None:
-        for place, line in enumerate(lines):
-            path = Path(line["image"])
-            with contextlib.suppress(FileNotFoundError):  # removed since it was captioned
-                data = path.read_bytes()
-                yield f"{number:05d}{place:06d}", path.suffix[1:].lower(), data, line
-        return
-    by_name = {line["image"]: line for line in lines}
-    for member in itertools.takewhile(lambda _: by_name, tars.members(tar)):  # no further than read
-        line = by_name.pop(member.name, None)
-        if line is not None:
-            yield member.key, member.name.rpartition(".")[2], member.data, line
+    if tar is not None:
+        counts = {"tar": tar, "bytes": os.path.getsize(tar), **counts}
+    write_lines(part.marker, [counts])

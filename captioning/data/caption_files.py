@@ -5,8 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Union
 
-from captioning.data.annotation_files import ImageId
-from captioning.data.annotations import read_annotations
+from captioning.data.annotations import ImageId, read_annotations
 from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError
 
@@ -47,7 +46,7 @@ def read_references(path: Union[str, PathLike]) -> References:
     """
     document = read_json(Path(path))
     if isinstance(document, list) and document:
-        return _annotation_references(path)
+        return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}
     if isinstance(document, dict) and isinstance(document.get("annotations"), list):
         references: References = {}
         for image_id, caption in _pairs(document["annotations"], f"{path}: annotations"):
@@ -55,7 +54,8 @@ def read_references(path: Union[str, PathLike]) -> References:
     elif isinstance(document, dict):
         references = document
         for image_id, captions in references.items():
-            if not _is_list_of_text(captions) or not captions:
+            is_list = isinstance(captions, list) and captions
+            if not is_list or not all(isinstance(text, str) for text in captions):
                 raise UserError(
                     f"{path}: no reference captions under {image_id!r}: expected COCO's "
                     "{annotations: [{image_id, caption}]} or {image id: [captions]}"
@@ -86,7 +86,14 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
 
     Raises UserError for the first caption without references.
     """
-    _check_distinct(captions, references)
+    by_text: dict[str, ImageId] = {}
+    for image_id in captions:  # 139 and "139" would be scored against the same references
+        other = by_text.setdefault(str(image_id), image_id)
+        if other != image_id and not {other, image_id} <= references.keys():
+            raise UserError(
+                f"image_id {other!r} and {image_id!r} are one image, with two predictions: keep "
+                "one of them"
+            )
     matched = by_id(captions, references)
     missing = [image_id for image_id, group in matched.items() if not group]
     if missing and len(missing) == len(captions):
@@ -100,18 +107,6 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
             "references of the same images"
         )
     return {image_id: list(group) for image_id, group in matched.items()}
-
-
-def _check_distinct(captions, references):
-    """Raise UserError where 139 and "139" have a prediction each, and references as one image."""
-    by_text: dict[str, ImageId] = {}
-    for image_id in captions:
-        other = by_text.setdefault(str(image_id), image_id)
-        if other != image_id and not {other, image_id} <= references.keys():
-            raise UserError(
-                f"image_id {other!r} and {image_id!r} are one image, with two predictions: keep "
-                "one of them"
-            )
 
 
 def by_id(
@@ -138,11 +133,3 @@ def _pairs(entries, where):
         if not isinstance(caption, str):
             raise UserError(f"{where}: entry {number} (image_id {image_id!r}) has no caption text")
         yield image_id, caption
-
-
-def _is_list_of_text(value):
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
-
-
-def _annotation_references(path):
-    return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}

@@ -4,6 +4,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Callable
 
@@ -37,6 +38,7 @@ def preprocess_caption(text: str, max_words: int = 30) -> str:
     return " ".join(text.split(" ")[:max_words])
 
 
+@dataclass(eq=False, repr=False)
 class TrainingDataset(Dataset):
     """Images with captions, augmented; an item is a function of (seed, epoch, index) alone.
 
@@ -52,25 +54,17 @@ class TrainingDataset(Dataset):
     instead, drawn by (seed, index), until one can be read; UserError after MAX_REPLACEMENTS.
     """
 
-    def __init__(
-        self,
-        samples: Sequence[Sample],
-        image_root: str,
-        transform: Transform,
-        seed: int,
-        captions_per_image: int = 1,
-        max_words: int = 30,
-        skip_bad_images: bool = False,
-    ):
-        self.samples = samples
-        self.image_root = image_root
-        self.transform = transform
-        self.seed = seed
-        self.captions_per_image = captions_per_image
-        self.max_words = max_words
-        self.skip_bad_images = skip_bad_images
+    samples: Sequence[Sample]
+    image_root: str
+    transform: Transform
+    seed: int
+    captions_per_image: int = 1
+    max_words: int = 30
+    skip_bad_images: bool = False
+
+    def __post_init__(self):
         # Pair i belongs to the first image whose running count of captions is above i.
-        self._pairs_up_to = list(accumulate(len(sample.captions) for sample in samples))
+        self._pairs_up_to = list(accumulate(len(sample.captions) for sample in self.samples))
 
     def __len__(self) -> int:
         return self._pairs_up_to[-1] if self.captions_per_image == 1 else len(self.samples)
@@ -115,12 +109,8 @@ class TrainingDataset(Dataset):
             with open_image(os.path.join(self.image_root, sample.image)) as image:
                 tensor = self.transform(image)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in caption_indices]
-        return {
-            "image": tensor,
-            "captions": captions,
-            "image_id": sample.image_id,
-            "index": candidate,
-        }
+        known = {"image_id": sample.image_id, "index": candidate}
+        return {"image": tensor, "captions": captions, **known}
 
     def _sample(self, index: int) -> tuple[Sample, list[int]]:
         """Return the sample at `index`, and which of its captions if `index` decides that."""
@@ -131,6 +121,7 @@ class TrainingDataset(Dataset):
         return sample, [index - self._pairs_up_to[position] + len(sample.captions)]
 
 
+@dataclass(eq=False, repr=False)
 class EvaluationDataset(Dataset):
     """Images for which captions are to be generated.
 
@@ -139,17 +130,10 @@ class EvaluationDataset(Dataset):
     unreadable holds the error message, and a loader leaves the item out.
     """
 
-    def __init__(
-        self,
-        samples: Sequence[Sample],
-        image_root: str,
-        transform: Transform,
-        skip_bad_images: bool = False,
-    ):
-        self.samples = samples
-        self.image_root = image_root
-        self.transform = transform
-        self.skip_bad_images = skip_bad_images
+    samples: Sequence[Sample]
+    image_root: str
+    transform: Transform
+    skip_bad_images: bool = False
 
     def __len__(self) -> int:
         return len(self.samples)

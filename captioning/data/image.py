@@ -4,8 +4,8 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from typing import BinaryIO, Callable, Optional, Union
+from functools import cache, partial
+from typing import BinaryIO, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
-from captioning.data.randaugment import RandAugment
+from captioning.data.randaugment import rand_augment
 from captioning.files.images import FORMATS
 from captioning.runtime.errors import UserError, one_line
 
@@ -112,12 +112,12 @@ def training_transform(image_size: int, augmentation: str = "blip") -> Callable:
     """Return the map from an image, opened or decoded, to pixels: uint8 (S, S, 3).
 
     S is `image_size`. `normalise` makes of a batch of them what the model takes; until then they
-    are a quarter of the bytes. With `augmentation` "blip" they are `Augmentation`'s, with "none"
-    those of evaluation.
+    are a quarter of the bytes. With `augmentation` "blip" they are those of `augmented`, with
+    "none" those of evaluation.
     """
     if augmentation == "none":
         return transforms.Compose([decode, _resize(image_size), _pixels])
-    return Augmentation(image_size)
+    return partial(augmented, image_size=image_size)
 
 
 def normalise(pixels: Tensor) -> Tensor:
@@ -130,36 +130,25 @@ def normalise(pixels: Tensor) -> Tensor:
     return image
 
 
-class Augmentation:
-    """BLIP's: a random crop of half the area or more, resized to a square; a flip; RandAugment.
+def augmented(image: Image.Image, image_size: int) -> Tensor:
+    """Return BLIP's crop of half the area or more, resized to a square; a flip; RandAugment.
 
-    Takes an image, opened or decoded; returns uint8 (S, S, 3). Draws from torch's generator.
+    From an image, opened or decoded, to uint8 (S, S, 3). Draws from torch's generator.
 
     Torch resizes bytes several times as fast as Pillow and rounds otherwise: a few values in a
     thousand differ by 1. A JPEG photo whose crop is at least 2, 4 or 8 times the square is decoded
     at 1/2, 1/4 or 1/8 of its size, a third of the work: on photos its values then differ by 2 of
     255 in the mean, and the crop begins at a multiple of 2, 4 or 8 pixels.
     """
-
-    def __init__(self, image_size: int):
-        self.image_size = image_size
-        self.randaugment = RandAugment()
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        top, left, height, width = RandomResizedCrop.get_params(image, AREA, ASPECT)
-        flipped = torch.rand(1) < 0.5
-        reduction = _reduce(image, min(height, width) // self.image_size)
-        top, left, height, width = (v // reduction for v in (top, left, height, width))
-        crop = decode(image).crop((left, top, left + width, top + height))
-        square = F.resize(
-            _pixels(crop).permute(2, 0, 1),
-            [self.image_size, self.image_size],
-            InterpolationMode.BICUBIC,
-            antialias=True,
-        )
-        if flipped:
-            square = square.flip(2)
-        return _pixels(self.randaugment(Image.fromarray(square.permute(1, 2, 0).numpy())))
+    top, left, height, width = RandomResizedCrop.get_params(image, AREA, ASPECT)
+    flipped = torch.rand(1) < 0.5
+    reduction = _reduce(image, min(height, width) // image_size)
+    top, left, height, width = (v // reduction for v in (top, left, height, width))
+    crop = _pixels(decode(image).crop((left, top, left + width, top + height))).permute(2, 0, 1)
+    square = F.resize(crop, [image_size] * 2, InterpolationMode.BICUBIC, antialias=True)
+    if flipped:
+        square = square.flip(2)
+    return _pixels(rand_augment(Image.fromarray(square.permute(1, 2, 0).numpy())))
 
 
 def _reduce(image: Image.Image, most: int) -> int:
@@ -178,3 +167,20 @@ def _resize(image_size: int) -> transforms.Resize:
 
 def _pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image))  # (H, W, 3)
+
+
+class Preprocessing(NamedTuple):
+    """evaluation: an RGB image to a float tensor (3, S, S), ready for the captioner. training: an
+    image, opened or decoded, to a tensor of one shape for all images, drawing from torch's
+    generator. normalise: a batch of what `training` makes, on the captioner's device, to what
+    `evaluation` makes, (B, 3, S, S); it is left out where `training` makes floats."""
+
+    evaluation: Callable[[Image.Image], Tensor]
+    training: Callable[[Image.Image], Tensor]
+    normalise: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def of_blip(cls, image_size: int, augmentation: str = "blip") -> "Preprocessing":
+        """A square of `image_size` pixels, bicubic, normalised as BLIP's images are."""
+        training = training_transform(image_size, augmentation)
+        return cls(evaluation_transform(image_size), training, normalise)

@@ -1,13 +1,16 @@
-"""Batches of a data set, the same whatever the number of worker processes or of GPUs."""
+"""Batches of a data set, the same whatever the number of workers or GPUs, and on the device."""
 
 import logging
-from collections.abc import Iterator, Sequence
-from typing import Any, Optional, Union
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, Union
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
+from captioning.data.image import normalise
 from captioning.data.randomness import derived_seed, permutation
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
@@ -15,6 +18,7 @@ from captioning.runtime.errors import UserError
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
+Normalise = Callable[[Tensor], Tensor]
 
 # Batches that are sorted together: enough for lengths to differ little within one, and few enough
 # for an epoch to stay random.
@@ -132,25 +136,18 @@ def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int)
     return [item for batch in permutation(len(batches), seed) for item in batches[batch]]
 
 
+@dataclass(eq=False, repr=False)
 class _ShuffledBatches:
     """Lists of keys (epoch, index): with the epoch in the key, workers need not be told of it."""
 
-    def __init__(
-        self,
-        size: int,
-        batch_size: int,
-        seed: int,
-        rank: int,
-        world_size: int,
-        lengths: Optional[Sequence[int]] = None,
-    ):
-        self.size = size
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.lengths = lengths
-        self.epoch = self.first_batch = 0
+    size: int
+    batch_size: int
+    seed: int
+    rank: int
+    world_size: int
+    lengths: Optional[Sequence[int]]
+    epoch: int = 0
+    first_batch: int = 0
 
     def __len__(self) -> int:
         return self.size // (self.batch_size * self.world_size)
@@ -190,3 +187,45 @@ def _collate(items: Sequence[Union[dict[str, Any], UserError]]) -> Union[Batch, 
         batch["image"] = torch.stack(batch["image"])
     skipped = sum(bool(item["unreadable"]) for item in items)
     return {**batch, "unreadable": messages, "skipped": skipped}
+
+
+class Prefetcher:
+    """The batches of a loader, each image float32 (B, 3, S, S) on `device`, normalised.
+
+    One batch is always under way. On a GPU it is copied out of pinned memory, and training's bytes
+    made into floats, on a stream of their own, beside the model's work; on a CPU there is nothing
+    to overlap.
+    """
+
+    def __init__(
+        self, batches: Iterable[Batch], device: torch.device, normalise: Normalise = normalise
+    ):
+        """normalise: makes bytes into floats, see `Preprocessing`."""
+        self.batches, self.device, self.normalise = batches, device, normalise
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __iter__(self) -> Iterator[Batch]:
+        ahead = None
+        for batch in self.batches:
+            following = self._start(batch)
+            if ahead is not None:
+                yield self._finish(*ahead)
+            ahead = following
+        if ahead is not None:
+            yield self._finish(*ahead)
+
+    def _start(self, batch: Batch) -> tuple[Batch, Optional[torch.cuda.Event]]:
+        with torch.cuda.stream(self.stream):  # of no effect where it is None
+            image = batch["image"].to(self.device, non_blocking=True)
+            if not image.is_floating_point():
+                image = self.normalise(image)
+            batch = {**batch, "image": image}
+            return batch, self.stream.record_event() if self.stream else None
+
+    def _finish(self, batch: Batch, arrived: Optional[torch.cuda.Event]) -> Batch:
+        if arrived is not None:
+            model = torch.cuda.current_stream(self.device)
+            model.wait_event(arrived)
+            # Else the memory might be given to a later batch while the model still reads it.
+            batch["image"].record_stream(model)
+        return batch

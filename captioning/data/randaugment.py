@@ -47,30 +47,20 @@ def rotate(image: Image.Image) -> Image.Image:
 
 
 OPERATIONS = (
-    identity,
-    F.autocontrast,
-    brightness,
-    sharpness,
-    F.equalize,
-    shear_x,
-    shear_y,
-    translate_x,
-    translate_y,
-    rotate,
+    *(identity, F.autocontrast, brightness, sharpness, F.equalize),
+    *(shear_x, shear_y, translate_x, translate_y, rotate),
 )
 
 
-class RandAugment:
+def rand_augment(image: Image.Image) -> Image.Image:
     """Draw two of OPERATIONS (it may be one twice) and apply each with probability 0.5.
 
     Takes and returns an RGB image; its size stays. Draws from torch's generator.
     """
-
-    def __call__(self, image: Image.Image) -> Image.Image:
-        for choice in torch.randint(len(OPERATIONS), (2,)).tolist():
-            if torch.rand(()) < 0.5:
-                image = OPERATIONS[choice](image)
-        return image
+    for choice in torch.randint(len(OPERATIONS), (2,)).tolist():
+        if torch.rand(()) < 0.5:
+            image = OPERATIONS[choice](image)
+    return image
 
 
 def _sign() -> int:

@@ -85,7 +85,8 @@ def read_list(path: Path, column: Optional[str] = None) -> Iterator[Listed]:
 
     Raises UserError.
     """
-    return _READERS.get(path.suffix, _json)(path, column)
+    readers = {".txt": _text, ".csv": _csv, ".jsonl": _jsonl}
+    return readers.get(path.suffix, _json)(path, column)
 
 
 def _text(path: Path, column: Optional[str]) -> Iterator[Listed]:
@@ -120,9 +121,6 @@ def _json(path: Path, column: Optional[str]) -> Iterator[Listed]:
     return (_listed(row, f"{path}: row {number}", column) for number, row in enumerate(rows, 1))
 
 
-_READERS = {".txt": _text, ".csv": _csv, ".jsonl": _jsonl}
-
-
 def _listed(row: Any, where: str, column: Optional[str]) -> Listed:
     if isinstance(row, str):
         return Listed(row)
@@ -135,9 +133,8 @@ def _listed(row: Any, where: str, column: Optional[str]) -> Listed:
             f"{where} names no image: looked for {wanted}; rename the column, or name it with "
             "--column of captioning.caption"
         )
-    image_id = next(
-        (fields[name] for name in ID_COLUMNS if fields.get(name) not in (None, "")), None
-    )
+    ids = (fields[name] for name in ID_COLUMNS if fields.get(name) not in (None, ""))
+    image_id = next(ids, None)
     return Listed(image, image_id if type(image_id) in (int, str) else None, in_row=True)
 
 

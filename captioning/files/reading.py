@@ -1,8 +1,9 @@
 """Text, JSON and YAML files: read, or refused in one line that names the file."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from ruamel.yaml import YAML, YAMLError
 
@@ -59,6 +60,22 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise _TwiceError(next(name for name in found if names.count(name) > 1))
     return found
+
+
+def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:
+    """The object of each line, see `parse_line`; nothing where there is no file."""
+    if path.exists():
+        with open(path, "rb") as file:
+            yield from map(parse_line, file)
+
+
+def parse_line(text: bytes) -> Optional[dict[str, Any]]:
+    """The object of a line; None where it was cut off or is something else."""
+    try:
+        entry = json.loads(text)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and text.endswith(b"\n") else None
 
 
 def parse_yaml(text: str, where: str) -> Any:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -85,3 +85,17 @@ def write_text(text: str, path: Path) -> None:
 def write_json(content: Any, path: Path) -> None:
     """Write a JSON file as `write_text` does."""
     write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", path)
+
+
+def json_line(entry: Any) -> bytes:
+    """One line of JSON. A file name that is no UTF-8 is escaped, and comes back as it was."""
+    try:
+        return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(entry).encode() + b"\n"
+
+
+def write_lines(path: Path, entries: Iterable[Any]) -> None:
+    """Write a line of JSON for each entry. Raises OSError."""
+    with staged(path) as file:
+        file.writelines(map(json_line, entries))

@@ -1,4 +1,4 @@
-"""The page on captioning names every flag, and its commands are what the program takes."""
+"""The page on captioning names every flag and suffix; its commands are what the program takes."""
 
 import re
 import shlex
@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from captioning.caption import build_parser, parse_arguments
+from captioning.files.images import SUFFIXES
 
 
 @pytest.fixture
@@ -29,3 +30,8 @@ def test_the_commands_of_the_page_and_of_the_readme_are_taken(page, repository):
     for command in commands:
         parse_arguments(shlex.split(command, comments=True))
     assert len(commands) >= 4
+
+
+def test_the_suffixes_of_images_are_those_that_are_read(page):
+    listed = page.split("a folder of")[1].split("files;")[0]
+    assert set(re.findall(r"`(\.\w+)`", listed)) == SUFFIXES

@@ -10,13 +10,13 @@ from torchvision.transforms import InterpolationMode
 from captioning.data import (
     MEAN,
     STD,
-    RandAugment,
     evaluation_transform,
     load_image,
     normalise,
     training_transform,
 )
 from captioning.data.image import open_image
+from captioning.data.randaugment import rand_augment
 from captioning.runtime.errors import UserError
 
 CROP = {"scale": (0.5, 1.0), "interpolation": InterpolationMode.BICUBIC}
@@ -31,7 +31,7 @@ def scene(width, height):
 @pytest.fixture
 def without_randaugment(monkeypatch):
     """Leave out the operations, some of which make large differences of small ones."""
-    monkeypatch.setattr("captioning.data.image.RandAugment", lambda: lambda image: image)
+    monkeypatch.setattr("captioning.data.image.rand_augment", lambda image: image)
 
 
 def drawn(transform, image, seed):
@@ -72,7 +72,7 @@ def test_the_crop_and_the_flip_are_pillows_up_to_rounding(without_randaugment, s
 
 def test_randaugment_comes_last_and_draws_on(monkeypatch):
     plain = transforms.Compose(
-        [transforms.RandomResizedCrop(64, **CROP), transforms.RandomHorizontalFlip(), RandAugment()]
+        [transforms.RandomResizedCrop(64, **CROP), transforms.RandomHorizontalFlip(), rand_augment]
     )
     near = 0
     for seed in range(20):

@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.data import RandAugment, randaugment
+from captioning.data import randaugment
+from captioning.data.randaugment import rand_augment
 
 NOISE = np.random.default_rng(1).integers(0, 256, (24, 30, 3), dtype=np.uint8)
 NOISE[0, 0], NOISE[0, 1] = 0, 255
@@ -127,7 +128,7 @@ def test_two_are_drawn_with_replacement_and_each_applied_half_the_time(monkeypat
     operations = [lambda image, number=number: image + 4**number for number in range(10)]
     monkeypatch.setattr(randaugment, "OPERATIONS", operations)
     draws = 4000
-    results = [RandAugment()(0) for _ in range(draws)]
+    results = [rand_augment(0) for _ in range(draws)]
     counts = np.array([[value // 4**number % 4 for number in range(10)] for value in results])
     applied = counts.sum(axis=1)
     shares = [(applied == number).mean() for number in (0, 1, 2)]
@@ -141,7 +142,7 @@ def test_share_of_unchanged_images():
     """Four operations of ten change nothing here (the contrast is at its highest already), so that
     an image stays as it is with probability (0.5 + 0.5 * 0.4)^2 = 0.49.
     """
-    unchanged = [(apply(RandAugment()) == NOISE).all() for _ in range(1500)]
+    unchanged = [(apply(rand_augment) == NOISE).all() for _ in range(1500)]
     assert np.mean(unchanged) == pytest.approx(0.49, abs=0.04)
 
 
@@ -149,6 +150,6 @@ def test_the_generator_decides():
     results = []
     for _ in range(2):
         torch.manual_seed(5)
-        results.append([apply(RandAugment()) for _ in range(20)])
+        results.append([apply(rand_augment) for _ in range(20)])
     np.testing.assert_array_equal(*results)
     assert any((first != results[0][0]).any() for first in results[0])
