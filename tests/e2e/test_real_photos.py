@@ -23,7 +23,7 @@ SMALL = [
     "med_config={hidden_size: 48, num_hidden_layers: 1, num_attention_heads: 4}",
     "med_config.intermediate_size=48",
     *("image_size=48", "batch_size=30", "captions_per_image=5", "num_workers=1"),
-    *("init_lr=3e-3", "max_epoch=1", "max_length=20", "log_every=1"),
+    *("init_lr=3e-3", "max_epoch=1", "lr_schedule=exponential", "max_length=20", "log_every=1"),
 ]
 
 
