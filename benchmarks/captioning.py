@@ -45,18 +45,16 @@ class Captioners:
             self.ours.text_decoder.cls["predictions"].bias[end] = bias
             self.theirs.text_decoder.cls.predictions.bias[end] = bias
         for name in DTYPES:
-            self.seconds_to_copy[name] = timed(lambda name=name: self._copy(name))
 
-    def _copy(self, precision: str) -> None:
-        self.copies[precision] = inference_copy(self.ours, DTYPES[precision])
+            def copy(name: str = name) -> None:
+                self.copies[name] = inference_copy(self.ours, DTYPES[name])
 
-    def images(self, batch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(1)
-        return torch.randn(batch, 3, self.side, self.side, generator=generator).to(DEVICE)
+            self.seconds_to_copy[name] = timed(copy)
 
     def works(self, precision: str, batch: int, settings: DecodingSettings) -> dict[str, Work]:
         """What is timed, by contender; each returns its token ids but for the encoder."""
-        image, quick = self.images(batch), self.copies[precision]
+        generator, quick = torch.Generator().manual_seed(1), self.copies[precision]
+        image = torch.randn(batch, 3, self.side, self.side, generator=generator).to(DEVICE)
         autocast = torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16")
         prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
         prompts = prompt.to(DEVICE).expand(batch, -1)  # transformers cuts the last token
