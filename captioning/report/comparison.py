@@ -13,7 +13,6 @@ from captioning.metrics.registry import build_evaluators
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import mark
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
 from captioning.training.split_evaluation import metric_settings
@@ -62,11 +61,6 @@ class Comparison:
     def image_path(self, image_id: ImageId) -> Optional[Path]:
         sample = self.samples.get(image_id)
         return sample and Path(self.runs[0].scored_with.image_root, sample.image)
-
-    def marked(self, caption: str, image_id: ImageId) -> list[tuple[str, Optional[bool]]]:
-        """The caption's words, each with whether it is true of the image; None: not known."""
-        scene = self.scenes.get(image_id)
-        return [(caption, None)] if scene is None else mark(caption, scene)
 
 
 def compare(folders: Sequence[Path], split: str = "test") -> Comparison:

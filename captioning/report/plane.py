@@ -78,12 +78,6 @@ def plane(rows: list[Row]) -> Optional[Markup]:
         return svg(figure, "plane", described(axes, points))
 
 
-def axes_of(rows: list[Row]) -> Optional[tuple[str, str]]:
-    """What is across and what is up, in words."""
-    axes = choose_axes(rows)
-    return axes and (axes.across.label, axes.up.label)
-
-
 def has_both(row: Row, axes: Pair) -> bool:
     return all(axis.metric in row.metrics for axis in axes)
 
