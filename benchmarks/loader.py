@@ -6,9 +6,8 @@ Every contender reads the same files and hands out float batches (B, 3, 384, 384
 epoch a round. "decoding alone" is the floor: whole images as RGB, and nothing made of them.
 """
 
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.measure import alternate, parse, report, row
+from benchmarks.measure import alternate, program, row
 from benchmarks.original_input import Photos, cv2, original_loader, plain_loader
 from captioning.data import Prefetcher, Sample, TrainingDataset, training_loader, training_transform
 
@@ -84,11 +83,11 @@ def compare(
     return row(label, seconds, "original", items=items, workers=num_workers, opencv=opencv)
 
 
-def main(argv: Sequence[str]) -> None:
-    arguments = parse(argv, __doc__, rounds=5)
-    sizes = (32, 4) if arguments.quick else (384, 16)
+def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
+    """Every row."""
+    sizes = (32, 4) if quick else (384, 16)
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.quick:
+        if quick:
             sets = {"drawn 80 x 60": draw_photos(Path(folder), (80, 60), 8)}
         else:
             sets = {
@@ -96,14 +95,13 @@ def main(argv: Sequence[str]) -> None:
                 "drawn 640 x 480": draw_photos(Path(folder), (640, 480), 128),
                 "drawn 3000 x 2000": draw_photos(Path(folder), (3000, 2000), 32),
             }
-        rows = (
-            compare(name, paths, sizes, num_workers, arguments.rounds)
-            for name, paths in sets.items()
-            if paths
-            for num_workers in (WORKERS[:1] if arguments.quick else WORKERS)
-        )
-        report("loader", rows, arguments)
+        for name, paths in sets.items():
+            for num_workers in WORKERS[:1] if quick else WORKERS:
+                if paths:
+                    yield compare(name, paths, sizes, num_workers, rounds)
 
+
+main = program("loader", __doc__, 5, measure)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
