@@ -111,13 +111,11 @@ def _tokens(comparison: Comparison) -> dict[str, Any]:
         found = token_picture(comparison)
     except UserError as error:
         return {"tokens": None, "no_tokens": str(error)}
+    mle, smile = ([getattr(token, name) for token in found.tokens] for name in ("mle", "smile"))
     return {
         "tokens": found,
-        "no_tokens": None,
         "spared": spared(found.tokens),
         "charged": charged(found.tokens),
-        "largest": max(max(token.mle, token.smile) for token in found.tokens),
-        "totals": {
-            name: sum(getattr(token, name) for token in found.tokens) for name in ("mle", "smile")
-        },
+        "largest": max(*mle, *smile),
+        "totals": {"mle": sum(mle), "smile": sum(smile)},
     }

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, keys_of, load_config
 from captioning.data.caption_files import Captions, read_predictions
-from captioning.files.reading import parse_json, read_text
+from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import Estimate
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def objective(self) -> str:
-        return objective_name(self.config.objective) if self.trained else "not trained here"
+        return objective_name(self.config.objective)
 
     @property
     def checkpoint(self) -> Optional[Path]:
@@ -129,7 +129,8 @@ def _read_run(folder: Path, split: str) -> Run:
     foreign = _foreign_weights(folder, scored, scoring)
     label = folder.resolve().name
     if trained and foreign:
-        trained, label = False, _name_of(foreign)
+        weights, trained = Path(foreign), False
+        label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
     config = own if trained else scored
     scores = _json(result / "metrics.json")
     return Run(
@@ -159,11 +160,6 @@ def _foreign_weights(folder: Path, scored: Config, scoring: dict[str, Any]) -> O
     return None if own or path == Path(scored.output_dir, BEST) else checkpoint
 
 
-def _name_of(weights: str) -> str:
-    path = Path(weights)
-    return "/".join(path.parts[-2:]) if path.name == BEST else path.name
-
-
 def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
     """The "metrics" of a metrics.json; what has no interval has a value alone.
 
@@ -180,7 +176,7 @@ def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return _object(parse_json(read_text(path), path), path) if path.exists() else {}
+    return _object(read_json(path), path) if path.exists() else {}
 
 
 def _object(value: Any, path: Path) -> dict[str, Any]:
@@ -195,7 +191,7 @@ def _other_shape(path: Path) -> UserError:
 
 def refuse_twice(named: Sequence[Any], what: str) -> None:
     """Raises UserError where one of them is named a second time."""
-    twice = next((each for i, each in enumerate(named) if each in named[:i]), None)
+    twice = next((each for each in named if named.count(each) > 1), None)
     if twice is not None:
         raise UserError(f"{twice} is named twice: name every {what} once")
 
@@ -223,27 +219,18 @@ def versions(run: Run) -> str:
     return ", ".join(f"{name} {version}" for name, version in found.items() if version)
 
 
-def settings(run: Run) -> dict[str, Any]:
-    """The run's settings; those of scoring as they were when the captions were made."""
-    scored = run.scored_with.model_dump()
-    return {
-        name: scored[name] if name in OF_SCORING else value
-        for name, value in run.config.model_dump().items()
-        if name not in NOT_A_SETTING
-    }
-
-
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Each setting that is not the same in all runs, with its value in each.
 
-    Of those of training that were others in scoring, the latter stand under "NAME, in scoring".
+    Those of scoring are as they were when the captions were made; of those of training that were
+    others then, the latter stand under "NAME, in scoring".
     """
-    values = [settings(run) for run in runs]
-    scored = [run.scored_with.model_dump() for run in runs]
     found = {}
-    for name in values[0]:
-        trained = [each[name] for each in values]
-        then = [each[name] for each in scored]
+    configs = [run.config.model_dump() for run in runs]
+    scored = [run.scored_with.model_dump() for run in runs]
+    for name in (name for name in configs[0] if name not in NOT_A_SETTING):
+        then = [config[name] for config in scored]
+        trained = then if name in OF_SCORING else [config[name] for config in configs]
         if any(value != trained[0] for value in trained):
             found[name] = [_text(value) for value in trained]
         if then != trained and any(value != then[0] for value in then):
