@@ -76,11 +76,10 @@ def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
 def _example(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
     """captions: (label, words) in the order of the rows; words: (text, true of the image)."""
     scene = comparison.scenes.get(image_id)
-    said = {row.label: row.captions[image_id] for row in comparison.rows}
-    if scene is None:
-        captions = [(label, [(caption, None)]) for label, caption in said.items()]
-    else:
-        captions = [(label, mark(caption, scene)) for label, caption in said.items()]
+    captions = []
+    for row in comparison.rows:
+        said = row.captions[image_id]
+        captions.append((row.label, [(said, None)] if scene is None else mark(said, scene)))
     shown = picture(comparison.image_path(image_id))
     return {"image_id": image_id, "picture": shown, "captions": captions}
 
