@@ -1,7 +1,7 @@
 """Which checkpoints the page has, and what they are called in it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -12,10 +12,9 @@ from captioning.config import Config
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.report.figures import styles
-from captioning.report.runs import objective_name, trained_name
+from captioning.report.runs import distinct, kind_of, objective_name, refuse_twice, trained_name
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
-from smile import parse_objective
 
 # The demo's runs, whole or quick, in the order in which the page shows them.
 DEMOS = [Path("output/demo"), Path("output/demo-quick")]
@@ -65,37 +64,17 @@ def load_checkpoints(
     YAML file of those that are not in a run's folder. Raises UserError.
     """
     paths = [checkpoints.named(source) for source in sources]
-    if len(set(paths)) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise UserError(f"{twice} is named twice: name every checkpoint once")
-    found, kinds = [], []
+    refuse_twice(paths, "checkpoint")
+    configs, captioners, labels, kinds = [], [], [], []
     for path in paths:
         of_run = Path(path).with_name("config.yaml").exists()
         settings, captioner = load_trained(path, None if of_run else config, device)
-        captioner = captioner.for_inference(torch.float32, compiled=False)
+        configs.append(settings)
+        captioners.append(captioner.for_inference(torch.float32, compiled=False))
         trained = of_run or config is None
-        found.append(Checkpoint(path, _label(path, settings, trained), "", settings, captioner))
-        kinds.append(_kind(settings) if trained else "weights")
-        say(f"loaded {path}: {found[-1].label}")
-    coloured = [replace(c, colour=style.colour) for c, style in zip(found, styles(kinds))]
-    return _distinct(coloured)
-
-
-def _kind(config: Config) -> str:
-    parts = parse_objective(config.objective)
-    return "mixture" if len(parts) > 1 else next(iter(parts))
-
-
-def _label(path: str, config: Config, trained: bool) -> str:
-    return trained_name(config) if trained else Path(path).stem
-
-
-def _distinct(named: list[Checkpoint]) -> list[Checkpoint]:
-    """With the folder, or all of the path, beside a label that occurs twice."""
-    for place in (lambda path: Path(path).parent.name, str):
-        labels = [c.label for c in named]
-        named = [
-            replace(c, label=f"{c.label} ({place(c.source)})") if labels.count(c.label) > 1 else c
-            for c in named
-        ]
-    return named
+        labels.append(trained_name(settings) if trained else Path(path).stem)
+        kinds.append(kind_of(settings) if trained else "weights")
+        say(f"loaded {path}: {labels[-1]}")
+    labels = distinct(labels, [Path(path).parent.name for path in paths], paths)
+    colours = [style.colour for style in styles(kinds)]
+    return [Checkpoint(*each) for each in zip(paths, labels, colours, configs, captioners)]

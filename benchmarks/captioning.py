@@ -8,15 +8,14 @@ itself; "encoder" is the copy's image encoder alone, the floor under all caption
 GPU "compiled" is a copy whose encoder and step are, the step into a CUDA graph.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.captioners import NaiveCaptioner, our_captioner, their_captioner
-from benchmarks.measure import Work, alternate, parse, report, row, timed
+from benchmarks.measure import Work, alternate, program, row, timed
 from BLIP import BlipCaptioner, inference_copy
 from decoding import DecodingSettings
 
@@ -45,18 +44,16 @@ class Captioners:
             self.ours.text_decoder.cls["predictions"].bias[end] = bias
             self.theirs.text_decoder.cls.predictions.bias[end] = bias
         for name in DTYPES:
-            self.seconds_to_copy[name] = timed(lambda name=name: self._copy(name))
 
-    def _copy(self, precision: str) -> None:
-        self.copies[precision] = inference_copy(self.ours, DTYPES[precision])
+            def copy(name: str = name) -> None:
+                self.copies[name] = inference_copy(self.ours, DTYPES[name])
 
-    def images(self, batch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(1)
-        return torch.randn(batch, 3, self.side, self.side, generator=generator).to(DEVICE)
+            self.seconds_to_copy[name] = timed(copy)
 
     def works(self, precision: str, batch: int, settings: DecodingSettings) -> dict[str, Work]:
         """What is timed, by contender; each returns its token ids but for the encoder."""
-        image, quick = self.images(batch), self.copies[precision]
+        generator, quick = torch.Generator().manual_seed(1), self.copies[precision]
+        image = torch.randn(batch, 3, self.side, self.side, generator=generator).to(DEVICE)
         autocast = torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16")
         prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
         prompts = prompt.to(DEVICE).expand(batch, -1)  # transformers cuts the last token
@@ -104,14 +101,9 @@ def compare(
     seconds = alternate(works, rounds)
     steps = int((tokens != captioners.ours.tokenizer.pad).sum(1).max())
     steps -= len(captioners.ours.prompt_ids)
-    line = row(
-        f"{precision}, batch {batch}, length {length}{ends}",
-        seconds,
-        "transformers",
-        items=(batch, "captions"),
-        **facts,
-        seconds_to_copy=captioners.seconds_to_copy[precision],
-    )
+    facts["seconds_to_copy"] = captioners.seconds_to_copy[precision]
+    name = f"{precision}, batch {batch}, length {length}{ends}"
+    line = row(name, seconds, "transformers", items=(batch, "captions"), **facts)
     medians = {name: entry["median"] for name, entry in line["contenders"].items()}
     line["step_ms"] = (medians["ours"] - medians["encoder"]) / max(steps, 1) * 1000
     line["note"] = (
@@ -141,10 +133,7 @@ def measure(tiny: bool, rounds: int) -> Iterator[dict[str, Any]]:
             yield compare(captioners, precision, batch, length, rounds, ends)
 
 
-def main(argv: Sequence[str]) -> None:
-    arguments = parse(argv, __doc__, rounds=2)
-    report("captioning", measure(arguments.quick, arguments.rounds), arguments)
-
+main = program("captioning", __doc__, 2, measure)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -6,30 +6,22 @@ Every contender reads the same files and hands out float batches (B, 3, 384, 384
 epoch a round. "decoding alone" is the floor: whole images as RGB, and nothing made of them.
 """
 
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.measure import alternate, parse, report, row
+from benchmarks.measure import alternate, program, row
 from benchmarks.original_input import Photos, cv2, original_loader, plain_loader
 from captioning.data import Prefetcher, Sample, TrainingDataset, training_loader, training_transform
 
 # Photos that may lie beside the repository; of no use to anything but measuring.
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 WORKERS = (1, 2, 4)
-
-
-class Sizes(NamedTuple):
-    """Of the square that images become, and of batches."""
-
-    image_size: int = 384
-    batch_size: int = 16
 
 
 def real_photos(count: int) -> list[Path]:
@@ -54,18 +46,16 @@ def draw_photos(folder: Path, size: tuple[int, int], count: int, differing: int 
 class Ours:
     """Epoch after epoch of our loader, brought to the CPU that a model would run on."""
 
-    def __init__(self, paths: Sequence[Path], sizes: Sizes, num_workers: int):
+    def __init__(self, paths: Sequence[Path], image_size: int, batch_size: int, num_workers: int):
         samples = [Sample(str(path), ("a photo",), number) for number, path in enumerate(paths)]
-        transform = training_transform(sizes.image_size)
-        dataset = TrainingDataset(samples, "", transform, seed=0)
-        self.loader = training_loader(dataset, sizes.batch_size, 0, num_workers=num_workers)
+        dataset = TrainingDataset(samples, "", training_transform(image_size), seed=0)
+        self.loader = training_loader(dataset, batch_size, 0, num_workers=num_workers)
         self.epoch = 0
 
     def __call__(self) -> int:
         self.loader.set_epoch(self.epoch)
         self.epoch += 1
-        batches = Prefetcher(self.loader, torch.device("cpu"))
-        return sum(len(batch["image"]) for batch in batches)
+        return sum(len(b["image"]) for b in Prefetcher(self.loader, torch.device("cpu")))
 
 
 def forget(image: Image.Image) -> int:
@@ -73,12 +63,13 @@ def forget(image: Image.Image) -> int:
 
 
 def compare(
-    name: str, paths: Sequence[Path], sizes: Sizes, num_workers: int, rounds: int
+    name: str, paths: Sequence[Path], sizes: tuple[int, int], num_workers: int, rounds: int
 ) -> dict[str, Any]:
+    """One row; sizes: of the square that images become, and of batches."""
     original = original_loader(paths, *sizes, num_workers)
-    decoding = plain_loader(Photos(paths, forget), sizes.batch_size, num_workers)
+    decoding = plain_loader(Photos(paths, forget), sizes[1], num_workers)
     contenders = {
-        "ours": Ours(paths, sizes, num_workers),
+        "ours": Ours(paths, *sizes, num_workers),
         "original": lambda: sum(len(image) for image, _ in original),
         "decoding alone": lambda: sum(len(image) for image, _ in decoding),
     }
@@ -92,11 +83,11 @@ def compare(
     return row(label, seconds, "original", items=items, workers=num_workers, opencv=opencv)
 
 
-def main(argv: Sequence[str]) -> None:
-    arguments = parse(argv, __doc__, rounds=5)
-    sizes = Sizes(32, 4) if arguments.quick else Sizes()
+def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
+    """Every row."""
+    sizes = (32, 4) if quick else (384, 16)
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.quick:
+        if quick:
             sets = {"drawn 80 x 60": draw_photos(Path(folder), (80, 60), 8)}
         else:
             sets = {
@@ -104,14 +95,13 @@ def main(argv: Sequence[str]) -> None:
                 "drawn 640 x 480": draw_photos(Path(folder), (640, 480), 128),
                 "drawn 3000 x 2000": draw_photos(Path(folder), (3000, 2000), 32),
             }
-        rows = (
-            compare(name, paths, sizes, num_workers, arguments.rounds)
-            for name, paths in sets.items()
-            if paths
-            for num_workers in (WORKERS[:1] if arguments.quick else WORKERS)
-        )
-        report("loader", rows, arguments)
+        for name, paths in sets.items():
+            for num_workers in WORKERS[:1] if quick else WORKERS:
+                if paths:
+                    yield compare(name, paths, sizes, num_workers, rounds)
 
+
+main = program("loader", __doc__, 5, measure)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,8 +1,7 @@
 """How every benchmark measures: alternately, with all times kept, and memory in fresh processes.
 
-A topic is a module `benchmarks/<topic>.py` whose `main(argv)` makes rows and hands them to
-`report`. A row compares contenders that do the same work; one of them is the peer that the others
-are measured against.
+A topic is a module `benchmarks/<topic>.py` whose `main` is the `program` of its `measure`. A row
+compares contenders that do the same work; one is the peer that the others are measured against.
 """
 
 import argparse
@@ -26,7 +25,17 @@ OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
 Work = Callable[[], Any]
 
 
-def parse(argv: Sequence[str], description: str, rounds: int) -> argparse.Namespace:
+def program(topic: str, description: str, rounds: int, measure: Callable) -> Callable:
+    """What runs a topic: `report` of `measure(quick, rounds)`, given a command line or none."""
+
+    def main(argv: Optional[Sequence[str]] = None) -> None:
+        arguments = parse(argv, description, rounds)
+        report(topic, measure(arguments.quick, arguments.rounds), arguments)
+
+    return main
+
+
+def parse(argv: Optional[Sequence[str]], description: str, rounds: int) -> argparse.Namespace:
     """The options that every topic has: quick, rounds (one where quick), output."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")

@@ -8,15 +8,14 @@ out.
 """
 
 import itertools
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure import Work, alternate, parse, peak_memory, report, row
+from benchmarks.measure import Work, alternate, peak_memory, program, row
 from smile import Objective
 
 MIXTURE = {"mle": 0.01, "smile": 0.99}
@@ -118,23 +117,19 @@ def compare(
 def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
     """Every row: each objective, the usual two in bf16, and how those grow."""
     usual = TINY if quick else USUAL
-    for name, spec in OBJECTIVES.items():
-        if name in MAIN or not quick:
-            yield compare(name, spec, usual, rounds, "cross-entropy" if "mle" in spec else "naive")
+    peers = {n: "cross-entropy" if "mle" in spec else "naive" for n, spec in OBJECTIVES.items()}
+    for name in MAIN if quick else OBJECTIVES:
+        yield compare(name, OBJECTIVES[name], usual, rounds, peers[name])
     if quick:
         return
     for name in MAIN:
-        spec = OBJECTIVES[name]
-        peer = "cross-entropy" if "mle" in spec else "naive"
-        yield compare(f"{name}, bf16", spec, usual, rounds, peer, autocast=True)
+        bf16 = f"{name}, bf16"
+        yield compare(bf16, OBJECTIVES[name], usual, rounds, peers[name], autocast=True)
     for sizes, name in itertools.product(GROWTH, MAIN):
         yield compare(f"{name}, {sizes}", OBJECTIVES[name], sizes, GROWTH_ROUNDS, "naive")
 
 
-def main(argv: Sequence[str]) -> None:
-    arguments = parse(argv, __doc__, rounds=5)
-    report("objective", measure(arguments.quick, arguments.rounds), arguments)
-
+main = program("objective", __doc__, 5, measure)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -13,7 +13,6 @@ import torch
 from PIL import Image, ImageFilter
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
-from torchvision.transforms import InterpolationMode
 
 from captioning.data import MEAN, STD
 
@@ -22,9 +21,12 @@ try:
 except ImportError:
     cv2 = None
 
+BICUBIC = transforms.InterpolationMode.BICUBIC
 FILL = (128, 128, 128)
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 FACTOR = 5 / 10 * 1.8 + 0.1  # of brightness and sharpness: 1
+IDENTITY = np.arange(256, dtype=np.uint8)
+BRIGHTNESS = (np.arange(256) * FACTOR).clip(0, 255).astype(np.uint8)
 SHEAR, TRANSLATION, ANGLE = 0.3 * 5 / 10, 10 * 5 / 10, math.radians(30 * 5 / 10)
 
 
@@ -32,17 +34,9 @@ def original_loader(
     paths: Sequence[Path], image_size: int, batch_size: int, num_workers: int
 ) -> DataLoader:
     """Shuffled batches [image, float (B, 3, S, S); position], as the original made them."""
-    transform = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(
-                image_size, scale=(0.5, 1.0), interpolation=InterpolationMode.BICUBIC
-            ),
-            transforms.RandomHorizontalFlip(),
-            randaugment,
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
+    crop = transforms.RandomResizedCrop(image_size, (0.5, 1.0), interpolation=BICUBIC)
+    flip, normalize = transforms.RandomHorizontalFlip(), transforms.Normalize(MEAN, STD)
+    transform = transforms.Compose([crop, flip, randaugment, transforms.ToTensor(), normalize])
     return plain_loader(Photos(paths, transform), batch_size, num_workers)
 
 
@@ -74,29 +68,13 @@ class Photos(Dataset):
 def randaugment(image: Image.Image) -> np.ndarray:
     """Two operations of ten, each applied with probability 0.5; uint8 (H, W, 3)."""
     pixels = np.array(image)
-    for operation in np.random.choice(OPERATIONS, 2):
+    for operation in np.random.choice(list(OPERATIONS.values()), 2):
         if np.random.random() < 0.5:
             pixels = operation(pixels)
     return pixels
 
 
-def identity(pixels: np.ndarray) -> np.ndarray:
-    return pixels
-
-
-def autocontrast(pixels: np.ndarray) -> np.ndarray:
-    return _by_channel(pixels, _stretched)
-
-
-def equalize(pixels: np.ndarray) -> np.ndarray:
-    return _by_channel(pixels, _levelled)
-
-
-def brightness(pixels: np.ndarray) -> np.ndarray:
-    return (np.arange(256) * FACTOR).clip(0, 255).astype(np.uint8)[pixels]
-
-
-def sharpness(pixels: np.ndarray) -> np.ndarray:
+def _sharpened(pixels: np.ndarray) -> np.ndarray:
     """The smoothed image is made, although a factor of 1 has no use for it."""
     if cv2 is not None:
         cv2.filter2D(pixels, -1, SMOOTH)
@@ -105,36 +83,25 @@ def sharpness(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def shear_x(pixels: np.ndarray) -> np.ndarray:
-    return _warped(pixels, (1, _sign() * SHEAR, 0), (0, 1, 0))
-
-
-def shear_y(pixels: np.ndarray) -> np.ndarray:
-    return _warped(pixels, (1, 0, 0), (_sign() * SHEAR, 1, 0))
-
-
-def translate_x(pixels: np.ndarray) -> np.ndarray:
-    return _warped(pixels, (1, 0, _sign() * TRANSLATION), (0, 1, 0))
-
-
-def translate_y(pixels: np.ndarray) -> np.ndarray:
-    return _warped(pixels, (1, 0, 0), (0, 1, _sign() * TRANSLATION))
-
-
-def rotate(pixels: np.ndarray) -> np.ndarray:
+def _rotated(pixels: np.ndarray) -> np.ndarray:
     cosine, sine = math.cos(ANGLE), _sign() * math.sin(ANGLE)
     y, x = (side / 2 for side in pixels.shape[:2])
-    return _warped(
-        pixels,
-        (cosine, sine, x - cosine * x - sine * y),
-        (-sine, cosine, y + sine * x - cosine * y),
-    )
+    across = (cosine, sine, x - cosine * x - sine * y)
+    return _warped(pixels, across, (-sine, cosine, y + sine * x - cosine * y))
 
 
-OPERATIONS = (
-    *(identity, autocontrast, brightness, sharpness, equalize),
-    *(shear_x, shear_y, translate_x, translate_y, rotate),
-)
+OPERATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "identity": lambda pixels: pixels,
+    "autocontrast": lambda pixels: _by_channel(pixels, _stretched),
+    "brightness": lambda pixels: BRIGHTNESS[pixels],
+    "sharpness": _sharpened,
+    "equalize": lambda pixels: _by_channel(pixels, _levelled),
+    "shear_x": lambda pixels: _warped(pixels, (1, _sign() * SHEAR, 0), (0, 1, 0)),
+    "shear_y": lambda pixels: _warped(pixels, (1, 0, 0), (_sign() * SHEAR, 1, 0)),
+    "translate_x": lambda pixels: _warped(pixels, (1, 0, _sign() * TRANSLATION), (0, 1, 0)),
+    "translate_y": lambda pixels: _warped(pixels, (1, 0, 0), (0, 1, _sign() * TRANSLATION)),
+    "rotate": _rotated,
+}
 
 
 def _sign() -> int:
@@ -151,12 +118,9 @@ def _warped(pixels: np.ndarray, first: tuple, second: tuple) -> np.ndarray:
     # Pillow counts from the corner of the first pixel, OpenCV from its middle.
     (a, b, c), (d, e, f) = first, second
     matrix = (a, b, c + (1 - a - b) / 2, d, e, f + (1 - d - e) / 2)
+    affine, bilinear = Image.Transform.AFFINE, Image.Resampling.BILINEAR
     image = Image.fromarray(pixels)
-    return np.array(
-        image.transform(
-            image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=FILL
-        )
-    )
+    return np.array(image.transform(image.size, affine, matrix, bilinear, fillcolor=FILL))
 
 
 def _by_channel(pixels: np.ndarray, table_of: Callable) -> np.ndarray:
@@ -167,13 +131,13 @@ def _by_channel(pixels: np.ndarray, table_of: Callable) -> np.ndarray:
 def _stretched(counts: np.ndarray) -> np.ndarray:
     low, high = np.flatnonzero(counts)[[0, -1]]
     if low == high:
-        return np.arange(256, dtype=np.uint8)
+        return IDENTITY
     return ((np.arange(256) - low) * (255 / (high - low))).clip(0, 255).astype(np.uint8)
 
 
 def _levelled(counts: np.ndarray) -> np.ndarray:
     step = counts[counts > 0][:-1].sum() // 255
     if step == 0:
-        return np.arange(256, dtype=np.uint8)
+        return IDENTITY
     before = np.cumsum(counts) - counts
     return ((before + step // 2) // step).clip(0, 255).astype(np.uint8)

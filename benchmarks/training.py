@@ -7,15 +7,14 @@ and optimiser state, so that both fit in memory at once. Peak memory is that of 
 builds one of them alone, with the optimiser's state, and takes a step.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.captioners import our_captioner, their_captioner
-from benchmarks.measure import Work, alternate, parse, peak_memory, report, row
+from benchmarks.measure import Work, alternate, peak_memory, program, row
 from BLIP import BlipCaptioner
 from smile import Objective
 
@@ -104,27 +103,20 @@ def whole_training(contender: str, tiny: bool, autocast: bool, spec: Any, an_ima
 def measure(tiny: bool, rounds: int) -> Iterator[dict[str, Any]]:
     """Every row."""
 
-    def memory(contender: str, autocast: bool, spec: Any = "mle", an_image: int = 1) -> int:
+    def memory(contender: str, autocast: bool, spec: Any, an_image: int = 1) -> int:
         return peak_memory(whole_training, contender, tiny, autocast, spec, an_image)
 
     precisions = (True,) if tiny else (False, True)
+    specs = {OURS: (OURS, "mle"), OURS_SMILE: (OURS, SMILE), THEIRS: (THEIRS, "mle")}
     # Before this process holds captioners of its own.
     peaks = {
-        autocast: {
-            OURS: memory(OURS, autocast),
-            OURS_SMILE: memory(OURS, autocast, SMILE),
-            THEIRS: memory(THEIRS, autocast),
-        }
+        autocast: {name: memory(who, autocast, spec) for name, (who, spec) in specs.items()}
         for autocast in precisions
     }
     several = {f"{k} a step": memory(OURS, True, "mle", k) for k in AN_IMAGE}
     training = Training(tiny, peer=True)
     for autocast in precisions:
-        works = {
-            OURS: training.step(OURS, "mle", autocast),
-            OURS_SMILE: training.step(OURS, SMILE, autocast),
-            THEIRS: training.step(THEIRS, "mle", autocast),
-        }
+        works = {n: training.step(who, spec, autocast) for n, (who, spec) in specs.items()}
         seconds = alternate(works, rounds)
         yield row(PRECISIONS[autocast], seconds, THEIRS, peaks[autocast], (BATCH, "images"))
     works = {f"{k} a step": training.step(OURS, "mle", True, k) for k in AN_IMAGE}
@@ -133,10 +125,7 @@ def measure(tiny: bool, rounds: int) -> Iterator[dict[str, Any]]:
     yield row("captions of an image, bf16", each, "1 a step", several, (BATCH, "captions"))
 
 
-def main(argv: Sequence[str]) -> None:
-    arguments = parse(argv, __doc__, rounds=3)
-    report("training", measure(arguments.quick, arguments.rounds), arguments)
-
+main = program("training", __doc__, 3, measure)
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
@@ -18,12 +19,12 @@ from captioning import train
 from captioning.config import keys_of, load_config
 from captioning.metrics.meteor import shared_process
 from captioning.models import checkpoints
-from captioning.report.comparison import Comparison, compare
+from captioning.report.comparison import compare
 from captioning.report.comparison_table import comparison_table
-from captioning.report.examples import example_lines
-from captioning.report.page import write_report
+from captioning.report.page import example_lines, write_report
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
+from captioning.runtime.program import FAILED, exit_code_unwatched
 from captioning.runtime.progress import part_of, say
 from captioning.scenes.make import SPLITS, make_scenes
 from captioning.training.validation_history import is_scored
@@ -43,66 +44,27 @@ OWN_KEYS = (
     *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
     *("output_dir", "eval_every", *keys_of("data"), *keys_of("length")),
 )
-FAILED = 2  # exit code of a program that has said in one line what is wrong
 
 
 class Step(NamedTuple):
-    """title: what is done; seconds: what it takes on two cores, roughly; do: does it."""
+    """title: what is done; seconds: what it takes on two cores, roughly; do: its exit code."""
 
     title: str
     seconds: float
-    do: Callable[[], None]
-
-
-class Failed(Exception):
-    """A step that has said what is wrong."""
+    do: Callable[[], Optional[int]]
 
 
 class Demo:
     """The runs of one seed, in folders of their own."""
 
     def __init__(self, quick: bool, seed: int, overrides: Sequence[str], device: Optional[str]):
+        """Raises UserError for impossible settings, before anything is drawn or trained."""
         variant = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
         self.data, self.folder = Path(f"data/scenes{variant}"), Path(f"output/demo{variant}")
         self.quick, self.seed = quick, seed
         self.flags = {"seed": seed, **({"device": device} if device else {})}
         self.overrides = list(overrides)
-        self._check()
-        self.comparison: Optional[Comparison] = None
-
-    @property
-    def runs(self) -> list[Path]:
-        return [self.folder / name for name in OBJECTIVES]
-
-    def steps(self) -> list[Step]:
-        named = {"mle": "MLE", "smile": "SMILE", "mle_smile": "MLE and SMILE"}
-        scale = 0.25 if self.quick else 1
-        return [
-            Step("drawing the world", 8 * scale, self._draw),
-            Step("pre-training with MLE", 130 * scale, lambda: self._train(PRETRAIN, "pretrain")),
-            *(
-                Step(
-                    f"fine-tuning with {named[name]}",
-                    40 * scale,
-                    lambda name=name: self._train(FINETUNE, name),
-                )
-                for name in OBJECTIVES
-            ),
-            *(
-                Step(
-                    f"captioning and scoring, {named[name]}",
-                    6,
-                    lambda name=name: self._evaluate(name),
-                )
-                for name in OBJECTIVES
-            ),
-            Step("report", 10, self._report),
-        ]
-
-    def _check(self) -> None:
-        """Refuse impossible settings before anything is drawn or trained."""
-        for override in self.overrides:
-            key = override.partition("=")[0]
+        for key in (override.partition("=")[0] for override in overrides):
             if key in OWN_KEYS:
                 raise UserError(
                     f"{key} is what the demo's runs differ in or share: it sets it itself"
@@ -110,21 +72,36 @@ class Demo:
         for config in (PRETRAIN, FINETUNE):
             load_config(REPOSITORY / config, self.overrides, self.flags)
 
+    def steps(self) -> list[Step]:
+        named = {"mle": "MLE", "smile": "SMILE", "mle_smile": "MLE and SMILE"}
+        scale = 0.25 if self.quick else 1
+        steps = [
+            Step("drawing the world", 8 * scale, self._draw),
+            Step("pre-training with MLE", 130 * scale, partial(self._train, PRETRAIN, "pretrain")),
+        ]
+        for name, title in named.items():
+            train_it = partial(self._train, FINETUNE, name)
+            steps.append(Step(f"fine-tuning with {title}", 40 * scale, train_it))
+        for name, title in named.items():
+            steps.append(Step(f"captioning and scoring, {title}", 6, partial(self._evaluate, name)))
+        return [*steps, Step("report", 10, self._report)]
+
     def _draw(self) -> None:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
-    def _train(self, config: str, name: str) -> None:
+    def _train(self, config: str, name: str) -> int:
         # CIDEr and METEOR would choose among epochs, of which only the last is validated.
         overrides = [*self._overrides(config, name), "metrics=[length, facts]"]
         if config == FINETUNE:
             overrides.append(f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}")
-        self._program(config, name, overrides)
+        return self._program(config, name, overrides)
 
-    def _evaluate(self, name: str) -> None:
+    def _evaluate(self, name: str) -> int:
         overrides = self._overrides(FINETUNE, name)
         flags = {"output_dir": str(self.folder / name), **self.flags}
-        if not is_scored(load_config(REPOSITORY / FINETUNE, overrides, flags)):
-            self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
+        if is_scored(load_config(REPOSITORY / FINETUNE, overrides, flags)):
+            return 0
+        return self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 
     def _overrides(self, config: str, name: str) -> list[str]:
         overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
@@ -133,24 +110,25 @@ class Demo:
             overrides.append(f"objective={OBJECTIVES[name]}")
         return [*overrides, *(QUICK[config] if self.quick else []), *self.overrides]
 
-    def _program(self, config: str, name: str, overrides: list[str], *more: str) -> None:
+    def _program(self, config: str, name: str, overrides: list[str], *more: str) -> int:
         """What scripts/train.sh and scripts/eval.sh run."""
         flags = {"config": REPOSITORY / config, "output_dir": self.folder / name, **self.flags}
         given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
-        if train.main([*given, *more, *overrides]) != 0:
-            raise Failed
-        if stopping.asked():
-            raise KeyboardInterrupt
+        code = train.main([*given, *more, *overrides])
+        if code == 0 and stopping.asked():
+            raise stopping.Stopped
+        return code
 
     def _report(self) -> None:
-        self.comparison = compare(self.runs)
-        write_report(
-            self.comparison, self.folder / "report.html", QUICK_NOTE if self.quick else None
-        )
+        comparison = compare([self.folder / name for name in OBJECTIVES])
+        path = self.folder / "report.html"
+        write_report(comparison, path, QUICK_NOTE if self.quick else None)
+        print(f"\n{comparison_table(comparison)}\n\n{example_lines(comparison)}")
+        say(f"\nthe report is {path}: open it in a browser")
 
 
-def run(demo: Demo) -> None:
-    """All steps, each announced with the time that it and those after it may take."""
+def run(demo: Demo) -> int:
+    """All steps up to one that fails, each announced with the time that all to come may take."""
     steps = demo.steps()
     taken = expected = 0.0
     for number, step in enumerate(steps, 1):
@@ -159,10 +137,12 @@ def run(demo: Demo) -> None:
         say(f"\n[{number}/{len(steps)}] {step.title} (about {_spoken(left * pace)} to go in all)")
         began = time.monotonic()
         with part_of(f"[{number}/{len(steps)}]"):
-            step.do()
+            if step.do():
+                return FAILED
         seconds = time.monotonic() - began
         if seconds > step.seconds / 5:  # less was left of it, and tells nothing of the others
             taken, expected = taken + seconds, expected + step.seconds
+    return 0
 
 
 def _spoken(seconds: float) -> str:
@@ -178,21 +158,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     arguments = parser.parse_intermixed_args(argv)
-    try:
+
+    def program() -> int:
         demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
         with shared_process():
-            run(demo)
-        print(f"\n{comparison_table(demo.comparison)}\n\n{example_lines(demo.comparison)}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return FAILED
-    except Failed:
-        return FAILED
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from here", file=sys.stderr)
-        return 130
-    say(f"\nthe report is {demo.folder / 'report.html'}: open it in a browser")
-    return 0
+            return run(demo)
+
+    return exit_code_unwatched(program, "\nstopped; the same command goes on from here")
 
 
 if __name__ == "__main__":

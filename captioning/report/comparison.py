@@ -13,7 +13,6 @@ from captioning.metrics.registry import build_evaluators
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import mark
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
 from captioning.training.split_evaluation import metric_settings
@@ -63,11 +62,6 @@ class Comparison:
         sample = self.samples.get(image_id)
         return sample and Path(self.runs[0].scored_with.image_root, sample.image)
 
-    def marked(self, caption: str, image_id: ImageId) -> list[tuple[str, Optional[bool]]]:
-        """The caption's words, each with whether it is true of the image; None: not known."""
-        scene = self.scenes.get(image_id)
-        return [(caption, None)] if scene is None else mark(caption, scene)
-
 
 def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     """Read the runs in `folders` and score the people. Raises UserError for what is no run."""
@@ -102,7 +96,12 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
         missing.append(f"Only {len(samples)} of the split's {size} images were captioned.")
     texts = {i: list(texts[i]) for i in samples}
     human = _human_row(texts, samples.values(), runs, missing)
-    scenes = _scenes(_facts_path(runs), missing)
+    scenes = {}
+    try:
+        if facts_path := _facts_path(runs):
+            scenes = read_scenes(facts_path)
+    except UserError as error:
+        missing.append(f"What the images show could not be read, so no word is marked: {error}.")
     whole = len(samples) == size == count
     ids = list(samples)
     return Comparison(split, runs, ids, samples, texts, human, scenes, missing, count, whole)
@@ -110,33 +109,30 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
 
 def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
     """Raises UserError where a run's captions were scored on other data than the first's."""
-    first = runs[0]
-    expected = _data_of(first, split)
+
+    def data_of(run: Run) -> dict[str, str]:
+        config = run.scored_with
+        known = SOURCES[config.dataset].annotations.get(split)
+        return {
+            "dataset": config.dataset,
+            "ann_root": str(Path(config.ann_root).resolve()),
+            f"{split}_file": str(getattr(config, f"{split}_file") or known),
+            "image_root": str(Path(config.image_root).resolve()),
+        }
+
     for run in runs[1:]:
-        for key, value in _data_of(run, split).items():
-            if value != expected[key]:
+        for (key, expected), value in zip(data_of(runs[0]).items(), data_of(run).values()):
+            if value != expected:
                 raise UserError(
-                    f"{first.folder} and {run.folder} were scored on different data sets: {key} is "
-                    f"{expected[key]} and {value}; compare runs of one data set"
+                    f"{runs[0].folder} and {run.folder} were scored on different data sets: {key} "
+                    f"is {expected} and {value}; compare runs of one data set"
                 )
-
-
-def _data_of(run: Run, split: str) -> dict[str, str]:
-    config = run.scored_with
-    known = SOURCES[config.dataset].annotations.get(split)
-    return {
-        "dataset": config.dataset,
-        "ann_root": str(Path(config.ann_root).resolve()),
-        f"{split}_file": str(getattr(config, f"{split}_file") or known),
-        "image_root": str(Path(config.image_root).resolve()),
-    }
 
 
 def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
     """A sentence for each thing that a run has more or less of than the others."""
     for run in runs:
-        more = len(run.captions) - captioned
-        if more:
+        if more := len(run.captions) - captioned:
             yield (
                 f"{run.label} captioned {more} images that another run did not; its scores are "
                 "over these, too, while the examples are not."
@@ -195,13 +191,3 @@ def _human_row(
 def _facts_path(runs: list[Run]) -> Optional[Path]:
     """That of the first run that knows of facts."""
     return next((path for run in runs if (path := run.scored_with.facts_path)), None)
-
-
-def _scenes(path: Optional[Path], missing: list[str]) -> dict[ImageId, Scene]:
-    if path is None:
-        return {}
-    try:
-        return read_scenes(path)
-    except UserError as error:
-        missing.append(f"What the images show could not be read, so no word is marked: {error}.")
-        return {}

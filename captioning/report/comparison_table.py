@@ -29,22 +29,18 @@ def _as_printed(metric: str, meaning: str = "") -> Column:
     return Column(metric, title, "", meaning, digits)
 
 
+def _retrieved(metric: str, title: str, which: str) -> Column:
+    return Column(metric, title, "%", f"self-retrieval: captions {which}")
+
+
 COLUMNS = (
     Column("cap_len", "Length", "words", "words in a caption, on average"),
     Column("true_facts", "True facts", "a caption", "facts stated that the image bears out", 2),
     Column("wrong_facts", "Wrong facts", "%", "share of the stated facts that are not so"),
-    Column(
-        "scene_R@1", "R@1", "%", "self-retrieval: captions that fit their own image best of all"
-    ),
-    Column(
-        "scene_R@5", "R@5", "%", "self-retrieval: captions with their own image among the best five"
-    ),
-    Column(
-        "R@1", "CLIP R@1", "%", "self-retrieval: captions whose own image CLIP finds nearest of all"
-    ),
-    Column(
-        "R@5", "CLIP R@5", "%", "self-retrieval: captions with their image among CLIP's best five"
-    ),
+    _retrieved("scene_R@1", "R@1", "that fit their own image best of all"),
+    _retrieved("scene_R@5", "R@5", "with their own image among the best five"),
+    _retrieved("R@1", "CLIP R@1", "whose own image CLIP finds nearest of all"),
+    _retrieved("R@5", "CLIP R@5", "with their image among CLIP's best five"),
     Column("lex_div", "Distinct words", "", "different words in all captions together", 0, 1000.0),
     _as_printed("CIDEr", "agreement with the references, rare phrases weighing more"),
     _as_printed("Bleu_4", "share of four-word phrases that a reference has"),
@@ -83,8 +79,7 @@ def comparison_table(comparison: Comparison) -> str:
     """The table for a terminal: a line a metric, a column for the people and for each run."""
     rows = comparison.rows
     lines = [["", *(row.label for row in rows)]]
-    for column in columns_of(rows):
-        lines.append([column.heading, *(shown_value(column, row) for row in rows)])
+    lines += [[c.heading, *(shown_value(c, row) for row in rows)] for c in columns_of(rows)]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()

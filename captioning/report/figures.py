@@ -1,14 +1,19 @@
-"""What the figures have in common: one look, one colour an objective, SVG that stands in a page."""
+"""Figures: one look, one colour an objective, SVG that stands in a page; curves and lengths."""
 
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from captioning.metrics.length import words
+from captioning.report.runs import NAMES, Run
 
 WIDTH, HEIGHT = 4.3, 3.2  # inches: a phone shows them at about this size
 INK, FAINT = "#1c2733", "#c9d1d9"
@@ -22,6 +27,11 @@ class Style(NamedTuple):
     dashes: str
 
 
+# Validation scores by epoch, as they are called; of each group the first that was logged is drawn.
+VALIDATION = (
+    {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
+    {"true_facts": "true facts a caption", "cap_len": "words a caption"},
+)
 # Okabe and Ito's colours, which colour-blind people tell apart.
 STYLES = {
     "humans": Style("#4a4f57", "D", "-"),
@@ -47,21 +57,16 @@ _LOOK = {
     "svg.fonttype": "path",
     "svg.hashsalt": "report",
     "text.parse_math": False,  # a folder's name may hold a dollar sign
-    "text.color": INK,
-    "axes.labelcolor": INK,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
+    **dict.fromkeys(("xtick.major.width", "ytick.major.width"), 0.8),
     "axes.edgecolor": "#7a8591",
-    "axes.linewidth": 0.8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.width": 0.8,
-    "ytick.major.width": 0.8,
     "grid.color": "#e4e8ec",
-    "grid.linewidth": 0.8,
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
@@ -99,3 +104,104 @@ def svg(figure: Figure, name: str, description: str) -> Markup:
     text = re.sub(r"\n\s*", "\n", text)
     opening = Markup('<svg role="img" aria-label="{}" ').format(description)
     return opening + Markup(text[len("<svg ") :])
+
+
+class Curve(NamedTuple):
+    label: str
+    style: Style
+    x: np.ndarray
+    y: np.ndarray
+
+
+def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
+    """(title, figure) of each part of the objectives by step, then of one or two validations."""
+    for part, name in NAMES.items():
+        lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
+        if not lines:
+            continue
+        title = f"{name} loss in training"
+        smoothing = {
+            run.config.label_smoothing for run in runs if any(part in event for event in run.log)
+        }
+        if part == "mle" and smoothing != {0}:
+            title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
+        drawing = _draw(lines, f"loss-{part}", title, "optimiser step", "nats a token", smooth=True)
+        yield title, drawing
+    for choices in VALIDATION:
+        for name, label in choices.items():
+            lines = _lines(runs, "val", name)
+            if any(len(line.x) > 1 for line in lines):
+                title = f"Validation: {label}"
+                # Epochs are counted from 0 in the log.
+                lines = [line._replace(x=line.x + 1) for line in lines]
+                yield title, _draw(lines, f"val-{name}", title, "epoch", label, smooth=False)
+                break
+
+
+def _lines(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
+    found = []
+    for run, style in zip(runs, styles([run.kind for run in runs])):
+        # A run that went on after a stop has logged some steps twice; the last time counts.
+        points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
+        if points:
+            x, y = zip(*sorted(points.items()))
+            found.append(Curve(run.label, style, np.array(x), np.array(y, dtype=float)))
+    return found
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """The mean of a window around each value, a fifteenth of them wide and shorter at the ends."""
+    reach = -(-len(values) // 30)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    first = np.maximum(np.arange(len(values)) - reach, 0)
+    last = np.minimum(np.arange(len(values)) + reach + 1, len(values))
+    return (sums[last] - sums[first]) / (last - first)
+
+
+def _draw(lines: list[Curve], name: str, title: str, across: str, up: str, smooth: bool) -> Markup:
+    with look():
+        figure = new_figure()
+        ax = figure.add_subplot()
+        for label, style, x, y in lines:
+            if smooth:
+                ax.plot(x, y, color=style.colour, alpha=0.3, linewidth=0.8)
+                ax.plot(x, smoothed(y), style.dashes, color=style.colour, label=label)
+            else:
+                ax.plot(x, y, style.dashes, marker=style.marker, color=style.colour, label=label)
+        ax.grid()
+        ax.set_xlabel(across)
+        ax.set_ylabel(up)
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        figure.legend(loc="outside upper left", ncols=min(len(lines), 3), handlelength=2.6)
+        ends = "; ".join(f"{line.label} ends at {line.y[-1]:.3f}" for line in lines)
+        return svg(figure, name, f"{title}, {up} by {across}: {ends}")
+
+
+def length_histogram(groups: Sequence[tuple[str, str, Iterable[str]]]) -> Markup:
+    """The figure of (label, kind, captions) groups, one below the other on one scale."""
+    lengths = [np.array([words(caption) for caption in captions]) for _, _, captions in groups]
+    # All but a hundredth of each group keep to it; longer ones are drawn there.
+    longest = max(1, *(np.quantile(group, 0.99, method="inverted_cdf") for group in lengths))
+    described = []
+    with look():
+        figure = new_figure(0.75 + 0.72 * len(groups))
+        axes = figure.subplots(len(groups), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        for ax, (label, _, _), style, group in zip(
+            axes, groups, styles([kind for _, kind, _ in groups]), lengths
+        ):
+            shown, counts = np.unique(np.minimum(group, longest), return_counts=True)
+            mean = group.mean()
+            ax.bar(shown, 100 * counts / len(group), 0.82, color=style.colour)
+            ax.axvline(mean, color=INK, linewidth=1, linestyle=(0, (3, 2)))
+            ax.set_title(label, fontsize=9, pad=3)
+            ax.set_title(f"mean {mean:.1f}", fontsize=8.5, pad=3, loc="right", fontweight="normal")
+            ax.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
+            ax.tick_params(axis="y", labelsize=8)
+            ax.spines["left"].set_visible(False)
+            ax.grid(axis="y", color=FAINT, linewidth=0.6)
+            described.append(f"{label} {mean:.1f}")
+        axes[-1].set_xlabel("words a caption")
+        axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        figure.supylabel("captions (%)", fontsize=9.5)
+        description = f"Words a caption, on average: {', '.join(described)}"
+        return svg(figure, "lengths", description)

@@ -1,22 +1,25 @@
 """The report as one HTML file that needs nothing beside it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 import jinja2
 
+from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.score_table import COLUMNS
-from captioning.report import provenance
 from captioning.report.comparison import Comparison
 from captioning.report.comparison_table import other_metrics, table_of
-from captioning.report.curves import curves
-from captioning.report.examples import examples
-from captioning.report.figures import styles
-from captioning.report.length_histogram import length_histogram
-from captioning.report.plane import axes_of, plane
+from captioning.report.figures import curves, length_histogram, styles
+from captioning.report.picture import picture
+from captioning.report.plane import choose_axes, plane
+from captioning.report.runs import differing, origin, versions
 from captioning.report.tokens import charged, spared, token_picture
 from captioning.runtime.errors import UserError
+from captioning.scenes.facts import mark
+
+EXAMPLES = 8
 
 _templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -45,15 +48,40 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         others=other_metrics(comparison),
         skipped=_skipped(comparison),
         plane=plane(rows),
-        plane_axes=axes_of(rows),
-        curves=curves(runs),
+        axes=choose_axes(rows),
+        curves=list(curves(runs)),
         without_log=[run.label for run in runs if not any("loss" in e for e in run.log)],
         lengths=length_histogram(_length_groups(comparison)),
-        examples=examples(comparison),
-        origins=[(run, provenance.origin(run), provenance.versions(run)) for run in runs],
-        differing=provenance.differing(runs),
+        examples=[_example(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
+        origins=[(run, origin(run), versions(run)) for run in runs],
+        differing=differing(runs),
         **_tokens(comparison),
     )
+
+
+def example_lines(comparison: Comparison) -> str:
+    """The first of the images that are shown, for a terminal: its file, and a caption a line."""
+    image_id = _evenly_spaced(comparison.image_ids)[0]
+    width = max(len(row.label) for row in comparison.rows)
+    captions = [f"  {row.label:<{width}}  {row.captions[image_id]}" for row in comparison.rows]
+    return "\n".join([str(comparison.image_path(image_id) or f"image {image_id}"), *captions])
+
+
+def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
+    """EXAMPLES of them at even distances, whatever was said of them."""
+    count = min(EXAMPLES, len(ids))
+    return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
+
+
+def _example(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
+    """captions: (label, words) in the order of the rows; words: (text, true of the image)."""
+    scene = comparison.scenes.get(image_id)
+    captions = []
+    for row in comparison.rows:
+        said = row.captions[image_id]
+        captions.append((row.label, [(said, None)] if scene is None else mark(said, scene)))
+    shown = picture(comparison.image_path(image_id))
+    return {"image_id": image_id, "picture": shown, "captions": captions}
 
 
 def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
@@ -82,13 +110,11 @@ def _tokens(comparison: Comparison) -> dict[str, Any]:
         found = token_picture(comparison)
     except UserError as error:
         return {"tokens": None, "no_tokens": str(error)}
+    mle, smile = ([getattr(token, name) for token in found.tokens] for name in ("mle", "smile"))
     return {
         "tokens": found,
-        "no_tokens": None,
         "spared": spared(found.tokens),
         "charged": charged(found.tokens),
-        "largest": max(max(token.mle, token.smile) for token in found.tokens),
-        "totals": {
-            name: sum(getattr(token, name) for token in found.tokens) for name in ("mle", "smile")
-        },
+        "largest": max(*mle, *smile),
+        "totals": {"mle": sum(mle), "smile": sum(smile)},
     }

@@ -78,12 +78,6 @@ def plane(rows: list[Row]) -> Optional[Markup]:
         return svg(figure, "plane", described(axes, points))
 
 
-def axes_of(rows: list[Row]) -> Optional[tuple[str, str]]:
-    """What is across and what is up, in words."""
-    axes = choose_axes(rows)
-    return axes and (axes.across.label, axes.up.label)
-
-
 def has_both(row: Row, axes: Pair) -> bool:
     return all(axis.metric in row.metrics for axis in axes)
 
@@ -92,19 +86,10 @@ def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Poin
     """A row's marker with the intervals of both metrics; its name stands in a legend, if any."""
     x, x_reach = axes.across.of(row.metrics[axes.across.metric])
     y, y_reach = axes.up.of(row.metrics[axes.up.metric])
-    ax.errorbar(
-        x,
-        y,
-        xerr=x_reach and [[end] for end in x_reach],
-        yerr=y_reach and [[end] for end in y_reach],
-        marker=style.marker,
-        color=style.colour,
-        markersize=7,
-        linewidth=1.2,
-        capsize=2.5,
-        linestyle="none",
-        label=label,
-    )
+    xerr, yerr = (reach and [[end] for end in reach] for reach in (x_reach, y_reach))
+    shape = {"markersize": 7, "linewidth": 1.2, "capsize": 2.5, "linestyle": "none"}
+    look_of = {"marker": style.marker, "color": style.colour, "label": label}
+    ax.errorbar(x, y, xerr=xerr, yerr=yerr, **look_of, **shape)
     return Point(x, y, x_reach, y_reach, label)
 
 
@@ -144,12 +129,11 @@ def name_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
         (left, right), (down, up) = x_reach or (0, 0), y_reach or (0, 0)
         (x0, y0), (x1, y1) = ax.transData.transform([(x - left, y - down), (x + right, y + up)])
         xc, yc = ax.transData.transform((x, y))
-        marked = (
-            (x0, yc - 4, x1, yc + 4),
-            (xc - 4, y0, xc + 4, y1),
-            (xc - 8, yc - 8, xc + 8, yc + 8),
-        )
-        occupied += [Bbox.from_extents(*corners) for corners in marked]
+        occupied += [
+            Bbox.from_extents(x0, yc - 4, x1, yc + 4),
+            Bbox.from_extents(xc - 4, y0, xc + 4, y1),
+            Bbox.from_extents(xc - 8, yc - 8, xc + 8, yc + 8),
+        ]
     for point in points:
         occupied.append(_name_point(ax, point, occupied, canvas.get_renderer()))
 

@@ -1,4 +1,4 @@
-"""A finished run, read from the folder that it left."""
+"""A finished run, read from the folder that it left: what it is called, how it came about."""
 
 import os
 import re
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from captioning.captioners.registry import CAPTIONERS
-from captioning.config import Config, load_config
+from captioning.config import Config, keys_of, load_config
 from captioning.data.caption_files import Captions, read_predictions
-from captioning.files.reading import parse_json, read_text
+from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import Estimate
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
@@ -19,6 +19,8 @@ from captioning.training.run_log import read_log
 from smile import parse_objective
 
 NAMES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
+NOT_A_SETTING = keys_of("machine")  # the page says that they are left out
+OF_SCORING = [*keys_of("generation"), *keys_of("scoring")]
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Run:
 
     @property
     def objective(self) -> str:
-        return objective_name(self.config.objective) if self.trained else "not trained here"
+        return objective_name(self.config.objective)
 
     @property
     def checkpoint(self) -> Optional[Path]:
@@ -63,8 +65,14 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
         raise UserError("no run to report: name one or more run folders")
     folders = [Path(folder) for folder in folders]
     runs = [_read_run(folder, split) for folder in folders]
-    names = _distinct([run.label for run in runs], [folder.resolve() for folder in folders])
-    return [replace(run, label=name) for run, name in zip(runs, names)]
+    folders = [folder.resolve() for folder in folders]
+    refuse_twice(folders, "run")
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        above = os.path.commonpath([str(folder.parent) for folder in folders])
+        names = [folder.relative_to(above).as_posix() for folder in folders]
+    labels = distinct([run.label for run in runs], names)
+    return [replace(run, label=label) for run, label in zip(runs, labels)]
 
 
 def objective_name(spec) -> str:
@@ -75,6 +83,12 @@ def objective_name(spec) -> str:
     if len(ordered) == 1:
         return names
     return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
+
+
+def kind_of(config: Config) -> str:
+    """ "mle", "smile", "random", "reverse" or, where there are several objectives, "mixture"."""
+    parts = parse_objective(config.objective)
+    return "mixture" if len(parts) > 1 else next(iter(parts))
 
 
 def trained_name(config: Config) -> str:
@@ -115,15 +129,14 @@ def _read_run(folder: Path, split: str) -> Run:
     foreign = _foreign_weights(folder, scored, scoring)
     label = folder.resolve().name
     if trained and foreign:
-        trained, label = False, _name_of(foreign)
+        weights, trained = Path(foreign), False
+        label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
     config = own if trained else scored
-    parts = parse_objective(config.objective)
-    kind = "mixture" if len(parts) > 1 else next(iter(parts))
     scores = _json(result / "metrics.json")
     return Run(
         folder=folder,
         label=trained_name(config) if trained else label,
-        kind=kind if trained else "weights",
+        kind=kind_of(config) if trained else "weights",
         config=config,
         scored_with=scored,
         captions=read_predictions(results_file),
@@ -147,11 +160,6 @@ def _foreign_weights(folder: Path, scored: Config, scoring: dict[str, Any]) -> O
     return None if own or path == Path(scored.output_dir, BEST) else checkpoint
 
 
-def _name_of(weights: str) -> str:
-    path = Path(weights)
-    return "/".join(path.parts[-2:]) if path.name == BEST else path.name
-
-
 def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
     """The "metrics" of a metrics.json; what has no interval has a value alone.
 
@@ -168,7 +176,7 @@ def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return _object(parse_json(read_text(path), path), path) if path.exists() else {}
+    return _object(read_json(path), path) if path.exists() else {}
 
 
 def _object(value: Any, path: Path) -> dict[str, Any]:
@@ -181,16 +189,62 @@ def _other_shape(path: Path) -> UserError:
     return UserError(f"{path}: not as captioning.train writes it: caption and score the run again")
 
 
-def _distinct(labels: list[str], folders: list[Path]) -> list[str]:
-    """The labels, with the folders beside those that occur twice."""
-    if len(set(folders)) < len(folders):
-        twice = next(folder for folder in folders if folders.count(folder) > 1)
-        raise UserError(f"{twice} is named twice: name every run once")
-    names = [folder.name for folder in folders]
-    if len(set(names)) < len(names):
-        above = os.path.commonpath([str(folder.parent) for folder in folders])
-        names = [folder.relative_to(above).as_posix() for folder in folders]
-    return [
-        f"{label} ({name})" if labels.count(label) > 1 else label
-        for label, name in zip(labels, names)
-    ]
+def refuse_twice(named: Sequence[Any], what: str) -> None:
+    """Raises UserError where one of them is named a second time."""
+    twice = next((each for each in named if named.count(each) > 1), None)
+    if twice is not None:
+        raise UserError(f"{twice} is named twice: name every {what} once")
+
+
+def distinct(labels: Sequence[str], *places: Sequence[str]) -> list[str]:
+    """The labels, with the first places beside those that occur twice, then with the next."""
+    for names in places:
+        labels = [
+            f"{label} ({name})" if labels.count(label) > 1 else label
+            for label, name in zip(labels, names)
+        ]
+    return labels
+
+
+def origin(run: Run) -> list[str]:
+    """The commands that trained and scored the run, each once; empty where none is recorded."""
+    commands = [plain_command(record) for record in (run.training, run.scoring)]
+    return list(dict.fromkeys(command for command in commands if command))
+
+
+def versions(run: Run) -> str:
+    """What the run was made with, in one line, "" where that is not recorded."""
+    record = run.training or run.scoring
+    found = {"Python": record.get("python"), **record.get("versions", {})}
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version)
+
+
+def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Each setting that is not the same in all runs, with its value in each.
+
+    Those of scoring are as they were when the captions were made; of those of training that were
+    others then, the latter stand under "NAME, in scoring".
+    """
+    found = {}
+    configs = [run.config.model_dump() for run in runs]
+    scored = [run.scored_with.model_dump() for run in runs]
+    for name in (name for name in configs[0] if name not in NOT_A_SETTING):
+        then = [config[name] for config in scored]
+        trained = then if name in OF_SCORING else [config[name] for config in configs]
+        if any(value != trained[0] for value in trained):
+            found[name] = [_text(value) for value in trained]
+        if then != trained and any(value != then[0] for value in then):
+            found[f"{name}, in scoring"] = [_text(value) for value in then]
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_text(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

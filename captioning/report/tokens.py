@@ -114,9 +114,7 @@ def _word(tokenizer, token_id: int) -> str:
 def spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
     """The token, counted from 1, where the model prefers a word that the caption lacks and SMILE
     asks least of what MLE asks; the first is left to first-token MLE."""
-    outside = [
-        (n, token) for n, token in enumerate(tokens, 1) if n > 1 and not token.predictions[0].own
-    ]
+    outside = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].own]
     return max(outside, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
 
 
@@ -124,7 +122,7 @@ def charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
     """The token where the model prefers another word of the caption and SMILE asks most."""
     inside = [
         (n, token)
-        for n, token in enumerate(tokens, 1)
-        if n > 1 and token.predictions[0].own and token.predictions[0].word != token.label
+        for n, token in enumerate(tokens[1:], 2)
+        if token.predictions[0].own and token.predictions[0].word != token.label
     ]
     return max(inside, key=lambda pair: pair[1].smile, default=None)

@@ -16,18 +16,108 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from captioning.config import Config, load_config
+from captioning.files.writing import write_text
+from captioning.models import checkpoints
+from captioning.report.comparison import compare
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED, exit_code_unwatched
-from captioning.sweep.sweep import Sweep, draw
-from captioning.sweep.variants import (
-    ABLATIONS,
-    MLE_WEIGHTS,
-    SUBSET_SIZES,
-    plan,
-    read_ablations,
-    read_sizes,
-    read_weights,
-)
+from captioning.runtime.progress import say
+from captioning.sweep import variants
+from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
+from captioning.sweep.one_run import without_pretrained
+from captioning.sweep.programs import Program, run_programs, slots
+from captioning.training.validation_history import is_done
+
+PRETRAIN = "pretrain"
+# What the sweep sets by itself, besides what its runs differ in.
+OWN_KEYS = ("output_dir", "resume")
+
+
+class Sweep:
+    """The variants of one configuration, each in a folder of its own within `folder`.
+
+    pretrain: a configuration that is trained first, in the folder of that name; the others start
+    from its best checkpoint. Raises UserError where a key is the sweep's own or impossible.
+    """
+
+    def __init__(
+        self, config: str, pretrain: Optional[str], folder: Path, keys: Sequence[str], runs: list
+    ):
+        for key in (key.partition("=")[0] for key in keys):
+            if key in {*OWN_KEYS, *variants.varied_keys()} or (pretrain and key == "pretrained"):
+                raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
+        self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
+        if pretrain:
+            self._load(pretrain, PRETRAIN, keys)
+        self.variants = runs
+        self.trained: dict[str, Config] = {}
+        self.scored: dict[str, Config] = {}
+        for name, _, overrides, _ in runs:
+            given = self._overrides(name, overrides)
+            self.trained[name] = self._load(config, name, given)
+            self.scored[name] = self._load(config, name, without_pretrained(given))
+
+    def done(self) -> list[variants.Variant]:
+        """The variants that are trained and scored."""
+        return [v for v in self.variants if is_done(self.trained[v.name], self.scored[v.name])]
+
+    def train(self, jobs: Optional[int]) -> dict[str, str]:
+        """Do what is not done, `jobs` at a time; why, by name, of the runs that failed."""
+        finished = self.done()
+        left = [variant for variant in self.variants if variant not in finished]
+        say(f"runs in {self.folder}: {len(self.variants)}, of which {len(finished)} are done")
+        if not left:
+            return {}
+        free = slots(self.trained[left[0].name].device, jobs)
+        if self.pretrain:
+            program = ["-m", "captioning.train", "--config", self.pretrain]
+            failed = run_programs([self._program(PRETRAIN, program, ())], free[:1])
+            if failed:
+                raise UserError(f"{PRETRAIN} failed: {failed[PRETRAIN]}")
+        program = ["-m", "captioning.sweep.one_run", "--config", self.config]
+        return run_programs([self._program(v.name, program, v.overrides) for v in left], free)
+
+    def _program(self, name: str, program: list[str], overrides: Sequence[str]) -> Program:
+        folder = ["--output_dir", str(self.folder / name)]
+        command = [sys.executable, *program, *folder, *self._overrides(name, overrides)]
+        return Program(name, command, self.folder / f"{name}.log")
+
+    def _load(self, config: str, name: str, overrides: Sequence[str]) -> Config:
+        return load_config(config, overrides, {"output_dir": str(self.folder / name)})
+
+    def _overrides(self, name: str, overrides: Sequence[str]) -> list[str]:
+        given = [*self.keys, *overrides]
+        if self.pretrain and name != PRETRAIN:
+            given.append(f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}")
+        return given
+
+
+def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Path) -> None:
+    """Write frontier.svg and table.md of the finished runs, and print the table.
+
+    collected: folders of runs from elsewhere, which are called what the report calls them. Raises
+    UserError for what is no run.
+    """
+    folders = [*(folder / variant.name for variant in done), *collected]
+    comparison = compare(folders)
+    runs = comparison.rows[-len(folders) :]
+    entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
+    entries += [Entry(row, v.label, v.weight) for v, row in zip(done, runs)]
+    for run, row in zip(comparison.runs[len(done) :], runs[len(done) :]):
+        share = variants.mle_share(run.config) if run.trained else None
+        entries.append(Entry(row, run.label, share))
+    for line in comparison.missing:
+        say(line)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = markdown_table(entries)
+    write_text(table, folder / "table.md")
+    print(table, end="")
+    figure = folder / "frontier.svg"
+    if draw_frontier(entries, figure) is None:
+        say("fewer than two of them have an accuracy and a descriptiveness to draw: no figure")
+    else:
+        say(f"the figure is {figure}, the table {folder / 'table.md'}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -39,10 +129,10 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("config", nargs="?", help="what all runs have in common, a YAML file, see configs/")
     add("--mle", metavar="W,W", help="MLE's shares of the mixtures (default, without --ablation: "
-        f"{','.join(f'{weight:g}' for weight in MLE_WEIGHTS)})")  # fmt: skip
-    add("--ablation", metavar="NAME,NAME", help=f"{', '.join(ABLATIONS)}, or all of them")
+        f"{','.join(f'{weight:g}' for weight in variants.MLE_WEIGHTS)})")  # fmt: skip
+    add("--ablation", metavar="NAME,NAME", help=f"{', '.join(variants.ABLATIONS)}, or all of them")
     add("--subset_sizes", metavar="N,N", help="words drawn for a token in the ablation subset_size "
-        f"(default: {','.join(map(str, SUBSET_SIZES))})")  # fmt: skip
+        f"(default: {','.join(map(str, variants.SUBSET_SIZES))})")  # fmt: skip
     add("--pretrain", metavar="CONFIG", help="train this first, once; all runs start from its best")
     add("--collect", nargs="+", default=[], metavar="RUN", type=Path,
         help="finished runs to draw as well, or alone")  # fmt: skip
@@ -71,17 +161,16 @@ def _run(arguments: argparse.Namespace) -> int:
             raise UserError("--mle and --ablation need a configuration to train")
         draw([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
-    try:
-        ablations = read_ablations(arguments.ablation) if arguments.ablation else []
-        weights = read_weights(arguments.mle) if arguments.mle else ()
-        sizes = read_sizes(arguments.subset_sizes) if arguments.subset_sizes else SUBSET_SIZES
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    ablations = variants.read_ablations(arguments.ablation) if arguments.ablation else []
+    weights = variants.read_weights(arguments.mle) if arguments.mle else ()
+    sizes = variants.SUBSET_SIZES
+    if arguments.subset_sizes:
+        sizes = variants.read_sizes(arguments.subset_sizes)
     if not (weights or ablations):
-        weights = MLE_WEIGHTS
+        weights = variants.MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
-    variants = plan(weights, ablations, sizes)
-    sweep = Sweep(arguments.config, arguments.pretrain, folder, arguments.overrides, variants)
+    runs = variants.plan(weights, ablations, sizes)
+    sweep = Sweep(arguments.config, arguments.pretrain, folder, arguments.overrides, runs)
     failures = sweep.train(arguments.jobs)
     try:
         done = sweep.done()

@@ -7,19 +7,10 @@ from typing import NamedTuple, Optional
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from captioning.report import plane
 from captioning.report.comparison import Row
 from captioning.report.comparison_table import columns_of, shown_value
-from captioning.report.figures import STYLES, Style, look, styles
-from captioning.report.plane import (
-    Pair,
-    Point,
-    choose_axes,
-    described,
-    draw_point,
-    has_both,
-    name_axes,
-    name_points,
-)
+from captioning.report.figures import STYLES, look, styles
 
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BEHIND = "#9aa5b1"
@@ -55,10 +46,10 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     None, and no file, where fewer than two entries have the metrics of an axis. Points have the
     95 % intervals of both metrics. A line joins the mixtures; the others have a panel of their own.
     """
-    axes = choose_axes([entry.row for entry in entries])
+    axes = plane.choose_axes([entry.row for entry in entries])
     if axes is None:
         return None
-    entries = [entry for entry in entries if has_both(entry.row, axes)]
+    entries = [entry for entry in entries if plane.has_both(entry.row, axes)]
     mixtures = sorted((e for e in entries if e.weight is not None), key=lambda e: e.weight)
     humans = [entry for entry in entries if entry.row.kind == "humans"]
     others = [entry for entry in entries if entry.weight is None and entry not in humans]
@@ -68,19 +59,19 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
         _join(left, axes, mixtures, STYLES["mixture"].colour)
         points = _points(left, axes, [*humans, *mixtures])
         left.set_title("Mixtures, by the weight of MLE")
-        name_axes(left, axes)
+        plane.name_axes(left, axes)
         for ax in right:
             ends = [entry for entry in mixtures if entry.weight in (0, 1)]
             _join(ax, axes, mixtures, _BEHIND)
             points += _points(ax, axes, [*ends, *others])
             ax.set_title("Ablations, the line behind them")
-            name_axes(ax, axes)
+            plane.name_axes(ax, axes)
             handles, names = ax.get_legend_handles_labels()
             figure.legend(handles, names, loc="outside right center")
-        name_points(figure, left, points[: len(humans) + len(mixtures)])
+        plane.name_points(figure, left, points[: len(humans) + len(mixtures)])
         undated = {"Date": None} if path.suffix == ".svg" else None  # the same runs, the same file
         figure.savefig(path, facecolor="white", dpi=150, metadata=undated)
-    return described(axes, points)
+    return plane.described(axes, points)
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
@@ -91,21 +82,18 @@ def markdown_table(entries: Sequence[Entry]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _join(ax: Axes, axes: Pair, mixtures: Sequence[Entry], colour: str) -> None:
+def _join(ax: Axes, axes: plane.Pair, mixtures: Sequence[Entry], colour: str) -> None:
     across, up = (
         [axis.of(entry.row.metrics[axis.metric])[0] for entry in mixtures] for axis in axes
     )
     ax.plot(across, up, color=colour, linewidth=1.2, zorder=1)
 
 
-def _points(ax: Axes, axes: Pair, entries: Sequence[Entry]) -> list[Point]:
-    return [
-        draw_point(ax, axes, entry.row, style, entry.short)
-        for entry, style in zip(entries, _styles(entries))
-    ]
-
-
-def _styles(entries: Sequence[Entry]) -> list[Style]:
-    """As in the report, but what is on the line between MLE and SMILE looks alike."""
+def _points(ax: Axes, axes: plane.Pair, entries: Sequence[Entry]) -> list[plane.Point]:
+    """Styles are those of the report, but what is between MLE and SMILE looks alike."""
     others = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
-    return [STYLES["mixture"] if entry.is_mixture else next(others) for entry in entries]
+    points = []
+    for entry in entries:
+        style = STYLES["mixture"] if entry.is_mixture else next(others)
+        points.append(plane.draw_point(ax, axes, entry.row, style, entry.short))
+    return points

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
 
 from captioning.config import Config
+from captioning.runtime.errors import UserError
 from smile import parse_objective
 
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
@@ -28,10 +29,9 @@ def plan(
     weights: Iterable[float], ablations: Iterable[str], sizes: Sequence[int] = SUBSET_SIZES
 ) -> list[Variant]:
     """The runs, without those that two ablations share. weights: MLE's shares, from 0 to 1."""
-    found = [_mixture(weight) for weight in sorted(set(weights))]
-    for ablation in ablations:
-        found += _of_ablation(ablation, sizes)
-    return list({variant.name: variant for variant in found}.values())
+    mixtures = [_mixture(weight) for weight in sorted(set(weights))]
+    others = (variant for ablation in ablations for variant in _of_ablation(ablation, sizes))
+    return list({variant.name: variant for variant in (*mixtures, *others)}.values())
 
 
 def varied_keys() -> set[str]:
@@ -53,20 +53,13 @@ def _mixture(weight: float) -> Variant:
         name = "mle" if weight else "smile"
         return Variant(name, name.upper(), (f"objective={name}",), weight)
     rest = round(1 - weight, 9)
-    return Variant(
-        f"mle{weight:g}",
-        f"{weight:g} MLE + {rest:g} SMILE",
-        (f"objective={{mle: {weight:g}, smile: {rest:g}}}",),
-        weight,
-    )
+    objective = f"objective={{mle: {weight:g}, smile: {rest:g}}}"
+    return Variant(f"mle{weight:g}", f"{weight:g} MLE + {rest:g} SMILE", (objective,), weight)
 
 
 def _random(size: int) -> Variant:
-    return Variant(
-        f"random{size}",
-        f"random subset of {size}",
-        ("objective=random", f"random_subset_size={size}"),
-    )
+    overrides = ("objective=random", f"random_subset_size={size}")
+    return Variant(f"random{size}", f"random subset of {size}", overrides)
 
 
 def _of_ablation(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
@@ -74,49 +67,45 @@ def _of_ablation(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
     if name == "objective":
         yield from (_mixture(1), _mixture(0), _random(PUBLISHED_SIZE))
         yield Variant("reverse", "reverse subset", ("objective=reverse",))
-        yield Variant(
-            "reverse0.5_mle0.5",
-            "0.5 reverse + 0.5 MLE",
-            ("objective={reverse: 0.5, mle: 0.5}",),
-        )
-        return
-    if name == "subset_size":
+        half = ("objective={reverse: 0.5, mle: 0.5}",)
+        yield Variant("reverse0.5_mle0.5", "0.5 reverse + 0.5 MLE", half)
+    elif name == "subset_size":
         yield from map(_random, sizes)
-        return
-    yield _mixture(0)
-    without = ("objective=smile", "first_token_mle=false")
-    if name == "first_token_mle":
-        yield Variant("smile_no_first_token_mle", "SMILE, no first-token MLE", without)
     else:
-        shifted = (*without, "first_token_shift=true")
-        yield Variant("smile_first_token_shift", "SMILE, first token shifted", shifted)
+        yield _mixture(0)
+        without = ("objective=smile", "first_token_mle=false")
+        if name == "first_token_mle":
+            yield Variant("smile_no_first_token_mle", "SMILE, no first-token MLE", without)
+        else:
+            shifted = (*without, "first_token_shift=true")
+            yield Variant("smile_first_token_shift", "SMILE, first token shifted", shifted)
 
 
 def read_weights(text: str) -> list[float]:
-    """ "0,0.01,1" to numbers from 0 to 1. Raises ValueError."""
+    """ "0,0.01,1" to numbers from 0 to 1. Raises UserError."""
     return _numbers(text, float, lambda weight: 0 <= weight <= 1, "weights from 0 to 1: 0,0.01,1")
 
 
 def read_sizes(text: str) -> list[int]:
-    """ "1,10,100" to whole numbers from 1 on. Raises ValueError."""
+    """ "1,10,100" to whole numbers from 1 on. Raises UserError."""
     return _numbers(text, int, lambda size: size >= 1, "whole numbers from 1 on: 1,10,100")
 
 
 def read_ablations(text: str) -> list[str]:
-    """ "objective,subset_size" or "all" to names. Raises ValueError."""
+    """ "objective,subset_size" or "all" to names. Raises UserError."""
     names = list(ABLATIONS) if text == "all" else text.split(",")
     for name in names:
         if name not in ABLATIONS:
             known = ", ".join(ABLATIONS)
-            raise ValueError(f"{name!r} is no ablation; name some of {known}, with commas, or all")
+            raise UserError(f"{name!r} is no ablation; name some of {known}, with commas, or all")
     return names
 
 
 def _numbers(text: str, kind, allowed, wanted: str) -> list[Union[float, int]]:
     try:
         numbers = [kind(part) for part in text.split(",")]
+        if all(map(allowed, numbers)):
+            return numbers
     except ValueError:
-        numbers = None
-    if numbers is None or not all(map(allowed, numbers)):
-        raise ValueError(f"{text!r} are not {wanted}")
-    return numbers
+        pass
+    raise UserError(f"{text!r} are not {wanted}")

@@ -9,9 +9,10 @@ from captioning import caption
 from captioning.config import Config, keys_of, load_config
 from captioning.config.keys import Keys
 from captioning.config.roles import ROLES, roles_of
-from captioning.report.provenance import NOT_A_SETTING, OF_SCORING
+from captioning.report.runs import NOT_A_SETTING, OF_SCORING
 from captioning.runtime.errors import UserError
-from captioning.sweep.sweep import OWN_KEYS, varied_keys
+from captioning.sweep.__main__ import OWN_KEYS
+from captioning.sweep.variants import varied_keys
 from captioning.training.resume import starting_point
 
 

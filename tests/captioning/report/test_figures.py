@@ -8,11 +8,9 @@ from PIL import Image
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
-from captioning.report.curves import curves, smoothed
-from captioning.report.figures import styles
-from captioning.report.length_histogram import length_histogram
+from captioning.report.figures import curves, length_histogram, smoothed, styles
 from captioning.report.picture import picture
-from captioning.report.plane import axes_of, plane
+from captioning.report.plane import choose_axes, plane
 from captioning.report.runs import read_runs
 
 FACTS = {"true_facts": Estimate(4.0, 3.5, 4.5, 5), "wrong_facts": Estimate(20.0, 15.0, 30.0, 5)}
@@ -27,7 +25,8 @@ def test_a_colour_is_that_of_one_objective():
 
 def test_plane_of_facts():
     rows = [Row("$Humans", "humans", {}, FACTS), Row("MLE", "mle", {}, FACTS)]
-    assert axes_of(rows) == ("true facts a caption", "stated facts that are right (%)")
+    labels = [axis.label for axis in choose_axes(rows)]
+    assert labels == ["true facts a caption", "stated facts that are right (%)"]
     drawing = plane(rows)
     assert "$Humans at 4.00, 80.00; MLE at 4.00, 80.00" in drawing
 
@@ -44,19 +43,21 @@ def test_plane_of_what_there_is(names, axes):
     rows = [
         Row(label, "mle", {}, dict.fromkeys(names, Estimate(0.5, None, None, 5))) for label in "ab"
     ]
-    assert axes_of(rows) == axes and (plane(rows) is None) == (axes is None)
+    chosen = choose_axes(rows)
+    assert (chosen and tuple(axis.label for axis in chosen)) == axes
+    assert (plane(rows) is None) == (axes is None)
     assert plane(rows[:1]) is None
 
 
 def test_curves(runs):
-    panels = curves(read_runs(runs, "test"))
-    assert [panel.title for panel in panels] == [
+    titles, drawings = zip(*curves(read_runs(runs, "test")))
+    assert list(titles) == [
         "MLE loss in training, labels smoothed by 0.1",
         "SMILE loss in training",
         "Validation: CIDEr",
     ]
-    assert "MLE+SMILE 0.3:0.7 ends at 0.500" in panels[2].drawing
-    assert "SMILE ends" not in panels[0].drawing.replace("MLE+SMILE", "")
+    assert "MLE+SMILE 0.3:0.7 ends at 0.500" in drawings[2]
+    assert "SMILE ends" not in drawings[0].replace("MLE+SMILE", "")
 
 
 def test_smoothed():

@@ -10,8 +10,7 @@ from captioning.config import load_config, write_config
 from captioning.report.__main__ import default_output
 from captioning.report.comparison import compare
 from captioning.report.page import render
-from captioning.report.provenance import differing
-from captioning.report.runs import read_runs
+from captioning.report.runs import differing, read_runs
 from captioning.runtime.errors import UserError
 
 

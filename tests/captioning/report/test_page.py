@@ -57,7 +57,7 @@ def test_marks(make_run, world, monkeypatch):
     entries = json.loads((world / "scenes_test.json").read_text())
     run = make_run("one", captions={entry["image_id"]: "a red <dog>" for entry in entries})
     monkeypatch.setattr(
-        "captioning.report.comparison.mark",
+        "captioning.report.page.mark",
         lambda caption, scene: list(zip(caption.split(), (None, True, False))),
     )
     marked = 'a <span class="true">red</span> <span class="wrong">&lt;dog&gt;</span></dd>'

@@ -4,7 +4,8 @@ import pytest
 
 from captioning import train
 from captioning.runtime import stopping
-from captioning.sweep import one_run, sweep
+from captioning.sweep import __main__ as sweep
+from captioning.sweep import one_run
 from tests.tiny_run import TINY_RUN
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from captioning.config import load_config
+from captioning.runtime.errors import UserError
 from captioning.sweep.variants import (
     ABLATIONS,
     mle_share,
@@ -78,5 +79,5 @@ def test_a_share_of_other_objectives_is_none(scenes_config):
     ],
 )
 def test_what_cannot_be_read_is_named(read, text):
-    with pytest.raises(ValueError, match=f"^{text!r} |^'' |^'all' "):
+    with pytest.raises(UserError, match=f"^{text!r} |^'' |^'all' "):
         read(text)
