@@ -128,13 +128,13 @@ def test_a_package_offers_all_that_is_written_down(package):
 
 
 def test_a_captioner_offers_all_that_is_written_down(make_captioner):
-    from baselines import ImageEncoder, Vocabulary, build_classic
+    from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
     from smile import Objective
 
     words = Vocabulary(["a"])
     captioners = [
         make_captioner(),
-        build_classic("rnn", ImageEncoder("shufflenet_v2_x0_5"), words),
+        ClassicCaptioner("rnn", ImageEncoder("shufflenet_v2_x0_5"), words),
         fake.FakeCaptioner(["a"], Objective("smile"), "", 4),
     ]
     for captioner in captioners:
