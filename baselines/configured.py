@@ -83,11 +83,8 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         std=context.std,
         image_size=config.image_size,
     )
-    made = {
-        "encoder": encoder,
-        "tokenizer": _tokenizer(config, context),
-        "objective": config.build_objective(),
-    }
+    made = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
+    made["objective"] = config.build_objective()
     if restored:
         made["word_vectors"] = None
     # The other arguments are keys of the same names.

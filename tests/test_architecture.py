@@ -36,7 +36,7 @@ NEED_TORCH_ALONE = ("smile", "decoding")
 # here, not even through another module. Fetching or reading a file is no captioner.
 WITHOUT_CAPTIONERS = ("captioning.data", "captioning.metrics")
 CAPTIONERS = ("BLIP", "baselines")
-NO_CAPTIONER = {"BLIP.download", "BLIP.errors", "BLIP.pickled"}
+NO_CAPTIONER = {"BLIP.download", "BLIP.pickled"}
 
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST_FILE = 400
