@@ -1,20 +1,23 @@
 """The captioner: image encoder, text decoder and tokeniser behind one interface."""
 
-from typing import Any, Optional
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
 from BLIP.cached_step import CachedStep
-from BLIP.first_token import FirstTokenShift
-from BLIP.gaze import looked_at
 from BLIP.inference import inference_copy
-from BLIP.med import TextDecoder
-from BLIP.tokenizer import CaptionTokenizer
+from BLIP.med import TextDecoder, read_med_config
+from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Generated, draw_captions
-from smile import ObjectiveOutput
+from smile import Objective, ObjectiveOutput
 from smile.captions import captions_an_image
+
+MED_CONFIG = "configs/med_config.json"
 
 
 class BlipCaptioner(nn.Module):
@@ -45,11 +48,8 @@ class BlipCaptioner(nn.Module):
         self.max_tokens = max_tokens
         self.shift = shift
         self.new_step = CachedStep  # or another maker of step functions, called as it is
+        self.max_positions = text_decoder.config.max_position_embeddings
         self.smallest_batch = 1
-
-    @property
-    def max_positions(self) -> int:
-        return self.text_decoder.max_length
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
@@ -106,10 +106,23 @@ class BlipCaptioner(nn.Module):
         encoded: of one image, (1, 1 + P, width). The attention is to the patches, the mean over
         heads and layers, without what is given to [CLS].
         """
-        start, tokens = len(self.prompt_ids) - 1, ids[None, :-1]
-        with looked_at(self.text_decoder) as attention:
+        start, tokens, seen = len(self.prompt_ids) - 1, ids[None, :-1], []
+
+        def look(attention, arguments):
+            hidden, (key, _) = arguments[:2]  # (1, n, H); (1, heads, 1 + P, H / heads)
+            query = attention.self["query"](hidden)
+            query = query.unflatten(2, (key.size(1), -1)).transpose(1, 2)
+            scores = query @ key.transpose(2, 3) / math.sqrt(query.size(3))
+            seen.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
+
+        layers = self.text_decoder.layers
+        hooks = [layer.crossattention.register_forward_pre_hook(look) for layer in layers]
+        try:
             logits = self.text_decoder.logits(tokens, torch.ones_like(tokens), encoded, start)
-        patches = torch.stack(attention).mean(0)[start:, 1:]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        patches = torch.stack(seen).mean(0)[start:, 1:]
         return logits[0], patches / patches.sum(1, keepdim=True)
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
@@ -138,3 +151,28 @@ class BlipCaptioner(nn.Module):
         if self.shift:
             ids = self.shift.undo(ids.cpu(), len(self.prompt_ids))
         return self.tokenizer.decode(ids)[len(self.prompt) :]
+
+
+def build_captioner(
+    tokenizer: str = "bert-base-uncased",
+    vit: Union[str, Mapping] = "base",
+    image_size: int = 384,
+    med_config: Union[str, Path, Mapping] = MED_CONFIG,
+    objective: Optional[Objective] = None,
+    prompt: str = "a picture of ",
+    vit_grad_ckpt: bool = False,
+    vit_ckpt_layer: int = 0,
+    max_tokens: int = 40,
+    first_token_shift: bool = False,
+) -> BlipCaptioner:
+    """A BlipCaptioner; the arguments are the configuration's keys of the same names.
+
+    Without an objective it is SMILE. Raises TokenizerError, and ValueError for impossible sizes.
+    """
+    words = CaptionTokenizer(tokenizer)
+    sizes = read_med_config(med_config)
+    objective = (objective or Objective("smile")).with_pad_token(words.pad)
+    encoder = ImageEncoder(vit, image_size, vit_grad_ckpt, vit_ckpt_layer)
+    decoder = TextDecoder(sizes, len(words), encoder.embed_dim, objective)
+    shift = FirstTokenShift(words) if first_token_shift else None
+    return BlipCaptioner(encoder, decoder, words, prompt, max_tokens, shift)

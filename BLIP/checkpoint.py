@@ -1,7 +1,6 @@
 """Released and own checkpoints: read without running what is in them, load without losing a key."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -10,8 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from BLIP.download import fetch
-from BLIP.errors import first_line
-from BLIP.pickled import HoldsObjectsError, PickledError, read_pickled
+from BLIP.pickled import HoldsObjectsError, PickledError, first_line, read_pickled
 from BLIP.vit import resize_position_embedding
 
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
@@ -62,7 +60,20 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
     path = fetch(source)
     if not path.is_file():
         raise CheckpointError(f"checkpoint {source} does not exist")
-    content = _read(path, trust_checkpoint)
+    try:
+        if path.suffix == ".safetensors":
+            content = load_file(path)
+        else:
+            content = read_pickled(path, leave_out_objects=trust_checkpoint)
+    except HoldsObjectsError as error:
+        raise CheckpointError(
+            f"checkpoint {path} {error}; set trust_checkpoint: true to leave them out and load the "
+            "rest, if you know where it comes from"
+        ) from error
+    except PickledError as error:
+        raise CheckpointError(f"checkpoint {path} {error}") from error
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {first_line(error)}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         content = {"model": content}
     state = content["model"]
@@ -87,40 +98,23 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
     for key in [key for key in state if key not in own and key.startswith(FURTHER_TOWERS)]:
         unexpected.append(key)
         del state[key]
-    _check_keys(own, state, name)
-    resized = POSITION_EMBEDDING in own  # a classic captioner has none
-    if resized and state[POSITION_EMBEDDING].shape[1:2] != own[POSITION_EMBEDDING].shape[1:2]:
-        reshaped.append(POSITION_EMBEDDING)
-        state[POSITION_EMBEDDING] = _resized(state[POSITION_EMBEDDING], own, name)
+    lacking, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if lacking or foreign:
+        raise CheckpointError(
+            f"{name} is not of this model: {len(lacking)} keys missing ({_some(lacking)}), "
+            f"{len(foreign)} unexpected ({_some(foreign)}); check model, vit and med_config"
+        )
+    place = POSITION_EMBEDDING  # a classic captioner has none
+    if place in own and state[place].shape[1:2] != own[place].shape[1:2]:
+        reshaped.append(place)
+        try:
+            state[place] = resize_position_embedding(state[place].float(), own[place].size(1))
+        except (ValueError, IndexError) as error:
+            raise CheckpointError(f"{name}: {place} cannot be resized: {error}") from error
     _check_shapes(own, state, name)
     check_finite(state, name)
     model.load_state_dict(state)
     return LoadReport(missing, unexpected, reshaped)
-
-
-def _read(path: Path, trust_checkpoint: bool) -> dict:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return read_pickled(path, leave_out_objects=trust_checkpoint)
-    except HoldsObjectsError as error:
-        raise CheckpointError(
-            f"checkpoint {path} {error}; set trust_checkpoint: true to leave them out and load the "
-            "rest, if you know where it comes from"
-        ) from error
-    except PickledError as error:
-        raise CheckpointError(f"checkpoint {path} {error}") from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {first_line(error)}") from error
-
-
-def _check_keys(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -> None:
-    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if missing or unexpected:
-        raise CheckpointError(
-            f"{name} is not of this model: {len(missing)} keys missing ({_some(missing)}), "
-            f"{len(unexpected)} unexpected ({_some(unexpected)}); check model, vit and med_config"
-        )
 
 
 def _check_shapes(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -> None:
@@ -140,13 +134,6 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
                 f"{name} is of a run that broke: {key} holds values that are not finite; take an "
                 "earlier checkpoint"
             )
-
-
-def _resized(value: Tensor, own: dict[str, Tensor], name: str) -> Tensor:
-    try:
-        return resize_position_embedding(value.float(), own[POSITION_EMBEDDING].size(1))
-    except (ValueError, IndexError) as error:
-        raise CheckpointError(f"{name}: {POSITION_EMBEDDING} cannot be resized: {error}") from error
 
 
 def holds_tensors(state: dict) -> bool:

@@ -1,16 +1,12 @@
 """BLIP as a configuration describes it: the keys that are its own, and what is made of them."""
 
 from inspect import signature
-from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from BLIP.blip import BlipCaptioner
-from BLIP.build import build_captioner
-
-REPOSITORY = Path(__file__).resolve().parent.parent
+from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
 
 
 class VitSizes(BaseModel):
@@ -35,7 +31,7 @@ class Keys(BaseModel):
     vit_grad_ckpt: Annotated[bool, "speed"] = False
     vit_ckpt_layer: Annotated[int, "speed"] = Field(0, ge=0)
     med_config: Annotated[Union[Annotated[str, Field(min_length=1)], dict[str, Any]], "run"] = (
-        "configs/med_config.json"
+        MED_CONFIG
     )
     first_token_shift: Annotated[bool, "run"] = False
 
@@ -53,14 +49,8 @@ class Keys(BaseModel):
 
 def build(config: Any, context: Any) -> BlipCaptioner:
     """See `captioning.captioners.interface`, as for the other functions."""
-    med_config = config.med_config
-    if isinstance(med_config, str) and not Path(med_config).exists():
-        med_config = REPOSITORY / med_config  # whatever the working folder is
-    made = {
-        "vit": config.vit.model_dump() if isinstance(config.vit, VitSizes) else config.vit,
-        "med_config": med_config,
-        "objective": config.build_objective(),
-    }
+    vit = config.vit.model_dump() if isinstance(config.vit, VitSizes) else config.vit
+    made = {"vit": vit, "objective": config.build_objective()}
     # The other arguments are keys of the same names.
     names = signature(build_captioner).parameters.keys() - made
     return build_captioner(**{name: getattr(config, name) for name in names}, **made)

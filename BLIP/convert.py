@@ -4,7 +4,8 @@
     python -m BLIP.convert from-hf output/hf output/again.pth
 
 The folder holds model.safetensors, config.json, the tokeniser and the image processor, and loads
-with `from_pretrained`. The way there and back gives the same state dict bit for bit.
+with `from_pretrained`. The way there and back gives the same state dict bit for bit. transformers
+is not imported, so that 4.15.0, which has no BLIP, makes the same files.
 """
 
 import argparse
@@ -13,27 +14,152 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Optional, Union
+from typing import Callable, Optional, Union
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from BLIP.blip import BlipCaptioner
-from BLIP.build import MED_CONFIG, build_captioner
-from BLIP.checkpoint import POSITION_EMBEDDING, CheckpointError, load_weights, read_checkpoint
-from BLIP.errors import exit_code, first_line
-from BLIP.hf_names import from_hf_names, hf_config, settings_of, to_hf_names
-from BLIP.med import TextDecoder
-from BLIP.med_config import read_med_config
+from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
+from BLIP.checkpoint import (
+    DERIVED,
+    POSITION_EMBEDDING,
+    CheckpointError,
+    load_weights,
+    read_checkpoint,
+)
+from BLIP.med import MedConfig, TextDecoder, read_med_config
+from BLIP.pickled import first_line
 from BLIP.tokenizer import CaptionTokenizer
-from BLIP.vit import ImageEncoder
+from BLIP.vit import NEEDED_SIZES, VIT_SIZES, ImageEncoder
 from smile import Objective
 
 PATCH = "visual_encoder.patch_embed.proj.weight"
 ADDED = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# The image encoder's parameters, here and in transformers: how their names begin, and what differs
+# within a block. The text decoder's have the same names.
+VISION = {
+    "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
+    "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
+    "visual_encoder.patch_embed.proj.": "vision_model.embeddings.patch_embedding.",
+    "visual_encoder.norm.": "vision_model.post_layernorm.",
+    "visual_encoder.blocks.": "vision_model.encoder.layers.",
+}
+BLOCK = {
+    ".attn.qkv.": ".self_attn.qkv.",
+    ".attn.proj.": ".self_attn.projection.",
+    ".norm1.": ".layer_norm1.",
+    ".norm2.": ".layer_norm2.",
+}
+POSITIONS = "text_decoder.bert.embeddings.position_ids"
+
+
+def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A captioner's state dict as BlipForConditionalGeneration's, without what it derives itself:
+    the tied head and the counted positions."""
+    return {_renamed(k, VISION, BLOCK): v for k, v in state.items() if k not in DERIVED}
+
+
+def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
+    """The inverse of `to_hf_names`; `positions` is how many tokens a row can have.
+
+    The tied head is filled in from the word embedding, whether or not it is there. Raises
+    CheckpointError where there is none.
+    """
+    vision, block = ({new: old for old, new in names.items()} for names in (VISION, BLOCK))
+    ours = {_renamed(key, vision, block): value for key, value in state.items()}
+    ours[POSITIONS] = torch.arange(positions).unsqueeze(0)
+    for key, source in DERIVED.items():
+        if source is not None:
+            if source not in ours:
+                raise CheckpointError(f"there is no {source}: this is no captioner")
+            ours[key] = ours[source]
+    return ours
+
+
+def _renamed(key: str, beginnings: Mapping[str, str], within: Mapping[str, str]) -> str:
+    for old, new in beginnings.items():
+        if key.startswith(old):
+            key = new + key[len(old) :]
+            for part, renamed in within.items():
+                key = key.replace(part, renamed)
+            break
+    return key
+
+
+def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
+    """`config.json` of a captioner. Labels are smoothed as in BLIP, not by transformers' 0."""
+    words, vit, decoder = captioner.tokenizer, captioner.visual_encoder, captioner.text_decoder
+    ids = {"bos": words.start, "eos": words.end, "sep": words.end, "pad": words.pad}
+    sizes = asdict(decoder.config)
+    del sizes["initializer_range"]
+    return {
+        "architectures": ["BlipForConditionalGeneration"],
+        "model_type": "blip",
+        "label_smoothing": label_smoothing,
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "blip_text_model",
+            "vocab_size": len(words),
+            "encoder_hidden_size": vit.embed_dim,
+            **sizes,
+            "hidden_act": "gelu",
+            "is_decoder": True,
+            "label_smoothing": label_smoothing,
+            **{f"{name}_token_id": id_ for name, id_ in ids.items()},
+        },
+        "vision_config": {
+            "model_type": "blip_vision_model",
+            "hidden_size": vit.embed_dim,
+            "intermediate_size": vit.blocks[0].mlp.fc1.out_features,
+            "num_hidden_layers": len(vit.blocks),
+            "num_attention_heads": vit.blocks[0].attn.num_heads,
+            "image_size": vit.patch_embed.img_size[0],
+            "patch_size": vit.patch_embed.patch_size[0],
+            "hidden_act": "gelu",
+            "layer_norm_eps": vit.norm.eps,
+        },
+    }
+
+
+def settings_of(config: Mapping) -> dict:
+    """The arguments `vit`, `image_size` and `med_config` of `build_captioner`, from `config.json`.
+
+    Raises CheckpointError for what is no BLIP or is built otherwise.
+    """
+    kind = config.get("model_type") if isinstance(config, Mapping) else None
+    parts = [config.get(f"{part}_config") for part in ("text", "vision")] if kind == "blip" else []
+    if not parts or not all(isinstance(part, Mapping) for part in parts):
+        raise CheckpointError(f"it is of a {kind!r} model, or not whole; a 'blip' is needed")
+    # What a file leaves out is transformers' default; the sizes are those of bert-base for both.
+    sizes = {**asdict(MedConfig()), "hidden_act": "gelu"}
+    undropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    text = {**sizes, **undropped, "num_attention_heads": 8, **config["text_config"]}
+    grid = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
+    vision = {**sizes, **grid, **config["vision_config"]}
+    if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
+        raise CheckpointError("its hidden_act is not 'gelu', which alone is built")
+    vit = {
+        "embed_dim": vision["hidden_size"],
+        "depth": vision["num_hidden_layers"],
+        "num_heads": vision["num_attention_heads"],
+        "patch_size": vision["patch_size"],
+        "mlp_ratio": vision["intermediate_size"] / vision["hidden_size"],
+        "layer_norm_eps": vision["layer_norm_eps"],
+    }
+    usual = {"patch_size": 16, "mlp_ratio": 4, "layer_norm_eps": 1e-6}
+    for name, sizes in VIT_SIZES.items():
+        if vit == {**usual, **{key: sizes[key] for key in NEEDED_SIZES}}:
+            vit = name  # brings its drop path with it
+            break
+    return {
+        "vit": vit,
+        "image_size": vision["image_size"],
+        "med_config": {field.name: text[field.name] for field in fields(MedConfig)},
+    }
 
 
 def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
@@ -121,12 +247,6 @@ def _check_sizes(state: Mapping[str, Tensor], settings: Mapping) -> None:
                 )
 
 
-def save_checkpoint(content: dict, path: Union[str, Path]) -> None:
-    """Write a .pth file, which appears when it is whole. Raises CheckpointError."""
-    with _whole(Path(path)) as staged:
-        torch.save(content, staged)
-
-
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
     """A file to write that takes the place of `path` when the block has ended well."""
@@ -165,14 +285,11 @@ def captioner_of(
     if not {PATCH, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{checkpoint} holds no image encoder of BLIP's")
     width, places = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
-    sizes = kept.get("med_config", MED_CONFIG)
-    if isinstance(sizes, str):  # a relative path of a run starts in the repository
-        sizes = MED_CONFIG.parent.parent / sizes
     captioner = build_captioner(
         tokenizer=tokenizer or kept.get("tokenizer", "bert-base-uncased"),
         vit=vit or kept.get("vit") or ("large" if width == 1024 else "base"),
         image_size=state[PATCH].size(2) * round(places**0.5),
-        med_config=med_config or sizes,
+        med_config=med_config or kept.get("med_config", MED_CONFIG),
     )
     load_weights(captioner, state, checkpoint)
     return captioner.eval()
@@ -195,6 +312,16 @@ def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust_checkpoint", action="store_true")
 
 
+def exit_code(program: Callable[[], str]) -> int:
+    """Run a program and print what it returns; 0, or 2 after one line of what is to be mended."""
+    try:
+        print(program())
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program on its arguments (those of the command line); return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m BLIP.convert", description=__doc__)
@@ -212,7 +339,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if given.pop("command") == "to-hf":
             save_hf(captioner_of(**given), folder)
             return f"wrote {folder}"
-        save_checkpoint(read_hf(folder), given["checkpoint"])
+        content = read_hf(folder)
+        with _whole(Path(given["checkpoint"])) as staged:
+            torch.save(content, staged)
         return f"wrote {given['checkpoint']}"
 
     return exit_code(program)

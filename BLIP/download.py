@@ -17,7 +17,7 @@ from filelock import FileLock
 from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 from tqdm import tqdm
 
-from BLIP.errors import first_line
+from BLIP.pickled import first_line
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60
@@ -52,10 +52,7 @@ def fetch(source: str) -> Path:
 
 
 def download(
-    url: str,
-    destination: Union[str, Path],
-    sha256: Optional[str] = None,
-    largest: int = LARGEST,
+    url: str, destination: Union[str, Path], sha256: Optional[str] = None, largest: int = LARGEST
 ) -> None:
     """Fetch `url` into the file `destination`, which appears only when it is whole.
 
@@ -112,18 +109,13 @@ def _remove(part: Path) -> None:
     _version_file(part).unlink(missing_ok=True)
 
 
-def _begun(part: Path) -> tuple[int, Optional[str]]:
-    """How many bytes of the file are there, and of which version; None: of one not known."""
-    try:
-        version = json.loads(_version_file(part).read_text())
-        return part.stat().st_size, version if isinstance(version, str) else None
-    except (FileNotFoundError, ValueError):
-        return 0, None
-
-
 def _continue_part(url: str, part: Path, largest: int) -> None:
-    begun, version = _begun(part)
-    headers = {"Range": f"bytes={begun}-", "If-Range": version} if version else {}
+    try:
+        begun, version = part.stat().st_size, json.loads(_version_file(part).read_text())
+    except (FileNotFoundError, ValueError):
+        begun, version = 0, None
+    known = version and isinstance(version, str)
+    headers = {"Range": f"bytes={begun}-", "If-Range": version} if known else {}
     opener = urllib.request.build_opener(_TlsRedirects)
     try:
         response = opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)

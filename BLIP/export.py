@@ -26,10 +26,10 @@ from BLIP.convert import (
     STD,
     add_captioner_arguments,
     captioner_of,
+    exit_code,
     write_json,
     write_vocabulary,
 )
-from BLIP.errors import exit_code
 
 
 class EncoderGraph(nn.Module):
@@ -99,7 +99,7 @@ def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
         "end": words.end,
         "pad": words.pad,
         "empty_past": [layers, 2, 1, heads, 0, width],
-        "max_length": captioner.text_decoder.max_length,
+        "max_length": captioner.max_positions,
     }
     write_json(settings, folder / "captioner.json")
 

@@ -73,12 +73,9 @@ def _can_pack(weight: Tensor) -> bool:
     twice as fast, instead of laying them out at each step. torch has this for its compiler and
     under a private name, which is looked for first.
     """
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    operators = torch.ops.mkldnn
-    if not all(
-        hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-    ):
+    operators, needed = torch.ops.mkldnn, ("_reorder_linear_weight", "_linear_pointwise")
+    there = torch.backends.mkldnn.is_available() and all(hasattr(operators, n) for n in needed)
+    if weight.device.type != "cpu" or not there:
         return False
     if weight.dtype == torch.bfloat16:
         return operators._is_mkldnn_bf16_supported()

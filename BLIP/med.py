@@ -1,9 +1,13 @@
-"""The text decoder: BERT layers that look at the caption so far and at the image.
+"""The text decoder: BERT layers that look at the caption so far and at the image, and their sizes.
 
 Parameter names are those of the released BLIP checkpoints. Shapes: R rows (captions or beams) are
 grouped by image, R = B * k; n tokens a row; P places of the image; H width; V vocabulary.
 """
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Callable, Optional, Union
 
 import torch
@@ -12,10 +16,75 @@ from torch import Tensor, nn
 
 from BLIP.attention import attention
 from BLIP.lean_linear import lean_linear
-from BLIP.med_config import MedConfig
 from smile import Objective, ObjectiveOutput
 
 KeysValues = tuple[Tensor, Tensor]  # each (rows or images, heads, places, H / heads)
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class MedConfig:
+    """BERT's sizes under BERT's names; those of bert-base by default."""
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512
+    layer_norm_eps: float = 1e-12
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    initializer_range: float = 0.02
+
+    def __post_init__(self):
+        for field in fields(self):
+            value = getattr(self, field.name)
+            number = isinstance(value, (field.type, int)) and not isinstance(value, bool)
+            if not number or not (value > 0 or (field.type is float and value == 0)):
+                kind = "a whole number above 0" if field.type is int else "a number, 0 or above"
+                raise ValueError(f"med_config: {field.name} is {value!r}; it must be {kind}")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"med_config: {name} is {getattr(self, name)}; it must be below 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"med_config: hidden_size {self.hidden_size} is not a multiple of "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
+
+
+# Keys of BERT's configuration that decide nothing here: the vocabulary is the tokeniser's, the
+# width of the image embeddings the image encoder's, and a captioning decoder has the rest built in.
+IGNORED_KEYS = {
+    *("architectures", "model_type", "type_vocab_size", "pad_token_id", "vocab_size"),
+    *("encoder_width", "add_cross_attention", "hidden_act"),
+}
+
+
+def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
+    """From a JSON file or a mapping, whose keys replace the defaults.
+
+    A relative path that is not of the working folder is the repository's. Raises ValueError, in one
+    line, for a file that cannot be read or a key that is unknown.
+    """
+    values = source
+    if not isinstance(source, Mapping):
+        try:
+            source = source if Path(source).exists() else REPOSITORY / source
+            values = json.loads(Path(source).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"med_config: cannot read {source}: {error}") from error
+    known = {field.name for field in fields(MedConfig)}
+    unknown = sorted(set(values) - known - IGNORED_KEYS)
+    if unknown:
+        raise ValueError(
+            f"med_config: unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}"
+        )
+    if values.get("hidden_act", "gelu") != "gelu":
+        raise ValueError(
+            f"med_config: hidden_act is {values['hidden_act']!r}; only 'gelu' is built"
+        )
+    return MedConfig(**{key: value for key, value in values.items() if key in known})
 
 
 class Embeddings(nn.Module):
@@ -151,19 +220,11 @@ class TextDecoder(nn.Module):
         self.cls = nn.ModuleDict({"predictions": predictions})
         self.config = config
         self.objective = objective
-        self._initialise(config.initializer_range)
-
-    def _initialise(self, std: float) -> None:
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=std)
+                nn.init.normal_(module.weight, std=config.initializer_range)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-
-    @property
-    def max_length(self) -> int:
-        """How many tokens a row can have."""
-        return self.config.max_position_embeddings
 
     @property
     def layers(self) -> nn.ModuleList:

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from BLIP.errors import first_line
-
 ARCHIVE = b"PK\3\4"  # how a file begins; those of torch before 1.6 are no archives
 
 
@@ -28,14 +26,10 @@ class LeftOut:
     def __new__(cls, *_, **__):
         return super().__new__(cls)
 
-    def __init__(self, *_, **__):
+    def _do_nothing(self, *_, **__):
         pass
 
-    def __setstate__(self, _):
-        pass
-
-    def __setitem__(self, *_):
-        pass
+    __init__ = __setstate__ = __setitem__ = _do_nothing
 
 
 def read_pickled(path: Path, leave_out_objects: bool = False) -> Any:
@@ -63,7 +57,10 @@ def read_pickled(path: Path, leave_out_objects: bool = False) -> Any:
     except (PickledError, FileNotFoundError):
         raise
     except Exception as error:  # an unpickler raises whatever a broken file makes it stumble over
-        raise PickledError(f"is damaged: {_reason(error)}") from error
+        reason = first_line(error)
+        if "weights_only" in str(error):  # torch's advice how to run what is in the file
+            reason = "it holds more than tensors, numbers and text, or is no checkpoint"
+        raise PickledError(f"is damaged: {reason}") from error
 
 
 def _check_members(path: Path) -> None:
@@ -92,7 +89,6 @@ def _tensor_bytes(content: Any) -> int:
     return sum(sizes.values())
 
 
-def _reason(error: Exception) -> str:
-    if "weights_only" in str(error):  # torch's advice how to run what is in the file
-        return "it holds more than tensors, numbers and text, or is no checkpoint"
-    return first_line(error)
+def first_line(error: Exception) -> str:
+    """The first line of what an error says, or its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -59,7 +59,9 @@ class StaticSteps:
                 [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in own],
                 [tuple(torch.zeros_like(x) for x in pair) for pair in image],
             )
-            for tensor in _tensors(self.memory):
+            # The first four are tensors, the others pairs of them for each layer.
+            pairs = [x for pair in (*self.memory.own, *self.memory.image) for x in pair]
+            for tensor in (*self.memory[:4], *pairs):
                 # So that a CUDA graph may write to it. What is compiled serves other memory, too,
                 # for which the graph alone is recorded anew.
                 torch._dynamo.mark_static_address(tensor, guard=False)
@@ -127,8 +129,3 @@ def _append(decoder: TextDecoder, memory: Memory) -> Tensor:
             cache.index_copy_(2, memory.places, values.to(cache.dtype))
         hidden = layer(hidden, own, image, mask)
     return hidden.view(images, rows, -1)
-
-
-def _tensors(memory: Memory) -> list[Tensor]:
-    pairs = [x for pair in (*memory.own, *memory.image) for x in pair]
-    return [memory.tokens, memory.position, memory.places, memory.sees, *pairs]

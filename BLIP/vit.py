@@ -87,19 +87,16 @@ class ImageEncoder(VisionTransformer):
             mlp_layer=ImageMlp,
         )
         if initializer_range is not None:
-            self._draw_weights(initializer_range)
+            nn.init.normal_(self.pos_embed, std=1.0)  # as loud as the patches
+            for module in self.blocks.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.normal_(module.weight, std=initializer_range)
         self.recomputed = list(self.blocks)[::-1][:ckpt_layer] if grad_ckpt else []
         if self.recomputed:
             from fairscale.nn.checkpoint import checkpoint_wrapper
 
             for block in self.recomputed:
                 checkpoint_wrapper(block)  # replaces the block's forward, leaves its names
-
-    def _draw_weights(self, std: float) -> None:
-        nn.init.normal_(self.pos_embed, std=1.0)  # as loud as the patches
-        for module in self.blocks.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=std)
 
     def forward(self, image: Tensor) -> Tensor:
         device = image.device.type

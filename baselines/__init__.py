@@ -1,20 +1,7 @@
 """The classic captioners: RNN, LSTM, LSTM with attention, and Show, Attend and Tell."""
 
-from baselines.build import MODELS, build_classic
-from baselines.captioner import ClassicCaptioner
-from baselines.decoder import SCHEDULES, RecurrentDecoder, set_teacher_forcing, teacher_forcing
-from baselines.image_encoder import ImageEncoder, encoder_names
+from baselines.captioner import MODELS, ClassicCaptioner
+from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
-__all__ = [
-    "MODELS",
-    "SCHEDULES",
-    "ClassicCaptioner",
-    "ImageEncoder",
-    "RecurrentDecoder",
-    "Vocabulary",
-    "build_classic",
-    "encoder_names",
-    "set_teacher_forcing",
-    "teacher_forcing",
-]
+__all__ = ["MODELS", "ClassicCaptioner", "ImageEncoder", "Vocabulary"]

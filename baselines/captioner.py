@@ -5,51 +5,68 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from baselines.decoder import (
-    RecurrentDecoder,
-    RecurrentStep,
-    set_teacher_forcing,
-    teacher_forcing,
-)
+from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
+from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
-from baselines.vocabulary import Vocabulary
+from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import Objective, ObjectiveOutput
 from smile.captions import captions_an_image
+
+MODELS = ("rnn", "lstm", "attn", "sat")
 
 
 class ClassicCaptioner(nn.Module):
     """RNN, LSTM, attention LSTM or Show, Attend and Tell, as its decoder is.
 
     It satisfies `captioning.captioners.interface.Captioner`, which says what each method is for.
+    Its arguments, but for encoder and tokenizer, are configuration keys of the same names.
 
-    tokenizer: a `baselines.Vocabulary`, or one of word pieces with the same methods. prompt: what
-    every caption starts with, not scored in training and cut off in generation. max_tokens:
-    training captions are cut to so many tokens, start and end included. attention_penalty: the
-    weight of `unseen`, which asks that every place is looked at in the course of a caption.
-    encoder_lr: the learning rate of the encoder's network, 0 for none. forcing, forcing_k: see
-    `baselines.teacher_forcing`. Raises ValueError for a prompt with a word that the tokenizer does
-    not know.
+    model: of MODELS. tokenizer: a `baselines.Vocabulary`, or one of word pieces with the same
+    methods. Without an objective it is SMILE. prompt: what every caption starts with, not scored in
+    training and cut off in generation. max_tokens: training captions are cut to so many tokens,
+    start and end included. attention_dim, num_layers: Show, Attend and Tell's. attention_penalty:
+    the weight of `unseen`, which asks that every place is looked at in the course of a caption.
+    encoder_lr: the learning rate of the encoder's network, 0 for none. teacher_forcing and its k:
+    see `baselines.decoder.teacher_forcing`. Raises ValueError for a prompt with a word that the
+    tokenizer does not know, and for a file of word vectors that does not fit.
     """
 
     def __init__(
         self,
+        model: str,
         encoder: ImageEncoder,
-        decoder: RecurrentDecoder,
         tokenizer,
-        objective: Objective,
+        objective: Optional[Objective] = None,
         prompt: str = "",
         max_tokens: int = 40,
+        embed_dim: int = 256,
+        hidden_dim: int = 512,
+        attention_dim: int = 512,
+        num_layers: int = 1,
+        dropout: float = 0.5,
+        word_vectors: Optional[str] = None,
+        normalise_embeddings: bool = False,
         attention_penalty: float = 0.0,
         encoder_lr: float = 0.0,
-        forcing: str = "always",
-        forcing_k: float = 10.0,
+        teacher_forcing: str = "always",
+        teacher_forcing_k: float = 10.0,
     ):
         super().__init__()
-        self.encoder = encoder
-        self.decoder = decoder
-        self.tokenizer = tokenizer
-        self.objective = objective
+        self.encoder, self.tokenizer = encoder, tokenizer
+        sizes = (len(tokenizer), encoder.dim, embed_dim, hidden_dim, dropout)
+        if model == "sat":
+            self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers)
+        elif model == "attn":
+            self.decoder = AttentionLSTM(*sizes)
+        else:
+            self.decoder = PooledDecoder(model, *sizes)
+        if word_vectors:
+            tokens = [tokenizer.token(number) for number in range(len(tokenizer))]
+            load_word_vectors(self.decoder.embedding, tokens, word_vectors)
+        if normalise_embeddings:
+            normalise_embedding(self.decoder.embedding)
+        self.objective = (objective or Objective("smile")).with_pad_token(tokenizer.pad)
         self.prompt = prompt
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (p,)
         if tokenizer.unknown in self.prompt_ids:
@@ -57,7 +74,7 @@ class ClassicCaptioner(nn.Module):
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
         self.encoder_lr = encoder_lr
-        self.forcing, self.forcing_k = forcing, forcing_k
+        self.forcing = teacher_forcing, teacher_forcing_k
         self.max_positions = None
         self._unsaid = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
 
@@ -150,7 +167,8 @@ class ClassicCaptioner(nn.Module):
         return [(rest, None), (network, self.encoder_lr)] if network else [(rest, None)]
 
     def begin_epoch(self, epoch: int) -> None:
-        set_teacher_forcing(self, teacher_forcing(self.forcing, epoch, self.forcing_k))
+        schedule, k = self.forcing
+        self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
         """The words that were counted."""

@@ -1,15 +1,15 @@
-"""The three recurrent decoders of a first course: RNN, LSTM, and LSTM with dot-product attention.
+"""The recurrent decoders: RNN, LSTM, LSTM with dot-product attention, and Show, Attend and Tell.
 
 x is the vector of the word read, h the hidden state, c the memory of an LSTM. Shapes as in
 `baselines.decoder`.
 """
 
 import math
-from typing import Optional
 
+import torch
 from torch import Tensor, nn
 
-from baselines.decoder import RecurrentDecoder, Tensors
+from baselines.decoder import Advanced, Read, RecurrentDecoder, Tensors
 
 
 class PooledDecoder(RecurrentDecoder):
@@ -24,9 +24,9 @@ class PooledDecoder(RecurrentDecoder):
         cell: str,
         vocabulary_size: int,
         image_dim: int,
-        embed_dim: int = 256,
-        hidden_dim: int = 512,
-        dropout: float = 0.0,
+        embed_dim: int,
+        hidden_dim: int,
+        dropout: float,
     ):
         super().__init__(vocabulary_size, embed_dim, hidden_dim, dropout)
         self.from_image = nn.Linear(image_dim, hidden_dim)
@@ -38,15 +38,11 @@ class PooledDecoder(RecurrentDecoder):
         has_memory = isinstance(self.cell, nn.LSTM)
         return (), (hidden, hidden.new_zeros(hidden.shape)) if has_memory else (hidden,)
 
-    def advance(
-        self, embedded: Tensor, memory: Tensors, state: Tensors
-    ) -> tuple[Tensor, Tensors, Optional[Tensor]]:
+    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
         outputs, state = self._run(embedded.unsqueeze(2), state)
         return outputs.squeeze(2), state, None
 
-    def read(
-        self, tokens: Tensor, annotations: Tensor, given: int
-    ) -> tuple[Tensor, Optional[Tensor]]:
+    def read(self, tokens: Tensor, annotations: Tensor, given: int) -> Read:
         if self.training and self.teacher_forcing < 1:
             return super().read(tokens, annotations, given)
         _, state = self.begin(annotations)
@@ -70,12 +66,7 @@ class AttentionLSTM(RecurrentDecoder):
     """
 
     def __init__(
-        self,
-        vocabulary_size: int,
-        image_dim: int,
-        embed_dim: int = 256,
-        hidden_dim: int = 512,
-        dropout: float = 0.0,
+        self, vocabulary_size: int, image_dim: int, embed_dim: int, hidden_dim: int, dropout: float
     ):
         super().__init__(vocabulary_size, embed_dim, hidden_dim, dropout)
         self.from_image = nn.Linear(image_dim, hidden_dim)
@@ -88,9 +79,7 @@ class AttentionLSTM(RecurrentDecoder):
         mean = places.mean(1)
         return (places,), (mean, mean)
 
-    def advance(
-        self, embedded: Tensor, memory: Tensors, state: Tensors
-    ) -> tuple[Tensor, Tensors, Optional[Tensor]]:
+    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
         (places,), (hidden, cell) = memory, state
         scores = hidden @ places.transpose(1, 2) / math.sqrt(hidden.size(2))  # (B, k, P)
         attention = scores.softmax(-1)
@@ -100,3 +89,56 @@ class AttentionLSTM(RecurrentDecoder):
         cell = keep.sigmoid() * cell + write.sigmoid() * candidate.tanh()
         hidden = show.sigmoid() * cell.tanh()
         return hidden, (hidden, cell), attention
+
+
+class ShowAttendTell(RecurrentDecoder):
+    """LSTMs that look at the image before each word, by additive attention with a gate
+    (Show, Attend and Tell with soft attention, Xu et al. 2015, arXiv 1502.03044).
+
+    With annotations V (P, D) and the top layer's state h: weights a = softmax(w tanh(Wv V + Wh h)),
+    context z = a V, gate b = sigmoid(wb h); the first LSTM reads [x, b z], each further one the
+    layer below. The head sees x + Lh h' + Lz z. The first states of all layers are linear maps of
+    the mean annotation. The attention has A channels.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        image_dim: int,
+        embed_dim: int,
+        hidden_dim: int,
+        dropout: float,
+        attention_dim: int,
+        num_layers: int,
+    ):
+        super().__init__(vocabulary_size, embed_dim, embed_dim, dropout)
+        self.first_state = nn.Linear(image_dim, 2 * num_layers * hidden_dim)
+        self.key = nn.Linear(image_dim, attention_dim)
+        self.query = nn.Linear(hidden_dim, attention_dim, bias=False)
+        self.score = nn.Linear(attention_dim, 1, bias=False)
+        self.gate = nn.Linear(hidden_dim, 1)
+        widths = [embed_dim + image_dim] + [hidden_dim] * (num_layers - 1)
+        self.layers = nn.ModuleList(nn.LSTMCell(width, hidden_dim) for width in widths)
+        self.from_hidden = nn.Linear(hidden_dim, embed_dim)
+        self.from_context = nn.Linear(image_dim, embed_dim)
+
+    def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
+        first = self.first_state(annotations.mean(1))
+        return (annotations, self.key(annotations)), first.chunk(2 * len(self.layers), -1)
+
+    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
+        annotations, keys = memory  # (B, P, D), (B, P, A)
+        hidden = state[-2]  # of the top layer
+        pairs = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (B, k, P, A)
+        attention = self.score(pairs).squeeze(-1).softmax(-1)  # (B, k, P)
+        context = attention @ annotations  # (B, k, D)
+        below = torch.cat([embedded, self.gate(hidden).sigmoid() * context], -1)
+        following = []
+        for number, layer in enumerate(self.layers):
+            own = tuple(part.flatten(0, 1) for part in state[2 * number : 2 * number + 2])
+            layer_input = below if number == 0 else self.dropout(below)
+            pair = layer(layer_input.flatten(0, 1), own)
+            following += [part.unflatten(0, hidden.shape[:2]) for part in pair]
+            below = following[-2]
+        output = embedded + self.from_hidden(below) + self.from_context(context)
+        return output, tuple(following), attention

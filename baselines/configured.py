@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Optional
 import torch
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from baselines.build import build_classic
 from baselines.captioner import ClassicCaptioner
 from baselines.decoder import SCHEDULES
 from baselines.image_encoder import ImageEncoder
@@ -84,16 +83,13 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         std=context.std,
         image_size=config.image_size,
     )
-    made = {
-        "encoder": encoder,
-        "tokenizer": _tokenizer(config, context),
-        "objective": config.build_objective(),
-    }
+    made = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
+    made["objective"] = config.build_objective()
     if restored:
         made["word_vectors"] = None
     # The other arguments are keys of the same names.
-    names = signature(build_classic).parameters.keys() - made
-    return build_classic(**{name: getattr(config, name) for name in names}, **made)
+    names = signature(ClassicCaptioner).parameters.keys() - made
+    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **made)
 
 
 def _tokenizer(config: Any, context: Any):

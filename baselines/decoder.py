@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 Tensors = tuple[Tensor, ...]
+Advanced = tuple[Tensor, Tensors, Optional[Tensor]]
+Read = tuple[Tensor, Optional[Tensor]]
 SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 
 
@@ -36,9 +38,7 @@ class RecurrentDecoder(nn.Module, ABC):
         """What stays the same of images (B, P, D), each (B, ...), and the first state, (B, H)."""
 
     @abstractmethod
-    def advance(
-        self, embedded: Tensor, memory: Tensors, state: Tensors
-    ) -> tuple[Tensor, Tensors, Optional[Tensor]]:
+    def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
         """Read one word of each row: embedded (B, k, E), state (B, k, H) each.
 
         Returns what the head sees (B, k, O), but for dropout, the next state, and the attention
@@ -48,9 +48,7 @@ class RecurrentDecoder(nn.Module, ABC):
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
 
-    def forward(
-        self, tokens: Tensor, annotations: Tensor, given: int = 1
-    ) -> tuple[Tensor, Optional[Tensor]]:
+    def forward(self, tokens: Tensor, annotations: Tensor, given: int = 1) -> Read:
         """Logits (B, k, n - given + 1, V) of what follows each token from the `given`th on.
 
         tokens: int64 (B, k, n), of which the first `given` are always read. Also returns the
@@ -60,9 +58,7 @@ class RecurrentDecoder(nn.Module, ABC):
         kept = None if attention is None else attention[:, :, given - 1 :]
         return self.head(outputs[:, :, given - 1 :]), kept
 
-    def read(
-        self, tokens: Tensor, annotations: Tensor, given: int
-    ) -> tuple[Tensor, Optional[Tensor]]:
+    def read(self, tokens: Tensor, annotations: Tensor, given: int) -> Read:
         """What the head sees (B, k, n, O), and the attention, one word after the other.
 
         A guess is made of what the loss is: of the same outputs under the same dropout.
@@ -125,10 +121,3 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
     if schedule == "exponential":
         return k**epoch
     return 1 / (1 + math.exp(min(epoch / k, 700)) / k)
-
-
-def set_teacher_forcing(model: nn.Module, probability: float) -> None:
-    """Let every classic decoder within `model` read its captions' own words this often."""
-    for module in model.modules():
-        if isinstance(module, RecurrentDecoder):
-            module.teacher_forcing = probability

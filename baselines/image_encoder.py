@@ -3,10 +3,10 @@
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -115,7 +115,8 @@ class ImageEncoder(nn.Module):
 def _load(name: str, weights: str) -> nn.Module:
     if weights == "default":
         try:
-            with _nothing_run():
+            # torchvision reads what it fetches as torch once did, which runs what is in the file.
+            with patch.dict(os.environ, {SAFE_LOADING: "1"}):
                 return torchvision.models.get_model(name, weights="DEFAULT")
         except Exception as error:  # of the network, of the hash, of what unpickling stumbles over
             raise ValueError(
@@ -123,26 +124,9 @@ def _load(name: str, weights: str) -> nn.Module:
                 f"({_reason(error)}); connect to the network, or give none or a file"
             ) from error
     network = torchvision.models.get_model(name, weights=None)
-    if weights != "none":
-        _load_file(network, Path(weights), name)
-    return network
-
-
-@contextmanager
-def _nothing_run() -> Iterator[None]:
-    """torchvision reads what it has fetched as torch once did, which runs what is in the file."""
-    before = os.environ.get(SAFE_LOADING)
-    os.environ[SAFE_LOADING] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SAFE_LOADING]
-        else:
-            os.environ[SAFE_LOADING] = before
-
-
-def _load_file(network: nn.Module, path: Path, name: str) -> None:
+    if weights == "none":
+        return network
+    path = Path(weights)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickles that are not torch's, then refused
@@ -154,6 +138,7 @@ def _load_file(network: nn.Module, path: Path, name: str) -> None:
         raise ValueError(
             f"encoder_weights: {path} cannot be read as weights of {name}: {_reason(error)}"
         ) from error
+    return network
 
 
 def _reason(error: Exception) -> str:

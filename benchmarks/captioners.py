@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from BLIP import BlipCaptioner, build_captioner
 from BLIP.checkpoint import DERIVED
-from BLIP.hf_names import hf_config, to_hf_names
+from BLIP.convert import hf_config, to_hf_names
 from BLIP.med import Attention, KeysValues, TextDecoder
 from BLIP.tokenizer import SPECIAL_TOKENS
 from decoding import Decoded, DecodingSettings, decode

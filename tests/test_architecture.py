@@ -29,7 +29,7 @@ NEED_TORCH_ALONE = BELOW
 # A data set or a metric works on files of any captioner, so it cannot reach one that is trained
 # here, not even through another module. Fetching or reading a file is no captioner.
 WITHOUT_CAPTIONERS = ("captioning.data", "captioning.metrics")
-NO_CAPTIONER = {"BLIP.download", "BLIP.errors", "BLIP.pickled"}
+NO_CAPTIONER = {"BLIP.download", "BLIP.pickled"}
 
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST_FILE = 400

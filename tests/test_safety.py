@@ -10,7 +10,7 @@ import torch
 import torchvision
 
 from baselines import ImageEncoder
-from baselines.word_vectors import load_word_vectors
+from baselines.vocabulary import load_word_vectors
 from BLIP import read_checkpoint
 from captioning.metrics.feature_files import CachedFeatures
 from captioning.metrics.model_files import load_weights

@@ -8,7 +8,8 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from BLIP import CaptionTokenizer, load_weights, read_checkpoint
+from BLIP import load_weights, read_checkpoint
+from BLIP.tokenizer import CaptionTokenizer
 from captioning.captioners.interface import BuildContext, Captioner
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, load_config

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from BLIP import CheckpointError, load_weights, read_checkpoint
+from BLIP.checkpoint import CheckpointError, load_weights, read_checkpoint
 from BLIP.pickled import LeftOut
 
 TIED = (

@@ -7,10 +7,17 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from BLIP import CheckpointError, load_weights, read_checkpoint
-from BLIP.convert import captioner_of, main, read_hf, save_hf
-from BLIP.hf_names import hf_config, settings_of, to_hf_names
-from BLIP.med_config import read_med_config
+from BLIP.checkpoint import CheckpointError, load_weights, read_checkpoint
+from BLIP.convert import (
+    captioner_of,
+    hf_config,
+    main,
+    read_hf,
+    save_hf,
+    settings_of,
+    to_hf_names,
+)
+from BLIP.med import read_med_config
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 from smile import Objective

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from BLIP.first_token import FirstTokenShift
+from BLIP.tokenizer import FirstTokenShift
 from decoding import DecodingSettings
 
 CAPTIONS = [["a red ball on a box"], ["small dog"], ["the cat"]]

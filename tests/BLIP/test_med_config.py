@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from BLIP.med_config import MedConfig, read_med_config
+from BLIP.med import MedConfig, read_med_config
 
 
 def test_the_shipped_file_is_bert_base(repository):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from BLIP import CaptionTokenizer, TokenizerError
+from BLIP.tokenizer import CaptionTokenizer, TokenizerError
 
 
 def test_ids_of_bert_with_two_more(shared_data):

@@ -16,7 +16,7 @@ from app.checkpoints import Checkpoint
 from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
-from baselines import ImageEncoder, Vocabulary, build_classic
+from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
 OPTIONS = read_options({"max_length": 12, "min_length": 8})
@@ -48,7 +48,7 @@ def test_a_card_has_each_word_its_probability_and_its_gaze(service):
 
 def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
     words = Vocabulary(["a", "dog", "runs"])
-    captioner = build_classic("lstm", ImageEncoder("shufflenet_v2_x0_5"), words).eval()
+    captioner = ClassicCaptioner("lstm", ImageEncoder("shufflenet_v2_x0_5"), words).eval()
     checkpoint = Checkpoint(
         "x.pth",
         "LSTM",

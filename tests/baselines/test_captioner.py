@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baselines import MODELS, ImageEncoder, Vocabulary, build_classic
+from baselines import MODELS, ClassicCaptioner, ImageEncoder, Vocabulary
 from baselines.captioner import unseen
 from decoding import DecodingSettings
 from smile import Objective, smile_loss
@@ -27,7 +27,7 @@ class Pixels(torch.nn.Module):
 def make(model, objective="mle", encoder=None, **settings):
     sizes = {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8, "dropout": 0.0}
     chosen = Objective(objective, label_smoothing=0.0)
-    made = build_classic(model, encoder or Pixels(), WORDS, chosen, **{**sizes, **settings})
+    made = ClassicCaptioner(model, encoder or Pixels(), WORDS, chosen, **{**sizes, **settings})
     for parameter in made.decoder.parameters():  # so that images and words matter
         torch.nn.init.normal_(parameter, std=0.7)
     return made.eval()
@@ -216,7 +216,7 @@ def test_a_captioner_that_sees_the_image_once_has_no_gaze():
 
 
 def test_with_a_real_encoder_and_the_default_objective():
-    captioner = build_classic("sat", ImageEncoder("shufflenet_v2_x0_5", dim=16, grid=2), WORDS)
+    captioner = ClassicCaptioner("sat", ImageEncoder("shufflenet_v2_x0_5", dim=16, grid=2), WORDS)
     output = captioner(torch.randn(3, 3, 64, 64), CAPTIONS)
     output.loss.backward()
     assert output.parts.keys() == {"smile"}
@@ -228,7 +228,7 @@ def test_word_vectors_of_a_file_and_of_length_one(model, tmp_path):
     path = tmp_path / "glove.txt"
     path.write_text("dog 3 4 0 0 0 0 0 0\n")
     settings = {"embed_dim": 8, "word_vectors": str(path), "normalise_embeddings": True}
-    captioner = build_classic(model, Pixels(), WORDS, **settings)
+    captioner = ClassicCaptioner(model, Pixels(), WORDS, **settings)
     weight = captioner.decoder.embedding.weight
     torch.testing.assert_close(weight.norm(dim=1), torch.ones(len(WORDS)))
     dog = WORDS.encode_prompt("dog")[1]

@@ -80,8 +80,8 @@ def reference(decoder, kind, tokens, places):
 
 
 def make(kind):
-    sizes = {"vocabulary_size": V, "image_dim": D, "embed_dim": E, "hidden_dim": H}
-    made = AttentionLSTM(**sizes) if kind == "attn" else PooledDecoder(kind, **sizes)
+    sizes = (V, D, E, H, 0.0)
+    made = AttentionLSTM(*sizes) if kind == "attn" else PooledDecoder(kind, *sizes)
     return made.double()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torchvision
 
-from baselines import ImageEncoder, encoder_names
+from baselines.image_encoder import ImageEncoder, encoder_names
 
 ONE_OF_EACH = {
     "resnet18": 512,

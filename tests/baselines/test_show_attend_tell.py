@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from baselines.show_attend_tell import ShowAttendTell
+from baselines.cells import ShowAttendTell
 
 V, D, E, H, A, P = 11, 5, 4, 6, 7, 3
 

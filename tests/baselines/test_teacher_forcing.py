@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from baselines import set_teacher_forcing, teacher_forcing
-from baselines.cells import AttentionLSTM, PooledDecoder
-from baselines.show_attend_tell import ShowAttendTell
+from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
+from baselines.decoder import teacher_forcing
 
 
 def test_the_schedules_are_bengios():
@@ -25,19 +24,20 @@ def decoders(dropout=0.0):
     sizes = {"vocabulary_size": 9, "image_dim": 4, "embed_dim": 5, "hidden_dim": 6}
     sizes["dropout"] = dropout
     made = {kind: PooledDecoder(kind, **sizes) for kind in ("rnn", "lstm")}
-    return {**made, "attn": AttentionLSTM(**sizes), "sat": ShowAttendTell(**sizes)}
+    attending = ShowAttendTell(**sizes, attention_dim=7, num_layers=1)
+    return {**made, "attn": AttentionLSTM(**sizes), "sat": attending}
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "attn", "sat"])
 def test_left_alone_it_reads_its_own_best_guesses(kind):
     decoder, places = decoders()[kind].train(), torch.randn(2, 3, 4)
     tokens = torch.randint(9, (2, 4, 7))
-    set_teacher_forcing(torch.nn.Sequential(decoder), 0.0)
+    decoder.teacher_forcing = 0.0
     logits, _ = decoder(tokens, places, 2)
     read = tokens.clone()
     for n in range(2, 7):  # the first two are given
         read[:, :, n] = logits[:, :, n - 2].argmax(-1)
-    set_teacher_forcing(decoder, 1.0)
+    decoder.teacher_forcing = 1.0
     torch.testing.assert_close(decoder(read, places, 2)[0], logits)
     assert not torch.allclose(decoder(tokens, places, 2)[0], logits)
 
@@ -48,7 +48,7 @@ def test_its_guess_is_the_best_of_the_logits_that_the_loss_sees(kind):
     decoder, places = decoders(dropout=0.5)[kind].train(), torch.randn(2, 3, 4)
     read, original = [], decoder.embed
     decoder.embed = lambda tokens: (read.append(tokens), original(tokens))[1]
-    set_teacher_forcing(decoder, 0.0)
+    decoder.teacher_forcing = 0.0
     logits, _ = decoder(torch.randint(9, (2, 50, 7)), places)
     guesses = torch.stack(read[1:], 2)  # (2, 50, 6), after the given word
     assert torch.equal(guesses, logits.argmax(-1)[:, :, :-1])
@@ -59,7 +59,7 @@ def test_in_evaluation_it_reads_the_captions(kind):
     decoder, places = decoders()[kind].eval(), torch.randn(2, 3, 4)
     tokens = torch.randint(9, (2, 4, 7))
     whole = decoder(tokens, places)[0]
-    set_teacher_forcing(decoder, 0.0)
+    decoder.teacher_forcing = 0.0
     assert torch.equal(decoder(tokens, places)[0], whole)
 
 

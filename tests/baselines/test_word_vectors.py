@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from baselines.word_vectors import load_word_vectors, normalise_embedding
+from baselines.vocabulary import load_word_vectors, normalise_embedding
 
 TOKENS = ["<UNK>", "dog", "cat", "naïve"]
 

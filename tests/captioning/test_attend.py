@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from baselines import ImageEncoder, Vocabulary, build_classic
+from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning import attend
 from captioning.attend import draw
 from captioning.models.word_by_word import SpokenCaption, gaze
@@ -47,7 +47,7 @@ def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
 @pytest.mark.parametrize("model", ["attn", "sat"])
 def test_a_classic_gaze_has_a_frame_for_each_word_of_the_caption(model):
     words = Vocabulary(["a", "dog", "runs"])
-    captioner = build_classic(model, ImageEncoder("shufflenet_v2_x0_5", grid=3), words).eval()
+    captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=3), words).eval()
     image = torch.randn(3, 64, 64)
     found = gaze(captioner, image, SETTINGS)
     caption = captioner.generate(image.unsqueeze(0), SETTINGS)[0]
@@ -57,7 +57,8 @@ def test_a_classic_gaze_has_a_frame_for_each_word_of_the_caption(model):
 
 
 def test_a_captioner_without_attention_has_nothing_to_draw():
-    captioner = build_classic("rnn", ImageEncoder("shufflenet_v2_x0_5"), Vocabulary(["a"])).eval()
+    encoder, words = ImageEncoder("shufflenet_v2_x0_5"), Vocabulary(["a"])
+    captioner = ClassicCaptioner("rnn", encoder, words).eval()
     with pytest.raises(UserError, match="sees the image once"):
         gaze(captioner, torch.randn(3, 64, 64), SETTINGS)
 

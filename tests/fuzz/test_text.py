@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baselines import Vocabulary
-from BLIP import CaptionTokenizer
+from BLIP.tokenizer import CaptionTokenizer
 from captioning.data import preprocess_caption
 from tests.conftest import SPECIAL_TOKENS, WORDS
 from tests.fuzz.examples import fuzzed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from BLIP.med_config import MedConfig, read_med_config
+from BLIP.med import MedConfig, read_med_config
 from captioning.config import Config, VitSizes, load_config
 from captioning.runtime.errors import UserError
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel
 
-from baselines import ImageEncoder, Vocabulary, build_classic
+from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.captioners import interface
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.config import keys_of_captioners
@@ -154,7 +154,7 @@ def test_a_captioner_offers_all_that_is_written_down(make_captioner):
     words = Vocabulary(["a"])
     captioners = [
         make_captioner(),
-        build_classic("rnn", ImageEncoder("shufflenet_v2_x0_5"), words),
+        ClassicCaptioner("rnn", ImageEncoder("shufflenet_v2_x0_5"), words),
         fake.FakeCaptioner(["a"], Objective("smile"), "", 4),
     ]
     for captioner in captioners:

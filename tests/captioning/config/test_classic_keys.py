@@ -2,7 +2,8 @@
 
 import pytest
 
-from baselines import MODELS, SCHEDULES
+from baselines import MODELS
+from baselines.decoder import SCHEDULES
 from captioning.config import Config, load_config
 from captioning.runtime.errors import UserError
 

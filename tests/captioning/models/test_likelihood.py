@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from baselines import ImageEncoder, Vocabulary, build_classic
+from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.config import load_config
 from captioning.data.annotations import Sample
 from captioning.data.image import evaluation_transform, load_image
@@ -30,7 +30,7 @@ def world(scenes_config, tmp_path):
     keys = ["image_size=32", "num_workers=0", "batch_size=2"]
     config = load_config(scenes_config, [f"image_root={tmp_path}", *keys])
     words = Vocabulary(["a", "dog", "cat", "runs", "sits"])
-    captioner = build_classic("sat", ImageEncoder("shufflenet_v2_x0_5"), words, embed_dim=16)
+    captioner = ClassicCaptioner("sat", ImageEncoder("shufflenet_v2_x0_5"), words, embed_dim=16)
     with torch.no_grad():  # twice as sure of the frequent words as it has reason to be
         captioner.decoder.head.weight.mul_(0.1)
         counts = torch.tensor([0.01, 0.01, 5, 1, 5, 2, 2, 1, 2])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baselines import ImageEncoder, Vocabulary, build_classic
+from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.models.word_by_word import END, caption_word_by_word, whole_words
 from decoding import DecodingSettings
 
@@ -36,7 +36,7 @@ def test_probabilities_are_those_of_teacher_forcing(make_captioner, settings):
 @pytest.mark.parametrize("model", ["lstm", "sat"])
 def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
     words = Vocabulary(["a", "dog", "runs"])
-    captioner = build_classic(model, ImageEncoder("shufflenet_v2_x0_5", grid=2), words).eval()
+    captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=2), words).eval()
     settings = DecodingSettings(max_length=7, min_length=4, num_beams=2)
     image = torch.randn(3, 64, 64)
     told = caption_word_by_word(captioner, image, settings)
