@@ -5,7 +5,6 @@ import numpy as np
 from captioning.metrics.bootstrap import mean
 from captioning.metrics.clip_features import clip_features
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
-from captioning.metrics.model_files import without_model
 
 PREFIX = "A photo depicts "
 WEIGHT = 2.5
@@ -20,10 +19,7 @@ class ClipScore(Evaluator):
 
     names = ("CLIPScore", "RefCLIPScore")
     reference_metrics = ("RefCLIPScore",)
-    on_every_rank = True
-
-    def unavailable(self) -> dict[str, str]:
-        return without_model("clip_model", self.settings.clip_model, self.names)
+    model, on_every_rank = "clip_model", True
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)

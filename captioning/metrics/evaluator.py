@@ -9,7 +9,9 @@ from typing import Any, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.model_files import find_model
 from captioning.metrics.tokenizer import tokenize
+from captioning.runtime.errors import UserError
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
 PPL_MODEL = "gpt2"
@@ -44,15 +46,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Tokenized:
-    """Lower-case tokens joined by spaces: N captions, N groups of references; who made them."""
-
-    captions: list[str]
-    groups: list[list[str]]
-    tokenizer: str
-
-
-@dataclass(frozen=True)
 class CaptionSet:
     """One caption of each image, and one or more human ones under the same ids, in one order.
 
@@ -68,15 +61,12 @@ class CaptionSet:
         return list(self.predictions)
 
     @cached_property
-    def tokenized(self) -> Tokenized:
-        """The captions as PTB tokens, made when the first evaluator asks."""
+    def tokenized(self) -> tuple[list[str], list[list[str]], str]:
+        """N captions and N groups of references as PTB tokens joined by spaces; who made them."""
         everything = {i: [text, *self.references[i]] for i, text in self.predictions.items()}
         tokens, tokenizer = tokenize(everything)
-        return Tokenized(
-            [texts[0] for texts in tokens.values()],
-            [texts[1:] for texts in tokens.values()],
-            tokenizer,
-        )
+        groups = tokens.values()
+        return [texts[0] for texts in groups], [texts[1:] for texts in groups], tokenizer
 
 
 @dataclass(frozen=True)
@@ -98,13 +88,15 @@ class Evaluator(ABC):
     """Metrics that are computed together and chosen by one name, see `captioning.metrics.registry`.
 
     names: those of its metrics, under the settings it was made with; reference_metrics: those of
-    them that compare captions with references; on_every_rank: whether all processes have to call
-    `evaluate`, sharing its work, of which rank 0 has the result. Making one raises UserError for a
-    file that is missing or wrong. Whatever `evaluate` raises costs its own metrics alone.
+    them that compare captions with references; model: the setting that names the model it runs;
+    on_every_rank: whether all processes have to call `evaluate`, sharing its work, of which rank 0
+    has the result. Making one raises UserError for a file that is missing or wrong. Whatever
+    `evaluate` raises costs its own metrics alone.
     """
 
     names: tuple[str, ...]
     reference_metrics: tuple[str, ...] = ()
+    model: Optional[str] = None
     on_every_rank = False
 
     def __init__(self, settings: Settings):
@@ -112,6 +104,11 @@ class Evaluator(ABC):
 
     def unavailable(self) -> dict[str, str]:
         """Return {metric: why this machine cannot compute it}; asked before captions are made."""
+        try:
+            if self.model:
+                find_model(self.model, getattr(self.settings, self.model))
+        except UserError as error:
+            return dict.fromkeys(self.names, str(error))
         return {}
 
     @abstractmethod

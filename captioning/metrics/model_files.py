@@ -1,6 +1,5 @@
 """The files of a pre-trained model that a metric uses: in a folder, or on the Hugging Face hub."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -34,15 +33,6 @@ def find_model(key: str, source: str) -> ModelFiles:
     whole = vocabulary.name == "tokenizer.json"
     merges = None if whole else _find(key, source, "merges.txt")
     return ModelFiles(config, vocabulary, merges, weights)
-
-
-def without_model(key: str, source: str, names: Iterable[str]) -> dict[str, str]:
-    """Return {metric: what of the model is missing, in one line}, empty if nothing is."""
-    try:
-        find_model(key, source)
-    except UserError as error:
-        return dict.fromkeys(names, str(error))
-    return {}
 
 
 def _find(key: str, source: str, *names: str) -> Path:

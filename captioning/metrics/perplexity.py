@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from captioning.metrics.bootstrap import mean
 from captioning.metrics.bpe import END, Bpe
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
-from captioning.metrics.model_files import find_model, load_weights, read_sizes, without_model
+from captioning.metrics.model_files import find_model, load_weights, read_sizes
 from captioning.metrics.over_ranks import batches_by_length, shared, together
 from captioning.runtime.errors import UserError, one_line
 
@@ -29,10 +29,7 @@ class Perplexity(Evaluator):
     """
 
     names = ("PPL",)
-    on_every_rank = True
-
-    def unavailable(self) -> dict[str, str]:
-        return without_model("ppl_model", self.settings.ppl_model, self.names)
+    model, on_every_rank = "ppl_model", True
 
     def evaluate(self, captions: CaptionSet) -> Result:
         model = together(lambda: LanguageModel(self.settings.ppl_model, self.settings.device))

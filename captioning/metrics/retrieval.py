@@ -7,7 +7,6 @@ import numpy as np
 from captioning.metrics.bootstrap import mean, median
 from captioning.metrics.clip_features import ClipFeatures, clip_features
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
-from captioning.metrics.model_files import without_model
 from captioning.metrics.pool import Pool, others, read_pool
 from captioning.runtime.errors import UserError
 
@@ -23,14 +22,11 @@ class Retrieval(Evaluator):
     """
 
     names = (*(f"R@{k}" for k in RANKS), "median_rank")
-    on_every_rank = True
+    model, on_every_rank = "clip_model", True
 
     def __init__(self, settings: Settings):
         super().__init__(settings)
         self.pool = settings.pool and read_pool(settings.pool, settings.pool_root)
-
-    def unavailable(self) -> dict[str, str]:
-        return without_model("clip_model", self.settings.clip_model, self.names)
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)
