@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
@@ -19,30 +19,29 @@ PPL_MODEL = "gpt2"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the evaluators are asked for; each takes what concerns it.
+    """What the evaluators are asked for, each by what concerns it; the program's options too.
 
-    spice: whether coco computes SPICE, which takes minutes; spice_timeout: seconds after which it
-    is given up; spice_heap: the most memory that its Java may take, as Java writes it. facts_file:
-    what is in each image, for facts. train_captions: what a captioner was trained on, a file of
-    references, for diversity. images: the file of each image that may be scored, for clipscore and
-    retrieval; clip_model, ppl_model: hub ids or folders; pool and pool_root: see
-    `captioning.metrics.pool`; cache_dir: where image features are kept, None for the user's cache;
-    device: where models run, as torch names it; batch_size: captions or images they take at once.
+    images: the file of each image that may be scored, for clipscore and retrieval, which the
+    program finds itself; pool_root: where the images of a pool's rows start, see `read_pool`;
+    cache_dir: None for the user's cache; device: as torch names it.
     """
 
-    spice: bool = False
-    spice_timeout: float = 3600.0
-    spice_heap: str = "8G"
-    facts_file: Optional[Path] = None
-    train_captions: Optional[Path] = None
-    images: Optional[Mapping[ImageId, Path]] = None
-    clip_model: str = CLIP_MODEL
-    ppl_model: str = PPL_MODEL
-    pool: Optional[Path] = None
+    spice: Annotated[bool, "compute SPICE too, which is slow"] = False
+    spice_timeout: Annotated[float, "in seconds"] = 3600.0
+    spice_heap: Annotated[str, "the most memory that its Java takes"] = "8G"
+    train_captions: Annotated[Optional[Path], "what it was trained on, for diversity"] = None
+    facts_file: Annotated[Optional[Path], "what is in each image, for facts"] = None
+    images: Annotated[
+        Optional[Mapping[ImageId, Path]],
+        "the images' folder, or a JSON file {image id: image file}",
+    ] = None
+    clip_model: Annotated[str, "a hub id or a folder"] = CLIP_MODEL
+    ppl_model: Annotated[str, "a hub id or a folder"] = PPL_MODEL
+    pool: Annotated[Optional[Path], "further images for retrieval: a folder, a list or .npz"] = None
     pool_root: Optional[Path] = None
-    cache_dir: Optional[Path] = None
-    device: str = "cpu"
-    batch_size: int = 64
+    cache_dir: Annotated[Optional[Path], "where image features are kept"] = None
+    device: Annotated[str, "of models: auto, cpu, cuda, cuda:1"] = "cpu"
+    batch_size: Annotated[int, "what a model takes at once"] = 64
 
 
 @dataclass(frozen=True)
