@@ -125,7 +125,12 @@ def bleu_scores(
     for caption, group in zip(captions, references):
         scorer += (caption, group)
     totals, each = scorer.compute_score(option="closest", verbose=0)
-    bounds = intervals(_counts(scorer.ctest), bleu_of_sums)
+    columns = []  # of `bleu_of_sums`
+    for counts in scorer.ctest:
+        words = counts["testlen"]
+        closest = min((abs(length - words), length) for length in counts["reflen"])[1]
+        columns.append([*counts["correct"], *counts["guess"], words, closest])
+    bounds = intervals(np.array(columns, dtype=float), bleu_of_sums)
     return [
         (Estimate(total, *ends, len(captions)), scores)
         for total, ends, scores in zip(totals, bounds, each)
@@ -143,22 +148,6 @@ def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
     precisions = np.cumprod((matches + _TINY) / (ngrams + _SMALL), axis=1)
     scores = precisions ** (1 / np.arange(1, ORDERS + 1))
     return scores * np.exp(1 - 1 / np.minimum(brevity, 1))
-
-
-def _counts(sentences):
-    """Return (N, 10), the columns of `bleu_of_sums`, of pycocoevalcap's counts a sentence."""
-    return np.array(
-        [
-            [*counts["correct"], *counts["guess"], words, _closest(counts["reflen"], words)]
-            for counts in sentences
-            for words in [counts["testlen"]]
-        ],
-        dtype=float,
-    )
-
-
-def _closest(lengths, words):
-    return min((abs(length - words), length) for length in lengths)[1]
 
 
 def spice_problem(java: int) -> Optional[str]:

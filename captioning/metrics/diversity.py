@@ -1,11 +1,26 @@
-"""How many different words, pairs of words and captions a set of captions has."""
+"""How long captions are, and how many different words, pairs of words and captions a set has."""
 
 from functools import cached_property
 
 from captioning.data.caption_files import read_references
-from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.bootstrap import Estimate, mean
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.metrics.tokenizer import tokenize
+
+
+def words(caption: str) -> int:
+    """How many words a caption has, split at white space, punctuation and all."""
+    return len(caption.split())
+
+
+class Length(Evaluator):
+    """cap_len: words a caption."""
+
+    names = ("cap_len",)
+
+    def evaluate(self, captions: CaptionSet) -> Result:
+        lengths = [words(caption) for caption in captions.predictions.values()]
+        return Result({"cap_len": mean(lengths)}, {"cap_len": lengths})
 
 
 class Diversity(Evaluator):
@@ -40,21 +55,21 @@ class Diversity(Evaluator):
         texts, groups, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
         total = sum(map(len, sentences))
-        words, human = _words(texts), _words(text for group in groups for text in group)
+        used, human = _words(texts), _words(text for group in groups for text in group)
         pairs = {pair for sentence in sentences for pair in zip(sentence, sentence[1:])}
         values = {
-            "lex_div": len(words) / 1000,
-            "ttr": _share(len(words), total),
-            "distinct_1": _share(len(words), total),
+            "lex_div": len(used) / 1000,
+            "ttr": _share(len(used), total),
+            "distinct_1": _share(len(used), total),
             "distinct_2": _share(len(pairs), total),
             "distinct_captions": len(set(texts)) / len(sentences),
-            "vocab_use": _share(len(words & human), len(human)),
+            "vocab_use": _share(len(used & human), len(human)),
         }
         settings = {"tokenizer": tokenizer}
         if self.training is not None:
             seen, vocabulary = self._seen
             values["seen_captions"] = sum(text in seen for text in texts) / len(texts)
-            values["train_vocab_use"] = _share(len(words & vocabulary), len(vocabulary))
+            values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
             settings["train_captions"] = str(self.settings.train_captions)
         estimates = {name: Estimate(v, None, None, len(texts)) for name, v in values.items()}
         return Result(estimates, settings=settings)

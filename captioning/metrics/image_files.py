@@ -41,7 +41,13 @@ def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[
         path = named.get(str(image_id))
         if path is None and source.is_dir():
             in_folder = _by_name(source) if in_folder is None else in_folder
-            path = _only(in_folder.get(str(image_id), []), image_id)
+            paths = in_folder.get(str(image_id), [])
+            if len(paths) > 1:
+                raise UserError(
+                    f"image_id {image_id!r} may be {paths[0]} or {paths[1]}: give a folder that "
+                    "has one of them, or a JSON file {image id: image file}"
+                )
+            path = paths[0] if paths else None
         if path is None:
             raise UserError(f"image_id {image_id!r}: found no image file of it in {source}")
         found[image_id] = path
@@ -70,15 +76,6 @@ def _by_name(folder):
         for key in keys:
             files.setdefault(key, []).append(path)
     return files
-
-
-def _only(paths, image_id):
-    if len(paths) > 1:
-        raise UserError(
-            f"image_id {image_id!r} may be {paths[0]} or {paths[1]}: give a folder that has one of "
-            "them, or a JSON file {image id: image file}"
-        )
-    return paths[0] if paths else None
 
 
 class Pool(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import MaxNLocator
 
-from captioning.metrics.length import words
+from captioning.metrics.diversity import words
 from captioning.report.figures import FAINT, INK, look, new_figure, styles, svg
 
 

@@ -12,16 +12,7 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple, Optional
 
-from captioning.scenes.world import (
-    COUNTS,
-    GROUNDS,
-    RELATIONS,
-    SHADES,
-    SHAPES,
-    SIZES,
-    Scene,
-    Thing,
-)
+from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
 
 # How much each of the five says, from 0 to 1.
 ANNOTATORS = (0.0, 0.1, 0.2, 0.4, 0.9)
@@ -190,13 +181,9 @@ def read_caption(caption: str) -> Statement:
 
 
 def _relation(word: str, following: list[str]) -> Optional[str]:
-    if word in ("above", "below", "near"):
-        return word
-    if word == "next":
-        return "near"
-    if word in ("left", "right") and following == ["of"]:
-        return f"{word} of"
-    return None
+    if word in ("left", "right"):
+        return f"{word} of" if following == ["of"] else None
+    return {"above": "above", "below": "below", "near": "near", "next": "near"}.get(word)
 
 
 def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:

@@ -139,10 +139,8 @@ def read_scenes(path: Path) -> dict[int, Scene]:
 
 
 def _read(path: Path) -> Optional[dict]:
-    content = read_json(path)
-    return (
-        content if isinstance(content, dict) and {"made_from", "scenes"} <= set(content) else None
-    )
+    found = read_json(path)
+    return found if isinstance(found, dict) and {"made_from", "scenes"} <= found.keys() else None
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
