@@ -142,7 +142,8 @@ def others(pool: Pool, own: Iterable[Path]) -> list[int]:
     one that has the name of an own image is taken for it, and two of one name are the same image if
     their features are.
     """
-    named: defaultdict[str, list] = defaultdict(list)  # paths, or features that are not known: None
+    # By name: paths, or features, of which those of own images are not known.
+    named: defaultdict[str, list] = defaultdict(list)
     for path in own:
         named[path.name].append(path if pool.features is None else None)
     indices = []

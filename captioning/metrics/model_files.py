@@ -105,22 +105,35 @@ class Bpe:
     """Text to token ids, without marks at the ends; `special` is the id of a mark."""
 
     def __init__(self, files: ModelFiles, clip: bool):
-        self.vocabulary, merges = _read(files)
+        content, where = read_json(files.vocabulary), files.merges or files.vocabulary
+        try:
+            if files.merges is not None:
+                lines = read_text(files.merges).split("\n")
+                merges = [line for line in lines if line and not line.startswith("#version")]
+                self.vocabulary = content
+            else:
+                merges = content["model"]["merges"]  # the first to be applied first
+                added = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
+                self.vocabulary = {**content["model"]["vocab"], **added}
+            # Newer files hold pairs, older ones "a b".
+            merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
+        except (KeyError, TypeError, AttributeError):
+            problem = "holds no BPE vocabulary: download it again"
+            raise UserError(f"{files.vocabulary}: {problem}") from None
         suffix = {"end_of_word_suffix": "</w>"} if clip else {}
         try:
             model = models.BPE(vocab=self.vocabulary, merges=merges, **suffix)
         except Exception as error:  # whatever the Rust library makes of a wrong file
-            where = files.merges or files.vocabulary
             raise UserError(f"{where}: holds no BPE merges ({error}): download it again") from None
         self.tokenizer = Tokenizer(model)
-        bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self.tokenizer.pre_tokenizer = bytes_of_words
+        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         if clip:
             one_space = normalizers.Replace(Regex(r"\s+"), " ")
             rules = [normalizers.NFC(), one_space, normalizers.Lowercase()]
             self.tokenizer.normalizer = normalizers.Sequence(rules)
             pieces = pre_tokenizers.Split(Regex(_CLIP_PIECES), behavior="removed", invert=True)
-            self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytes_of_words])
+            both = [pieces, self.tokenizer.pre_tokenizer]
+            self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(both)
         self.where = files.vocabulary
 
     def special(self, mark: str) -> int:
@@ -132,22 +145,3 @@ class Bpe:
         # A lone surrogate, which JSON can hold, is no text that can be written as bytes.
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         return [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
-
-
-def _read(files):
-    """Return {token: id} and the merges, pairs of tokens, the first to be applied first."""
-    content = read_json(files.vocabulary)
-    try:
-        if files.merges is not None:
-            lines = read_text(files.merges).split("\n")
-            merges = [line for line in lines if line and not line.startswith("#version")]
-            vocabulary = content
-        else:
-            merges = content["model"]["merges"]
-            added = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
-            vocabulary = {**content["model"]["vocab"], **added}
-        # Newer files hold pairs, older ones "a b".
-        pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(f"{files.vocabulary}: holds no BPE vocabulary: download it again") from None
-    return vocabulary, pairs

@@ -63,7 +63,7 @@ class SplitEvaluation:
         if is_main:
             before_writing()
             write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, self.references, self._own_evaluators())
+        scores = score(results, self.references, self._in_turn())
         if not is_main:
             return None
         captions = {result["image_id"]: result["caption"] for result in results}
@@ -72,8 +72,8 @@ class SplitEvaluation:
         say(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
-    def _own_evaluators(self) -> Iterator[Evaluator]:
-        """Each of them; before and after each, all see whether one was to stop."""
+    def _in_turn(self) -> Iterator[Evaluator]:
+        """The evaluators; before and after each, all ranks see whether one was to stop."""
         for evaluator in self.evaluators:
             distributed.stop_if_asked(patiently=True)
             yield evaluator
