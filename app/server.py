@@ -10,7 +10,7 @@ from pathlib import Path
 from app.service import CaptionService
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
-from captioning.scenes.drawing import draw
+from captioning.scenes.make import draw
 from captioning.scenes.world import random_scene
 
 EXAMPLES, EXAMPLES_SEED = 6, 11

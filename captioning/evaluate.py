@@ -17,23 +17,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Optional
+from typing import Optional, get_type_hints
 
 from captioning.data.caption_files import read_predictions, read_references, with_references
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
-from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL, Settings
+from captioning.metrics.evaluator import Settings
 from captioning.metrics.image_files import find_images
 from captioning.metrics.java import MEMORY
-from captioning.metrics.registry import (
-    DEFAULT_METRICS,
-    EVALUATORS,
-    NEED_IMAGES,
-    build_evaluators,
-)
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, NEED_IMAGES, build_evaluators
 from captioning.metrics.score_table import format_table
-from captioning.metrics.scoring import for_this_rank, score, versions, write_scores
+from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
 from captioning.runtime.program import exit_code_unwatched
 
@@ -53,18 +48,14 @@ def _arguments(argv):
     names = f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})"
     shape = {"nargs": "+", "choices": EVALUATORS, "default": DEFAULT_METRICS, "metavar": "NAME"}
     add("--metrics", **shape, help=names)
-    add("--spice", action="store_true", help="compute SPICE too, which is slow")
-    add("--spice_timeout", type=float, default=3600.0, help="in seconds")
-    add("--spice_heap", default="8G", help="the most memory that its Java takes")
-    add("--train_captions", type=Path, help="what it was trained on, for diversity")
-    add("--facts_file", type=Path, help="what is in each image, for facts")
-    add("--images", type=Path, help="the images' folder, or a JSON file {image id: image file}")
-    add("--clip_model", default=CLIP_MODEL, help="a hub id or a folder")
-    add("--ppl_model", default=PPL_MODEL, help="a hub id or a folder")
-    add("--pool", type=Path, help="further images for retrieval: a folder, a list or .npz")
-    add("--cache_dir", type=Path, help="where image features are kept")
-    add("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
-    add("--batch_size", type=int, default=64, help="what a model takes at once")
+    for name, hint in get_type_hints(Settings, include_extras=True).items():
+        default, text = getattr(Settings, name), getattr(hint, "__metadata__", [""])[0]
+        if default is False:
+            add(f"--{name}", action="store_true", help=text)
+        elif text:
+            kind = Path if default is None else type(default)
+            add(f"--{name}", type=kind, default=default, help=text)
+    parser.set_defaults(device="auto")
     arguments = parser.parse_args(argv)
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare and two")
@@ -93,15 +84,14 @@ def _run(arguments, argv):
     if is_main and arguments.output_dir:
         require_folder(Path(arguments.output_dir))  # before the work, not after it
     evaluators = _evaluators(arguments, predictions, device)
-    own = for_this_rank(evaluators, is_main)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
     if others:
         second = same_images(predictions, others[0])
-        both = [score(captions, references, own) for captions in (predictions, second)]
+        both = [score(captions, references, evaluators) for captions in (predictions, second)]
         if is_main:
             _show_comparison(*both, arguments.output_dir, command)
         return
-    scores = score(predictions, references, own)
+    scores = score(predictions, references, evaluators)
     if not is_main:
         return
     print(format_table(scores))

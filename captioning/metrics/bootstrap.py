@@ -10,7 +10,6 @@ RESAMPLES = 1000
 SEED = 0
 INTERVALS = f"95 % percentile bootstrap over images, {RESAMPLES} resamples, seed {SEED}"
 
-_PERCENTILES = (2.5, 97.5)
 _COUNTS_AT_ONCE = 2**20  # of 8 bytes: how many images of how many resamples are held in memory
 
 Bounds = tuple[Optional[float], Optional[float]]
@@ -94,5 +93,5 @@ def _draws(n):
 def _bounds(scores):
     if not len(scores):
         return None, None
-    low, high = np.percentile(scores, _PERCENTILES)
+    low, high = np.percentile(scores, (2.5, 97.5))
     return float(low), float(high)

@@ -12,8 +12,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from captioning.data.image import MEAN, STD, load_image
-from captioning.metrics.bpe import END, START, Bpe
-from captioning.metrics.model_files import find_model, load_weights, read_sizes
+from captioning.metrics.model_files import END, START, Bpe, find_model, load_weights, read_sizes
 from captioning.runtime.errors import UserError, one_line
 
 # Part of what image features are cached under: change it with whatever changes them.
@@ -48,7 +47,12 @@ class Clip:
         )
         self.width = self.model.visual_projection.out_features
         self.model.eval().requires_grad_(False)
-        self.weights = _fingerprint(self.model.vision_model, self.model.visual_projection)
+        digest = hashlib.sha256()
+        for module in (self.model.vision_model, self.model.visual_projection):
+            for name, weight in sorted(module.named_parameters()):
+                digest.update(f"{name} {tuple(weight.shape)}".encode())
+                digest.update(weight.contiguous().numpy().tobytes())
+        self.weights = digest.hexdigest()
         self.name = f"{source}@{self.weights[:8]}"
         self.model.to(device)
         self.device = device
@@ -127,13 +131,3 @@ def _build(sizes, files, marks):
     model = CLIPModel(config).float()
     load_weights(model, files.weights)
     return model, config.text_config.max_position_embeddings, config.vision_config.image_size
-
-
-def _fingerprint(*modules):
-    """A hash of the weights by name."""
-    digest = hashlib.sha256()
-    for module in modules:
-        for name, weight in sorted(module.named_parameters()):
-            digest.update(f"{name} {tuple(weight.shape)}".encode())
-            digest.update(weight.contiguous().numpy().tobytes())
-    return digest.hexdigest()

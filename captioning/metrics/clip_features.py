@@ -1,17 +1,98 @@
-"""CLIP's features of captions and images, shared over processes and made once."""
+"""CLIP's features of captions and images, shared over processes, made once and kept in files."""
 
+import hashlib
+import json
+import os
+import zipfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 import torch
 
-from captioning.metrics.clip import Clip
+from captioning.files.writing import staged
+from captioning.metrics.clip import PREPROCESSING, Clip
 from captioning.metrics.evaluator import CaptionSet, Settings
-from captioning.metrics.feature_files import CachedFeatures
-from captioning.metrics.over_ranks import batches_by_length, batches_of, shared, together
+from captioning.metrics.over_ranks import batches_by_length, shared, together
 from captioning.runtime.distributed import broadcast_from_main, is_main
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
+
+# What numpy and zipfile raise for a file that is no archive of these arrays.
+NO_ARRAYS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
+
+LARGEST = 4 << 30  # bytes of an array unpacked: the features of two million images
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Return the arrays of these names; an array of Python objects, a pickle, is refused.
+
+    Raises one of NO_ARRAYS, FileNotFoundError among them.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = {member.filename: member.file_size for member in archive.infolist()}
+        for name in names:
+            if members.get(f"{name}.npy", 0) > LARGEST:
+                raise ValueError(f"{name} unpacks to more than {LARGEST} bytes")
+    with np.load(path, allow_pickle=False) as content:
+        arrays = [content[name] for name in names]
+    for name, array in zip(names, arrays):
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{name} is no array")
+    return arrays
+
+
+class CachedFeatures:
+    """The place of the features of these image files, in this order, from this model.
+
+    The name depends on the model's weights, the preprocessing with the libraries that do it, and
+    each file's path, size and time of change. Raises UserError for a file that is not there.
+    """
+
+    def __init__(self, folder: Optional[Path], clip: Clip, paths: Sequence[Path]):
+        self.files = [str(path) for path in paths]
+        self.shape = (len(paths), clip.width)
+        libraries = [version(name) for name in ("torchvision", "pillow")]
+        images = [_state(path) for path in paths]
+        made_of = [clip.weights, clip.image_size, PREPROCESSING, libraries, images]
+        key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
+        if folder is None:  # where this user's programs keep what can be computed again
+            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smile"
+        self.path = folder / f"clip_features_{key}.npz"
+
+    def read(self) -> Optional[np.ndarray]:
+        """Return the features (P, D), or None where there are none or the file is damaged."""
+        try:
+            (features,) = read_arrays(self.path, "features")
+            if features.shape != self.shape or features.dtype != np.float32:
+                raise ValueError(f"{features.dtype} {features.shape}")
+            if not np.allclose(np.linalg.norm(features, axis=1), 1, atol=1e-4):
+                raise ValueError("no unit vectors")
+        except FileNotFoundError:
+            return None
+        except NO_ARRAYS as error:
+            say(f"{self.path} is damaged ({type(error).__name__}) and is made again")
+            return None
+        return features
+
+    def write(self, features: np.ndarray) -> None:
+        """Keep the features; a folder that cannot be written to is said, and no error."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with staged(self.path) as file:
+                np.savez(file, features=features, files=np.array(self.files, dtype=str))
+        except OSError as error:
+            say(f"image features are not kept: {self.path.parent}: {error.strerror}")
+
+
+def _state(path):
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise UserError(f"{path}: no such image: {error.strerror}") from None
+    return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
 
 
 class ClipFeatures:
@@ -38,26 +119,24 @@ class ClipFeatures:
 
         Raises UserError for a file that cannot be read.
         """
-        cached, known = together(lambda: self._cached(paths))
+
+        def look_up():
+            cached = CachedFeatures(self.cache, self.clip, paths) if is_main() else None
+            return cached, cached and cached.read()
+
+        cached, known = together(look_up)
         if broadcast_from_main(known is not None):
             return known
 
         def compute(images):
             return self.clip.image_features(torch.stack(images)).cpu().numpy()
 
-        batches = batches_of(len(paths), self.batch_size)
-        read = self.clip.read_image
+        count, size, read = len(paths), self.batch_size, self.clip.read_image
+        batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
         features = shared(batches, lambda index: read(paths[index]), compute, description)
         if cached:
             cached.write(features)
         return features
-
-    def _cached(self, paths):
-        """The place of these features and what it holds, looked up by rank 0 alone."""
-        if not is_main():
-            return None, None
-        cached = CachedFeatures(self.cache, self.clip, paths)
-        return cached, cached.read()
 
 
 def clip_features(captions: CaptionSet, settings: Settings) -> ClipFeatures:

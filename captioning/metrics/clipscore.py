@@ -5,7 +5,6 @@ import numpy as np
 from captioning.metrics.bootstrap import mean
 from captioning.metrics.clip_features import clip_features
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
-from captioning.metrics.model_files import without_model
 
 PREFIX = "A photo depicts "
 WEIGHT = 2.5
@@ -20,10 +19,7 @@ class ClipScore(Evaluator):
 
     names = ("CLIPScore", "RefCLIPScore")
     reference_metrics = ("RefCLIPScore",)
-    on_every_rank = True
-
-    def unavailable(self) -> dict[str, str]:
-        return without_model("clip_model", self.settings.clip_model, self.names)
+    model, on_every_rank = "clip_model", True
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)
@@ -35,28 +31,16 @@ class ClipScore(Evaluator):
         if images is None:
             return Result({})
         count = len(paths)
-        own = WEIGHT * cosines(vectors[:count], images)
-        ends = np.cumsum([len(group) for group in groups])
-        human = np.split(vectors[count:], ends[:-1])
-        nearest = [
-            (group.astype(float) @ v).max()
-            for group, v in zip(human, vectors[:count].astype(float))
-        ]
-        both = harmonic_mean(own, np.clip(nearest, 0, None))
+        said = vectors[:count].astype(float)
+        own = WEIGHT * np.clip((said * images).sum(1), 0, None)
+        human = np.split(vectors[count:], np.cumsum([len(group) for group in groups])[:-1])
+        nearest = [(group.astype(float) @ v).max() for group, v in zip(human, said)]
+        nearest = np.clip(nearest, 0, None)
+        total = own + nearest
+        both = 2 * own * nearest / np.where(total > 0, total, 1)  # the harmonic mean, 0 of zeros
         values = {"CLIPScore": (100 * own).tolist(), "RefCLIPScore": (100 * both).tolist()}
         return Result(
             {name: mean(each) for name, each in values.items()},
             values,
             {"clip_model": features.clip.name, "clipscore_truncated": sum(long[:count])},
         )
-
-
-def cosines(captions: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Return max(cos, 0) of each pair of unit vectors; (N, D) each to (N,), in float64."""
-    return np.clip((captions.astype(float) * images).sum(1), 0, None)
-
-
-def harmonic_mean(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return 2ab / (a + b), 0 where both are."""
-    total = first + second
-    return 2 * first * second / np.where(total > 0, total, 1)

@@ -1,14 +1,31 @@
-"""The metrics of the COCO caption evaluation: BLEU 1-4, METEOR, ROUGE-L, CIDEr and SPICE."""
+"""The metrics of the COCO caption evaluation: BLEU 1-4, METEOR, ROUGE-L, CIDEr and SPICE.
+
+As pycocoevalcap computes them, BLEU with intervals from the counts it sums up, SPICE (Anderson et
+al. 2016) through the Java program that it ships.
+"""
 
 import importlib.util
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
 
-from captioning.metrics import bootstrap
-from captioning.metrics.bleu import NAMES as BLEU
-from captioning.metrics.bleu import bleu_scores
+import numpy as np
+
+from captioning.metrics.bootstrap import Estimate, intervals, mean
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
-from captioning.metrics.java import JavaError, java_version
+from captioning.metrics.java import JavaError, java_process, java_version
 from captioning.metrics.meteor import meteor_scores
-from captioning.metrics.spice import spice_problem, spice_scores
+
+ORDERS = 4
+BLEU = tuple(f"Bleu_{order}" for order in range(1, ORDERS + 1))
+
+# What pycocoevalcap adds to numerators and to denominators.
+_TINY, _SMALL = 1e-15, 1e-9
+
+# SPICE writes its results with the JavaScript engine that Java had until then.
+_LAST_JAVA = 14
 
 
 class Coco(Evaluator):
@@ -36,17 +53,13 @@ class Coco(Evaluator):
         return {"SPICE": problem} if problem else {}
 
     def evaluate(self, captions: CaptionSet) -> Result:
-        tokenized = captions.tokenized
-        result = Result(
-            metrics={},
-            settings={"tokenizer": tokenized.tokenizer},
-            skipped=self.unavailable(),
-        )
+        texts, groups, tokenizer = captions.tokenized
+        result = Result({}, settings={"tokenizer": tokenizer}, skipped=self.unavailable())
         for names, scorer in self._scorers().items():
             if names[0] in result.skipped:
                 continue
             try:
-                scored = scorer(tokenized.captions, tokenized.groups)
+                scored = scorer(texts, groups)
             # The captions may have cost hours: whatever goes wrong in one metric, keep the others.
             except Exception as error:
                 reason = str(error) if isinstance(error, JavaError) else repr(error)
@@ -73,7 +86,7 @@ class Coco(Evaluator):
 
 def _with_mean(each):
     each = [float(score) for score in each]
-    return bootstrap.mean(each), each
+    return mean(each), each
 
 
 def _rouge(captions, groups):
@@ -96,3 +109,87 @@ def _cider(captions, groups):
 def _by_index(captions, groups):
     """Return references and captions in pycocoevalcap's form, {key: list of sentences}."""
     return dict(enumerate(groups)), {i: [caption] for i, caption in enumerate(captions)}
+
+
+def bleu_scores(
+    captions: Sequence[str], references: Sequence[Sequence[str]]
+) -> list[tuple[Estimate, list[float]]]:
+    """Return BLEU of each order 1-4: of the whole set, and of each caption.
+
+    captions: N tokenised captions; references: N lists of them (Papineni et al. 2002; the closest
+    reference's length, the shorter of two that are as close).
+    """
+    from pycocoevalcap.bleu.bleu_scorer import BleuScorer
+
+    scorer = BleuScorer(n=ORDERS)
+    for caption, group in zip(captions, references):
+        scorer += (caption, group)
+    totals, each = scorer.compute_score(option="closest", verbose=0)
+    columns = []  # of `bleu_of_sums`
+    for counts in scorer.ctest:
+        words = counts["testlen"]
+        closest = min((abs(length - words), length) for length in counts["reflen"])[1]
+        columns.append([*counts["correct"], *counts["guess"], words, closest])
+    bounds = intervals(np.array(columns, dtype=float), bleu_of_sums)
+    return [
+        (Estimate(total, *ends, len(captions)), scores)
+        for total, ends, scores in zip(totals, bounds, each)
+    ]
+
+
+def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
+    """Return (R, 4), BLEU 1-4 of R sums of counts.
+
+    sums: (R, 10): clipped matches of 1 to 4 words, n-grams of 1 to 4 words, words of the captions,
+    words of the closest references.
+    """
+    matches, ngrams = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
+    brevity = (sums[:, -2:-1] + _TINY) / (sums[:, -1:] + _SMALL)  # (R, 1)
+    precisions = np.cumprod((matches + _TINY) / (ngrams + _SMALL), axis=1)
+    scores = precisions ** (1 / np.arange(1, ORDERS + 1))
+    return scores * np.exp(1 - 1 / np.minimum(brevity, 1))
+
+
+def spice_problem(java: int) -> Optional[str]:
+    """Return in one line why SPICE cannot run with this major version of Java, or None."""
+    problems = []
+    if java > _LAST_JAVA:
+        problems.append(f"it needs Java 8 to {_LAST_JAVA}, this is Java {java}")
+    library = _jar().parent / "lib"
+    models = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
+    if not all((library / name).is_file() for name in models):
+        problems.append(
+            "its models are missing (fetch them once: "
+            "python -m pycocoevalcap.spice.get_stanford_models)"
+        )
+    return "; ".join(problems) or None
+
+
+def spice_scores(
+    captions: Sequence[str], references: Sequence[Sequence[str]], time_limit: float, heap: str
+) -> list[float]:
+    """Return the SPICE F score of each caption; the set's is their mean. Raises JavaError.
+
+    captions: N tokenised captions; references: N lists of them; time_limit in seconds; heap: the
+    most memory, such as "8G". SPICE's cache of parses is not used: it lies inside the installed
+    package, and fails on new systems.
+    """
+    items = [
+        {"image_id": index, "test": caption, "refs": list(group)}
+        for index, (caption, group) in enumerate(zip(captions, references))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        source, result = Path(folder, "captions.json"), Path(folder, "scores.json")
+        source.write_text(json.dumps(items), encoding="ascii")
+        arguments = [f"-Xmx{heap}", "-jar", _jar(), source, "-out", result, "-silent"]
+        with java_process(arguments, time_limit) as (process, _):
+            process.communicate()
+            scored = json.loads(result.read_text(encoding="utf-8"))
+    by_index = {item["image_id"]: float(item["scores"]["All"]["f"]) for item in scored}
+    return [by_index[index] for index in range(len(captions))]
+
+
+def _jar():
+    from pycocoevalcap.spice import spice
+
+    return Path(spice.__file__).with_name(spice.SPICE_JAR)

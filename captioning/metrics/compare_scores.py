@@ -71,7 +71,9 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
             values = [scores.metrics[name].value for scores in (first, second)]
             count = first.metrics[name].n
             found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
-    return {name: found[name] for name in sorted(found, key=_place)}
+    places = {name: place for place, name in enumerate(_TITLES)}
+    ordered = sorted(found, key=lambda name: (places.get(name, len(places)), name))
+    return {name: found[name] for name in ordered}
 
 
 def _columns(per_image: Mapping[ImageId, Mapping]) -> dict[str, list]:
@@ -124,8 +126,3 @@ def format_comparison(differences: Mapping[str, Difference]) -> str:
     ]
     lines.append("means over captions; p: paired bootstrap over images, two-sided")
     return "\n".join(lines)
-
-
-def _place(name):
-    names = list(_TITLES)
-    return (names.index(name), "") if name in _TITLES else (len(names), name)

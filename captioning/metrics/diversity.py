@@ -1,20 +1,26 @@
-"""How many different words, pairs of words and captions a set of captions has."""
+"""How long captions are, and how many different words, pairs of words and captions a set has."""
 
-from collections.abc import Iterable
 from functools import cached_property
-from typing import NamedTuple
 
 from captioning.data.caption_files import read_references
-from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.bootstrap import Estimate, mean
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.metrics.tokenizer import tokenize
 
 
-class _Training(NamedTuple):
-    """The distinct captions that a captioner was trained on, as tokens, and their words."""
+def words(caption: str) -> int:
+    """How many words a caption has, split at white space, punctuation and all."""
+    return len(caption.split())
 
-    captions: frozenset[str]
-    words: frozenset[str]
+
+class Length(Evaluator):
+    """cap_len: words a caption."""
+
+    names = ("cap_len",)
+
+    def evaluate(self, captions: CaptionSet) -> Result:
+        lengths = [words(caption) for caption in captions.predictions.values()]
+        return Result({"cap_len": mean(lengths)}, {"cap_len": lengths})
 
 
 class Diversity(Evaluator):
@@ -40,43 +46,38 @@ class Diversity(Evaluator):
             self.training = read_references(settings.train_captions)
 
     @cached_property
-    def _seen(self) -> _Training:
-        """Tokens of the training captions, made when the first captions are scored."""
-        tokenized, _ = tokenize(self.training)
-        captions = frozenset(text for group in tokenized.values() for text in group)
-        return _Training(captions, _words([captions]))
+    def _seen(self) -> tuple[set[str], set[str]]:
+        """The training captions as tokens, and their words; made when captions are scored."""
+        texts = {text for group in tokenize(self.training)[0].values() for text in group}
+        return texts, _words(texts)
 
     def evaluate(self, captions: CaptionSet) -> Result:
-        tokenized = captions.tokenized
-        sentences = [caption.split() for caption in tokenized.captions]
+        texts, groups, tokenizer = captions.tokenized
+        sentences = [text.split() for text in texts]
         total = sum(map(len, sentences))
-        words = _words([tokenized.captions])
-        pairs = len({pair for sentence in sentences for pair in zip(sentence, sentence[1:])})
-        human = _words(tokenized.groups)
+        used, human = _words(texts), _words(text for group in groups for text in group)
+        pairs = {pair for sentence in sentences for pair in zip(sentence, sentence[1:])}
         values = {
-            "lex_div": len(words) / 1000,
-            "ttr": _share(len(words), total),
-            "distinct_1": _share(len(words), total),
-            "distinct_2": _share(pairs, total),
-            "distinct_captions": len(set(tokenized.captions)) / len(sentences),
-            "vocab_use": _share(len(words & human), len(human)),
+            "lex_div": len(used) / 1000,
+            "ttr": _share(len(used), total),
+            "distinct_1": _share(len(used), total),
+            "distinct_2": _share(len(pairs), total),
+            "distinct_captions": len(set(texts)) / len(sentences),
+            "vocab_use": _share(len(used & human), len(human)),
         }
-        settings = {"tokenizer": tokenized.tokenizer}
+        settings = {"tokenizer": tokenizer}
         if self.training is not None:
-            known = sum(caption in self._seen.captions for caption in tokenized.captions)
-            values["seen_captions"] = known / len(sentences)
-            vocabulary = self._seen.words
-            values["train_vocab_use"] = _share(len(words & vocabulary), len(vocabulary))
+            seen, vocabulary = self._seen
+            values["seen_captions"] = sum(text in seen for text in texts) / len(texts)
+            values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
             settings["train_captions"] = str(self.settings.train_captions)
-        return Result(
-            {name: Estimate(value, None, None, len(sentences)) for name, value in values.items()},
-            settings=settings,
-        )
+        estimates = {name: Estimate(v, None, None, len(texts)) for name, v in values.items()}
+        return Result(estimates, settings=settings)
 
 
-def _words(groups: Iterable[Iterable[str]]) -> frozenset[str]:
-    return frozenset(word for group in groups for text in group for word in text.split())
+def _words(texts):
+    return {word for text in texts for word in text.split()}
 
 
-def _share(part: int, whole: int) -> float:
+def _share(part, whole):
     return part / whole if whole else float("nan")

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.model_files import find_model
 from captioning.metrics.tokenizer import tokenize
+from captioning.runtime.errors import UserError
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
 PPL_MODEL = "gpt2"
@@ -17,39 +19,29 @@ PPL_MODEL = "gpt2"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the evaluators are asked for; each takes what concerns it.
+    """What the evaluators are asked for, each by what concerns it; the program's options too.
 
-    spice: whether coco computes SPICE, which takes minutes; spice_timeout: seconds after which it
-    is given up; spice_heap: the most memory that its Java may take, as Java writes it. facts_file:
-    what is in each image, for facts. train_captions: what a captioner was trained on, a file of
-    references, for diversity. images: the file of each image that may be scored, for clipscore and
-    retrieval; clip_model, ppl_model: hub ids or folders; pool and pool_root: see
-    `captioning.metrics.pool`; cache_dir: where image features are kept, None for the user's cache;
-    device: where models run, as torch names it; batch_size: captions or images they take at once.
+    images: the file of each image that may be scored, for clipscore and retrieval, which the
+    program finds itself; pool_root: where the images of a pool's rows start, see `read_pool`;
+    cache_dir: None for the user's cache; device: as torch names it.
     """
 
-    spice: bool = False
-    spice_timeout: float = 3600.0
-    spice_heap: str = "8G"
-    facts_file: Optional[Path] = None
-    train_captions: Optional[Path] = None
-    images: Optional[Mapping[ImageId, Path]] = None
-    clip_model: str = CLIP_MODEL
-    ppl_model: str = PPL_MODEL
-    pool: Optional[Path] = None
+    spice: Annotated[bool, "compute SPICE too, which is slow"] = False
+    spice_timeout: Annotated[float, "in seconds"] = 3600.0
+    spice_heap: Annotated[str, "the most memory that its Java takes"] = "8G"
+    train_captions: Annotated[Optional[Path], "what it was trained on, for diversity"] = None
+    facts_file: Annotated[Optional[Path], "what is in each image, for facts"] = None
+    images: Annotated[
+        Optional[Mapping[ImageId, Path]],
+        "the images' folder, or a JSON file {image id: image file}",
+    ] = None
+    clip_model: Annotated[str, "a hub id or a folder"] = CLIP_MODEL
+    ppl_model: Annotated[str, "a hub id or a folder"] = PPL_MODEL
+    pool: Annotated[Optional[Path], "further images for retrieval: a folder, a list or .npz"] = None
     pool_root: Optional[Path] = None
-    cache_dir: Optional[Path] = None
-    device: str = "cpu"
-    batch_size: int = 64
-
-
-@dataclass(frozen=True)
-class Tokenized:
-    """Lower-case tokens joined by spaces: N captions, N groups of references; who made them."""
-
-    captions: list[str]
-    groups: list[list[str]]
-    tokenizer: str
+    cache_dir: Annotated[Optional[Path], "where image features are kept"] = None
+    device: Annotated[str, "of models: auto, cpu, cuda, cuda:1"] = "cpu"
+    batch_size: Annotated[int, "what a model takes at once"] = 64
 
 
 @dataclass(frozen=True)
@@ -68,15 +60,12 @@ class CaptionSet:
         return list(self.predictions)
 
     @cached_property
-    def tokenized(self) -> Tokenized:
-        """The captions as PTB tokens, made when the first evaluator asks."""
+    def tokenized(self) -> tuple[list[str], list[list[str]], str]:
+        """N captions and N groups of references as PTB tokens joined by spaces; who made them."""
         everything = {i: [text, *self.references[i]] for i, text in self.predictions.items()}
         tokens, tokenizer = tokenize(everything)
-        return Tokenized(
-            [texts[0] for texts in tokens.values()],
-            [texts[1:] for texts in tokens.values()],
-            tokenizer,
-        )
+        groups = tokens.values()
+        return [texts[0] for texts in groups], [texts[1:] for texts in groups], tokenizer
 
 
 @dataclass(frozen=True)
@@ -98,13 +87,15 @@ class Evaluator(ABC):
     """Metrics that are computed together and chosen by one name, see `captioning.metrics.registry`.
 
     names: those of its metrics, under the settings it was made with; reference_metrics: those of
-    them that compare captions with references; on_every_rank: whether all processes have to call
-    `evaluate`, sharing its work, of which rank 0 has the result. Making one raises UserError for a
-    file that is missing or wrong. Whatever `evaluate` raises costs its own metrics alone.
+    them that compare captions with references; model: the setting that names the model it runs;
+    on_every_rank: whether all processes have to call `evaluate`, sharing its work, of which rank 0
+    has the result. Making one raises UserError for a file that is missing or wrong. Whatever
+    `evaluate` raises costs its own metrics alone.
     """
 
     names: tuple[str, ...]
     reference_metrics: tuple[str, ...] = ()
+    model: Optional[str] = None
     on_every_rank = False
 
     def __init__(self, settings: Settings):
@@ -112,6 +103,11 @@ class Evaluator(ABC):
 
     def unavailable(self) -> dict[str, str]:
         """Return {metric: why this machine cannot compute it}; asked before captions are made."""
+        try:
+            if self.model:
+                find_model(self.model, getattr(self.settings, self.model))
+        except UserError as error:
+            return dict.fromkeys(self.names, str(error))
         return {}
 
     @abstractmethod

@@ -74,10 +74,6 @@ class _Shared:
             self.opened, self.process = self.opened.pop_all(), process
         return answer
 
-    def end(self) -> None:
-        with suppress(JavaError):  # what it failed to score has been reported
-            self.opened.close()
-
 
 _shared: Optional[_Shared] = None
 
@@ -93,7 +89,8 @@ def shared_process() -> Iterator[None]:
     try:
         yield
     finally:
-        _shared.end()
+        with suppress(JavaError):  # what it failed to score has been reported
+            _shared.opened.close()
         _shared = None
 
 

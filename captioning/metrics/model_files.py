@@ -1,17 +1,27 @@
-"""The files of a pre-trained model that a metric uses: in a folder, or on the Hugging Face hub."""
+"""A pre-trained model that a metric uses: its files, from a folder or the hub, and their content.
 
-from collections.abc import Iterable
+CLIP's and GPT-2's byte-level BPE gives the same tokens whatever version of transformers is there.
+Its slow CLIP tokeniser (4.15.0) strips accents and splits words where its fast one does not; the
+rules here are the fast one's, which follow OpenAI's, without the repair of wrongly decoded text.
+"""
+
+import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 
 from BLIP.download import hub_file
 from BLIP.pickled import read_pickled
-from captioning.files.reading import read_json
+from captioning.files.reading import read_json, read_text
 from captioning.runtime.errors import UserError, one_line
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+END = "<|endoftext|>"  # GPT-2's only mark, which begins a text as well
+START = "<|startoftext|>"
+
+_CLIP_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ModelFiles(NamedTuple):
@@ -36,20 +46,15 @@ def find_model(key: str, source: str) -> ModelFiles:
     return ModelFiles(config, vocabulary, merges, weights)
 
 
-def without_model(key: str, source: str, names: Iterable[str]) -> dict[str, str]:
-    """Return {metric: what of the model is missing, in one line}, empty if nothing is."""
-    try:
-        find_model(key, source)
-    except UserError as error:
-        return dict.fromkeys(names, str(error))
-    return {}
-
-
 def _find(key: str, source: str, *names: str) -> Path:
     """The first of these files that is there."""
     folder = Path(source).expanduser()
     for name in names:
-        path = folder / name if folder.is_dir() else _from_hub(str(source), name)
+        path = folder / name if folder.is_dir() else None
+        if path is None:
+            # The hub client raises types of its own and of its HTTP library.
+            with contextlib.suppress(Exception):
+                path = hub_file(source, name)
         if path is not None and path.is_file():
             return path
     where = f"in {source}" if folder.is_dir() else f"of {source} here or on the hub"
@@ -57,13 +62,6 @@ def _find(key: str, source: str, *names: str) -> Path:
         f"{key}: found no {' or '.join(names)} {where}: put the model's config.json, "
         f"{' or '.join(WEIGHTS)}, vocab.json and merges.txt into a folder and set {key} to it"
     )
-
-
-def _from_hub(source: str, name: str) -> Optional[Path]:
-    try:
-        return hub_file(source, name)
-    except Exception:  # the hub client raises types of its own and of its HTTP library
-        return None
 
 
 def read_sizes(files: ModelFiles) -> dict[str, Any]:
@@ -80,7 +78,12 @@ def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
     prefix: what the file's names may begin with beyond the model's own. Buffers, which versions of
     transformers save or do not, are left as they are.
     """
-    state = _read(path)
+    from safetensors.torch import load_file
+
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
+    except Exception as error:  # safetensors has errors of its own
+        raise UserError(f"{path}: cannot be read ({one_line(error)}): download it again") from None
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise UserError(f"{path}: holds no weights by name: download it again")
     state = {name.removeprefix(prefix): value for name, value in state.items()}
@@ -98,12 +101,47 @@ def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
         raise UserError(f"{path}: does not fit the config.json beside it: {reason}") from None
 
 
-def _read(path: Path) -> Any:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+class Bpe:
+    """Text to token ids, without marks at the ends; `special` is the id of a mark."""
 
-            return load_file(path)
-        return read_pickled(path)
-    except Exception as error:  # safetensors has errors of its own
-        raise UserError(f"{path}: cannot be read ({one_line(error)}): download it again") from None
+    def __init__(self, files: ModelFiles, clip: bool):
+        content, where = read_json(files.vocabulary), files.merges or files.vocabulary
+        try:
+            if files.merges is not None:
+                lines = read_text(files.merges).split("\n")
+                merges = [line for line in lines if line and not line.startswith("#version")]
+                self.vocabulary = content
+            else:
+                merges = content["model"]["merges"]  # the first to be applied first
+                added = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
+                self.vocabulary = {**content["model"]["vocab"], **added}
+            # Newer files hold pairs, older ones "a b".
+            merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
+        except (KeyError, TypeError, AttributeError):
+            problem = "holds no BPE vocabulary: download it again"
+            raise UserError(f"{files.vocabulary}: {problem}") from None
+        suffix = {"end_of_word_suffix": "</w>"} if clip else {}
+        try:
+            model = models.BPE(vocab=self.vocabulary, merges=merges, **suffix)
+        except Exception as error:  # whatever the Rust library makes of a wrong file
+            raise UserError(f"{where}: holds no BPE merges ({error}): download it again") from None
+        self.tokenizer = Tokenizer(model)
+        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if clip:
+            one_space = normalizers.Replace(Regex(r"\s+"), " ")
+            rules = [normalizers.NFC(), one_space, normalizers.Lowercase()]
+            self.tokenizer.normalizer = normalizers.Sequence(rules)
+            pieces = pre_tokenizers.Split(Regex(_CLIP_PIECES), behavior="removed", invert=True)
+            both = [pieces, self.tokenizer.pre_tokenizer]
+            self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(both)
+        self.where = files.vocabulary
+
+    def special(self, mark: str) -> int:
+        if mark not in self.vocabulary:
+            raise UserError(f"{self.where}: the vocabulary lacks {mark}: download it again")
+        return self.vocabulary[mark]
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        # A lone surrogate, which JSON can hold, is no text that can be written as bytes.
+        texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]

@@ -51,8 +51,18 @@ def shared(
     """
     own = batches[rank() :: world_size()]
     total = sum(map(len, batches))
-    parts = together(lambda: _computed(own, prepare, compute, progress(total, description, unit)))
-    gathered = gather_on_main(parts)
+
+    def computed():
+        parts = []
+        with progress(total, description, unit) as bar:
+            for batch, prepared in _ahead(own, prepare):
+                parts.append((batch, compute(prepared)))
+                bar.update(min(len(batch) * world_size(), bar.total - bar.n))
+                if stopping.asked():
+                    raise UserError("asked to stop")
+        return parts
+
+    gathered = gather_on_main(together(computed))
     if gathered is None:
         return None
     order = np.concatenate([np.asarray(b, dtype=int) for r in gathered for b, _ in r])
@@ -62,41 +72,17 @@ def shared(
     return result
 
 
-def _computed(batches, prepare, compute, progress_bar):
-    parts = []
-    with progress_bar as bar:
-        for batch, prepared in _ahead(batches, prepare):
-            parts.append((batch, compute(prepared)))
-            bar.update(min(len(batch) * world_size(), bar.total - bar.n))
-            if stopping.asked():
-                raise UserError("asked to stop")
-    return parts
-
-
 def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
     """Yield each batch with what was prepared for it while the one before was computed."""
-    with ThreadPoolExecutor(READERS) as pool:
-        waiting = []
-        try:
-            for batch in batches:
-                waiting.append((batch, [pool.submit(prepare, index) for index in batch]))
-                if len(waiting) == 2:
-                    yield _result(*waiting.pop(0))
-            for entry in waiting:
-                yield _result(*entry)
-        finally:
-            for _, futures in waiting:
-                for future in futures:
-                    future.cancel()
-
-
-def _result(batch, futures):
-    return batch, [future.result() for future in futures]
-
-
-def batches_of(count: int, size: int) -> list[range]:
-    """Return `count` indices in order, `size` a batch."""
-    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+    pool = ThreadPoolExecutor(READERS)
+    try:
+        started = ((batch, pool.map(prepare, batch)) for batch in batches)
+        following = next(started, None)
+        while following:
+            (batch, prepared), following = following, next(started, None)
+            yield batch, list(prepared)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def batches_by_length(

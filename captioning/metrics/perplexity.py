@@ -2,13 +2,11 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.bpe import END, Bpe
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
-from captioning.metrics.model_files import find_model, load_weights, read_sizes, without_model
+from captioning.metrics.model_files import END, Bpe, find_model, load_weights, read_sizes
 from captioning.metrics.over_ranks import batches_by_length, shared, together
 from captioning.runtime.errors import UserError, one_line
 
@@ -29,10 +27,7 @@ class Perplexity(Evaluator):
     """
 
     names = ("PPL",)
-    on_every_rank = True
-
-    def unavailable(self) -> dict[str, str]:
-        return without_model("ppl_model", self.settings.ppl_model, self.names)
+    model, on_every_rank = "ppl_model", True
 
     def evaluate(self, captions: CaptionSet) -> Result:
         model = together(lambda: LanguageModel(self.settings.ppl_model, self.settings.device))
@@ -46,17 +41,12 @@ class Perplexity(Evaluator):
             values = shared(batches, ids.__getitem__, model.perplexities, "GPT-2", "caption")
         if values is None:
             return Result({})
-        each = [None] * len(texts)
-        for index, value in zip(kept, values.tolist()):
-            each[index] = value
+        found = dict(zip(kept, values.tolist()))
+        cut = {"ppl_truncated": sum(long), "ppl_empty": len(texts) - len(kept)}
         return Result(
             {"PPL": mean(values)} if kept else {},
-            {"PPL": each},
-            {
-                "ppl_model": self.settings.ppl_model,
-                "ppl_truncated": sum(long),
-                "ppl_empty": len(texts) - len(kept),
-            },
+            {"PPL": [found.get(index) for index in range(len(texts))]},
+            {"ppl_model": self.settings.ppl_model, **cut},
             {} if kept else {"PPL": "no caption has a word"},
         )
 
@@ -100,14 +90,10 @@ class LanguageModel:
         for row, text in enumerate(ids):
             tokens[row, : len(text)] = labels[row, : len(text)] = torch.tensor(text)
         states = self.model(tokens[:, :-1].to(self.device), use_cache=False)[0]  # (B, N - 1, W)
-        losses = self._losses(states, labels[:, 1:].to(self.device))  # (B, N - 1)
-        counts = torch.tensor([len(text) - 1 for text in ids], dtype=torch.float64)
-        return (losses.double().cpu().sum(1) / counts).exp().numpy()
-
-    def _losses(self, states: Tensor, labels: Tensor) -> Tensor:
-        """Negative log-likelihoods, 0 where there is no label; the head is the word embedding."""
-        logits = states @ self.model.wte.weight.T  # (B, N - 1, V)
+        logits = states @ self.model.wte.weight.T  # (B, N - 1, V); the head is the word embedding
+        labels = labels[:, 1:].to(self.device)
         losses = F.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none"
-        )
-        return losses.view(labels.shape)
+        ).view(labels.shape)  # 0 where there is no label
+        counts = torch.tensor([len(text) - 1 for text in ids], dtype=torch.float64)
+        return (losses.double().cpu().sum(1) / counts).exp().numpy()

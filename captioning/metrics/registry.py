@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.coco import Coco
-from captioning.metrics.diversity import Diversity
+from captioning.metrics.diversity import Diversity, Length
 from captioning.metrics.evaluator import Evaluator, Settings
 from captioning.metrics.facts import Facts
-from captioning.metrics.length import Length
 from captioning.metrics.perplexity import Perplexity
 from captioning.metrics.retrieval import Retrieval
 from captioning.runtime.errors import UserError

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from captioning.metrics.bootstrap import mean, median
-from captioning.metrics.clip_features import ClipFeatures, clip_features
+from captioning.metrics.clip_features import clip_features
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
-from captioning.metrics.model_files import without_model
-from captioning.metrics.pool import Pool, others, read_pool
+from captioning.metrics.image_files import others, read_pool
 from captioning.runtime.errors import UserError
 
 RANKS = (1, 5, 10)
@@ -23,27 +22,31 @@ class Retrieval(Evaluator):
     """
 
     names = (*(f"R@{k}" for k in RANKS), "median_rank")
-    on_every_rank = True
+    model, on_every_rank = "clip_model", True
 
     def __init__(self, settings: Settings):
         super().__init__(settings)
         self.pool = settings.pool and read_pool(settings.pool, settings.pool_root)
-
-    def unavailable(self) -> dict[str, str]:
-        return without_model("clip_model", self.settings.clip_model, self.names)
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
         images = features.of_images(files, "CLIP, images")
-        pool = None if self.pool is None else _pool_features(self.pool, features)
+        further = self.pool and self.pool.features
+        if self.pool and further is None:
+            further = features.of_images(self.pool.files, "CLIP, pool")
         texts = list(captions.predictions.values())
         vectors, long = features.of_texts(texts, "CLIP, captions")
         if images is None:
             return Result({})
-        if pool is not None:
-            images = _joined(images, pool[others(self.pool, files)], self.settings.pool)
+        if self.pool:
+            if images.shape[1] != further.shape[1]:
+                raise UserError(
+                    f"pool: {self.settings.pool} has features of width {further.shape[1]}, "
+                    f"clip_model of {images.shape[1]}: make them with the same model"
+                )
+            images = np.concatenate([images, further[others(self.pool, files)]])
         number = {path: index for index, path in enumerate(files)}
         found = ranks(vectors, images, [number[path] for path in paths])
         hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
@@ -57,21 +60,6 @@ class Retrieval(Evaluator):
                 "retrieval_truncated": sum(long),
             },
         )
-
-
-def _pool_features(pool: Pool, features: ClipFeatures):
-    if pool.features is not None:
-        return pool.features
-    return features.of_images(pool.files, "CLIP, pool")
-
-
-def _joined(own, further, path):
-    if own.shape[1] != further.shape[1]:
-        raise UserError(
-            f"pool: {path} has features of width {further.shape[1]}, clip_model of {own.shape[1]}: "
-            "make them with the same model"
-        )
-    return np.concatenate([own, further])
 
 
 def ranks(

@@ -17,13 +17,8 @@ from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.java import JavaError, java_version
 from captioning.metrics.registry import build_evaluators
+from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import UserError
-
-# What the scores depend on; a metric's own settings name its models.
-LIBRARIES = (
-    *("pycocoevalcap", "numpy", "torch", "torchvision", "pillow"),
-    *("transformers", "tokenizers"),
-)
 
 
 def score(
@@ -34,7 +29,8 @@ def score(
     """Return the scores of captions, given as {image id: caption} or a list of COCO results.
 
     evaluators: from `build_evaluators`, by default those of coco, length and diversity. One that
-    fails is in `skipped`, and the others are kept. Only the images with a prediction are scored, as
+    fails is in `skipped`, and the others are kept. Rank 0 calls all and has the result; the other
+    processes call those that share their work. Only the images with a prediction are scored, as
     the COCO tools do. Raises UserError for an image that is predicted twice or has no references,
     and if there is no prediction.
     """
@@ -44,6 +40,8 @@ def score(
     captions = CaptionSet(predictions, match_ids(predictions, references))
     scores = Scores({}, {image_id: {} for image_id in predictions}, {}, {})
     for evaluator in build_evaluators() if evaluators is None else evaluators:
+        if not (is_main() or evaluator.on_every_rank):
+            continue
         try:
             _add(evaluator.evaluate(captions), scores)
         # The captions may have cost hours: whatever goes wrong in one evaluator, keep the others.
@@ -51,14 +49,6 @@ def score(
             reason = str(error) if isinstance(error, UserError) else repr(error)
             scores.skipped.update(dict.fromkeys(evaluator.names, reason))
     return scores
-
-
-def for_this_rank(evaluators: Iterable[Evaluator], is_main: bool) -> list[Evaluator]:
-    """Return the evaluators that this process has to call: rank 0 all, the others those that share.
-
-    The scores of the others are worth nothing.
-    """
-    return [evaluator for evaluator in evaluators if is_main or evaluator.on_every_rank]
 
 
 def _add(result, scores):
@@ -99,11 +89,18 @@ def write_scores(
 
 def versions() -> dict[str, Optional[str]]:
     """Return the version of each program and library that the scores depend on, None if absent."""
-    versions = {"python": platform.python_version(), "java": None}
+    java = None
     with contextlib.suppress(JavaError):
-        versions["java"] = str(java_version())
-    for name in LIBRARIES:
-        versions[name] = None
+        java = str(java_version())
+    libraries = ("pycocoevalcap", "numpy", "torch", "torchvision", "pillow")
+    found = library_versions(*libraries, "transformers", "tokenizers")
+    return {"python": platform.python_version(), "java": java, **found}
+
+
+def library_versions(*names: str) -> dict[str, Optional[str]]:
+    """Return the version of each library by its name, None if it is not installed."""
+    versions: dict[str, Optional[str]] = dict.fromkeys(names)
+    for name in names:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions

@@ -1,10 +1,14 @@
-"""Captions to the lower-case tokens that caption metrics count: PTBTokenizer, or its imitation."""
+"""Captions to the lower-case tokens that caption metrics count: PTBTokenizer, or its imitation.
 
+The imitation follows `PTBTokenizer -preserveLines -lowerCase` (CoreNLP 3.4.1) where captions go;
+what rarely occurs in them (smileys, telephone numbers, markup with attributes) is left to Java's.
+"""
+
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
 from captioning.metrics.java import JavaError, java_process, java_version
-from captioning.metrics.ptb_regex import tokens
 
 # What the COCO evaluation removes. It means to remove brackets too, but looks for -LRB- among
 # lower-case tokens: -lrb- stays, here as in every published score.
@@ -12,33 +16,78 @@ _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
 
+_ABBREVIATIONS = (
+    "mr mrs ms dr st jr sr vs inc corp co ltd bros mt ave blvd rd sq rt bldg ft etc dept est tel "
+    "univ assn assoc gov sen rep gen lt col capt cmdr sgt maj pvt cpl adm prof rev hon pres supt "
+    "det insp msgr atty asst ph md esq jan feb mar apr jun jul aug sep sept oct nov dec mon tue "
+    "tues wed thu thurs fri ala ariz calif colo conn ct dak fla ga ind kans? ky mich minn mo mont "
+    "neb nev okla penn tenn va vt wisc? wyo alex wm jos al mfg"
+).replace(" ", "|")
+# These are words as well, and keep their full stop only with a capital.
+_CAPITAL_ABBREVIATIONS = "Miss|Ark|Del|Ill|La|Mass|Ore|Pa|Tex|Wash|Az"
+_CLITIC = r"'(?i:s|m|d|re|ve|ll)(?!\w)"
+_LETTERS = r"[^\W\d_]+"
+_WORD = r"[^\W_]+"
 
-def tokenize(
-    captions: Mapping[Hashable, Sequence[str]],
-) -> tuple[dict[Hashable, list[str]], str]:
+_TOKEN = re.compile(
+    rf"""
+      </?\w+/?>                                          # markup, the <unk> of a vocabulary
+    | (?i:https?://|www\.)\S*[\w/]
+    | [\w.+-]{{1,64}}@[\w-]+(?:\.[\w-]+)+
+    | [\#@][A-Za-z]\w*
+    | {_CLITIC}
+    | (?i:n't)(?!\w)
+    | {_LETTERS}?(?=(?i:n't)(?!\w))                      # do | n't
+    | '(?:(?i:n)(?:'|(?!\w))|\d\ds?(?!\w)|(?i:em|cause)(?!\w))   # rock 'n' roll, the '90s
+    | (?i:can(?=not\b)|gon(?=na\b)|wan(?=na\b)|got(?=ta\b)|gim(?=me\b)|lem(?=me\b)|y'(?=all\b))
+    | '(?i:t(?=is\b|was\b))
+    | [A-Za-z](?:\.[A-Za-z])+\.?(?!\w) | [A-HJ-TV-Za-z]\.(?!\w)           # initials: U.S., T.V, L.
+    | (?:(?i:{_ABBREVIATIONS})|{_CAPITAL_ABBREVIATIONS})\.(?!\w)
+    | (?i:nos?|pp|figs?|op|art|ca)\.(?=\s?\d)           # No. 5
+    | {_LETTERS}\.(?=[,;:])                              # this stop ends no sentence
+    | [A-Z]+&[A-Z]+
+    | \d+:\d+(?=[ap]m\b)                                 # 10:30 | pm
+    | \d+,\d+(?:-{_WORD})+                               # 3,000-foot
+    | (?:(?<!\w)[+-])?(?:\d+(?:[.,:/-]\d+)*|\.\d+)(?![\w/-])
+    | {_LETTERS}(?:(?!{_CLITIC}|'n')[.!?']{_LETTERS})+
+    | {_WORD}(?:[-_/]{_WORD})*
+    | [!?]{{2,}} | -- | \*+ | _+ | \#+
+    | \S
+    """,
+    re.VERBOSE,
+)
+
+# Characters that Java's tokeniser writes differently. It drops what lies beyond the basic plane.
+_SPELLING = {
+    **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b`"), "'"),
+    **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u00ab\u00bb"), '"'),
+    **dict.fromkeys(map(ord, "\u2013\u2014\u2015"), "--"),
+    **dict.fromkeys(map(ord, "\ufe0e\ufe0f\u200b\u200d"), " "),
+    **{ord("…"): "...", ord("£"): "#", ord("€"): "$", ord("¢"): " cents "},
+    **{ord("½"): " 1/2 ", ord("¼"): " 1/4 ", ord("¾"): " 3/4 "},
+}
+_BRACKETS = dict(zip("()[]{}", ["-lrb-", "-rrb-", "-lsb-", "-rsb-", "-lcb-", "-rcb-"]))
+_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
+
+
+def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable, list[str]], str]:
     """Return the captions as tokens joined by spaces, and the name of the tokeniser that was used.
 
     captions: {any id: list of captions}; the result has the same ids and as many captions each.
     A caption may be empty, or hold line breaks, and may have no token left. Without Java the
-    imitation in `ptb_regex` is used, and the name says so.
+    imitation is used, and the name says so.
     """
     # Java reads a caption a line, and ends a line at characters that Python knows as spaces.
     lines = [" ".join(caption.split()) for group in captions.values() for caption in group]
-    tokenized, tokenizer = _tokenize_lines(lines)
-    kept = iter([" ".join(t for t in line if t not in _PUNCTUATION) for line in tokenized])
-    return {key: [next(kept) for _ in group] for key, group in captions.items()}, tokenizer
-
-
-def _tokenize_lines(lines):
-    """Return the tokens of each line, and the name of the tokeniser."""
+    tokenizer = "regex (no Java)"
     try:
         java_version()
-    except JavaError:
-        return map(tokens, lines), "regex (no Java)"
-    try:
-        return _java_tokens(lines), "PTBTokenizer"
+        tokenizer = "regex ({})"
+        tokenized, tokenizer = _java_tokens(lines), "PTBTokenizer"
     except JavaError as error:
-        return map(tokens, lines), f"regex ({error})"
+        tokenized, tokenizer = map(_imitated_tokens, lines), tokenizer.format(error)
+    kept = iter([" ".join(t for t in line if t not in _PUNCTUATION) for line in tokenized])
+    return {key: [next(kept) for _ in group] for key, group in captions.items()}, tokenizer
 
 
 def _java_tokens(lines):
@@ -59,3 +108,11 @@ def _java_tokens(lines):
         if process.returncode == 0 and len(tokenized) != len(lines):
             raise ValueError(f"{len(tokenized)} lines for {len(lines)} captions")
     return tokenized
+
+
+def _imitated_tokens(caption: str) -> list[str]:
+    """Return the lower-case tokens of one caption, punctuation still among them."""
+    for entity, character in _ENTITIES.items():
+        caption = caption.replace(entity, character)
+    caption = re.sub("[\U00010000-\U0010ffff]", " ", caption.translate(_SPELLING))
+    return [_BRACKETS.get(token, token.lower()) for token in _TOKEN.findall(caption)]

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from captioning.metrics.length import words
+from captioning.metrics.diversity import words
 from captioning.report.runs import NAMES, Run
 
 WIDTH, HEIGHT = 4.3, 3.2  # inches: a phone shows them at about this size

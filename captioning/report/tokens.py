@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captioning.data import load_image, preprocess_caption
 from captioning.data.caption_files import ImageId
-from captioning.metrics.length import words
+from captioning.metrics.diversity import words
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.report.comparison import Comparison
 from captioning.report.picture import Picture, picture

@@ -7,25 +7,63 @@ vocab.txt                      the words of the captions, for the tokeniser
 vocab_pieces.txt               the same and `##word` of those that begin one, for first_token_shift
 """
 
+import math
 import random
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Optional
 
+from PIL import Image, ImageDraw
+
 from captioning.files.reading import read_json, read_text
 from captioning.files.writing import refusals_told, write_json, write_text
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
-from captioning.scenes.annotators import describe_all
-from captioning.scenes.drawing import draw
-from captioning.scenes.world import Scene, Thing, random_scene
+from captioning.scenes.facts import describe_all
+from captioning.scenes.world import RADIUS, Scene, Thing, random_scene
 
 SPLITS = {"train": 6000, "val": 150, "test": 300}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PROMPT = "a picture of"
 PIECES = "vocab_pieces.txt"
 VERSION = 1  # of the world: another one draws other scenes from the same seed
+
+SIDE = 96  # pixels
+OVERSAMPLED = 2  # drawn so many times as large, then made smaller, for smooth edges
+UNIT = SIDE * OVERSAMPLED / 48  # the world is 48 wide
+
+SHADES = {
+    "crimson": (160, 12, 42),
+    "coral": (255, 122, 104),
+    "navy": (22, 32, 128),
+    "azure": (52, 148, 255),
+    "olive": (92, 104, 18),
+    "lime": (120, 226, 48),
+    "amber": (214, 142, 10),
+    "lemon": (255, 242, 84),
+    "plum": (98, 24, 98),
+    "violet": (190, 110, 248),
+}
+# Of the ground itself and of the marks on it.
+GROUNDS = {
+    "sand": ((226, 206, 160), (204, 180, 130)),
+    "grass": ((158, 186, 138), (128, 164, 110)),
+    "water": ((150, 196, 212), (186, 220, 230)),
+    "snow": ((244, 247, 250), (222, 230, 240)),
+    "stone": ((172, 172, 176), (142, 142, 150)),
+}
+_STAR = [(2 * math.pi * (i / 10), 0.4 if i % 2 else 1.0) for i in range(10)]  # turned by, radius
+POLYGONS = {  # of radius 1, around the origin
+    "square": [[(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)]],
+    "triangle": [[(0, -1), (1, 0.85), (-1, 0.85)]],
+    "cross": [
+        [(-0.3, -1), (0.3, -1), (0.3, 1), (-0.3, 1)],
+        [(-1, -0.3), (1, -0.3), (1, 0.3), (-1, 0.3)],
+    ],
+    "star": [[(radius * math.sin(turn), -radius * math.cos(turn)) for turn, radius in _STAR]],
+    "heart": [[(-0.93, -0.2), (0.93, -0.2), (0, 1)]],
+}
 
 
 def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS) -> bool:
@@ -37,7 +75,13 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
     with refusals_told(folder):
         if folder.exists() and any(folder.iterdir()):
-            _check(folder, made_from)
+            path = folder / "scenes.json"
+            content = _read(path) if path.exists() else None
+            if content is None or content["made_from"] != made_from:
+                raise UserError(
+                    f"{folder} holds something other than the scenes of seed {seed} and "
+                    f"{sum(splits.values())} images: move it away, or name another folder"
+                )
             if not (folder / PIECES).exists():  # drawn before there was one
                 _write_pieces(folder, splits)
             return False
@@ -94,18 +138,54 @@ def read_scenes(path: Path) -> dict[int, Scene]:
         ) from None
 
 
-def _check(folder: Path, made_from: dict) -> None:
-    path = folder / "scenes.json"
-    content = _read(path) if path.exists() else None
-    if content is None or content["made_from"] != made_from:
-        raise UserError(
-            f"{folder} holds something other than the scenes of seed {made_from['seed']} and "
-            f"{sum(made_from['splits'].values())} images: move it away, or name another folder"
-        )
-
-
 def _read(path: Path) -> Optional[dict]:
-    content = read_json(path)
-    return (
-        content if isinstance(content, dict) and {"made_from", "scenes"} <= set(content) else None
+    found = read_json(path)
+    return found if isinstance(found, dict) and {"made_from", "scenes"} <= found.keys() else None
+
+
+def draw(scene: Scene, rng: random.Random) -> Image.Image:
+    """RGB, SIDE x SIDE; `rng` moves the things a little and strews marks on the ground."""
+    side = SIDE * OVERSAMPLED
+    image = Image.new("RGB", (side, side), GROUNDS[scene.ground][0])
+    canvas = ImageDraw.Draw(image)
+    for _ in range(40):
+        _mark(canvas, scene.ground, rng.uniform(0, 48), rng.uniform(0, 48))
+    for thing in scene.things:
+        _draw_thing(canvas, thing, rng)
+    return image.resize((SIDE, SIDE), Image.Resampling.BOX)
+
+
+def _mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float) -> None:
+    colour = GROUNDS[ground][1]
+    if ground == "grass":
+        canvas.line(_scaled([(x, y), (x + 0.6, y - 2)]), colour, width=2)
+    elif ground == "water":
+        canvas.arc(_scaled([(x, y), (x + 5, y + 2)]), 20, 160, colour, width=2)
+    elif ground == "stone":
+        canvas.line(_scaled([(x, y), (x + 3, y + 1), (x + 4, y + 4)]), colour, width=2)
+    else:
+        r = 0.4 if ground == "sand" else 0.9
+        canvas.ellipse(_scaled([(x - r, y - r), (x + r, y + r)]), colour)
+
+
+def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random) -> None:
+    r, colour = RADIUS[thing.size], SHADES[thing.shade]
+    x, y = (
+        min(max(8 + 16 * cell + rng.uniform(-1, 1), r), 48 - r)
+        for cell in (thing.column, thing.row)
     )
+    box = _scaled([(x - r, y - r), (x + r, y + r)])
+    if thing.shape == "circle":
+        canvas.ellipse(box, colour)
+    elif thing.shape == "ring":
+        canvas.ellipse(box, outline=colour, width=round(0.4 * r * UNIT))
+    elif thing.shape == "heart":  # two circles and what joins them in a point
+        for side in (-0.48, 0.48):
+            left, top = x + r * (side - 0.5), y - 0.9 * r
+            canvas.ellipse(_scaled([(left, top), (left + r, top + r)]), colour)
+    for points in POLYGONS.get(thing.shape, ()):
+        canvas.polygon(_scaled([(x + r * u, y + r * v) for u, v in points]), colour)
+
+
+def _scaled(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(UNIT * x, UNIT * y) for x, y in points]

@@ -82,21 +82,16 @@ RELATIONS = {
 
 def random_scene(rng: random.Random) -> Scene:
     """A scene whose things differ in size and lie in cells that are far enough apart."""
+    pick = rng.choice
     while True:
         sizes = rng.sample(list(SIZES), rng.randint(1, MOST_THINGS))
         sizes.sort(key=lambda size: -RADIUS[size])
         things = tuple(
-            Thing(
-                rng.choice(SHAPES),
-                rng.choice(list(SHADES)),
-                size,
-                rng.randrange(3),
-                rng.randrange(3),
-            )
+            Thing(pick(SHAPES), pick(list(SHADES)), size, rng.randrange(3), rng.randrange(3))
             for size in sizes
         )
         if all(_apart(a, b) for a, b in combinations(things, 2)):
-            return Scene(rng.choice(GROUNDS), things)
+            return Scene(pick(GROUNDS), things)
 
 
 def _apart(a: Thing, b: Thing) -> bool:

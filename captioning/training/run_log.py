@@ -9,37 +9,28 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from captioning.config import Config, write_config
 from captioning.files.writing import refusals_told, write_json, write_text
+from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
-
-LIBRARIES = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
 
 
 def record_run(config: Config, folder: Path, **more: Any) -> None:
     """Write config.yaml and run.json (command, versions, `more`). Raises UserError."""
     if is_main():
+        libraries = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
         record = {
             "command": shlex.join([sys.executable, *sys.argv]),
             "python": platform.python_version(),
             "processes": world_size(),
-            "versions": dict(_versions()),
+            "versions": library_versions(*libraries),
             **more,
         }
         write_json(record, folder / "run.json")
         write_config(config, folder / "config.yaml")
-
-
-def _versions() -> Iterator[tuple[str, Optional[str]]]:
-    for name in LIBRARIES:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            yield name, None
 
 
 class RunLog:

@@ -17,7 +17,7 @@ from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Evaluator, Settings
 from captioning.metrics.registry import build_evaluators
 from captioning.metrics.score_table import format_table
-from captioning.metrics.scoring import for_this_rank, score, write_scores
+from captioning.metrics.scoring import score, write_scores
 from captioning.models.generation import caption_images
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
@@ -63,7 +63,7 @@ class SplitEvaluation:
         if is_main:
             before_writing()
             write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, self.references, self._own_evaluators())
+        scores = score(results, self.references, self._in_turn())
         if not is_main:
             return None
         captions = {result["image_id"]: result["caption"] for result in results}
@@ -72,11 +72,11 @@ class SplitEvaluation:
         say(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
-    def _own_evaluators(self) -> Iterator[Evaluator]:
-        """Those that this rank calls; before and after each, all see whether one was to stop."""
+    def _in_turn(self) -> Iterator[Evaluator]:
+        """The evaluators; before and after each, all ranks see whether one was to stop."""
         for evaluator in self.evaluators:
             distributed.stop_if_asked(patiently=True)
-            yield from for_this_rank([evaluator], distributed.is_main())
+            yield evaluator
         distributed.stop_if_asked(patiently=True)
 
 

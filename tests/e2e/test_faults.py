@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from captioning.metrics.length import Length
+from captioning.metrics.diversity import Length
 from captioning.training.fine_tuning import FineTuning
 from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
 
@@ -115,7 +115,7 @@ def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
 DIES_ONCE = """
 import os, signal, sys
 from captioning import train
-from captioning.metrics.length import Length
+from captioning.metrics.diversity import Length
 from captioning.training.fine_tuning import FineTuning
 
 original = FineTuning._optimiser_step

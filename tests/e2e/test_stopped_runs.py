@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioning.metrics.length import Length
+from captioning.metrics.diversity import Length
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.split_evaluation import caption_images
 from tests.soak.runs import Run, be_quick, difference, last_step, log, saved_step, write_config

@@ -6,8 +6,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from captioning.metrics import feature_files
-from captioning.metrics.feature_files import NO_ARRAYS, read_arrays
+from captioning.metrics import clip_features
+from captioning.metrics.clip_features import NO_ARRAYS, read_arrays
 
 
 def header(shape):
@@ -50,7 +50,7 @@ def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
     path = archive(tmp_path / "f.npz", a=header((250_000,)) + bytes(1_000_000))
     assert path.stat().st_size < 2000
     assert read_arrays(path, "a")[0].shape == (250_000,)
-    monkeypatch.setattr(feature_files, "LARGEST", 999_999)
+    monkeypatch.setattr(clip_features, "LARGEST", 999_999)
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("unpacked"))
     with pytest.raises(ValueError, match=r"^a unpacks to more than 999999 bytes$"):
         read_arrays(path, "a")

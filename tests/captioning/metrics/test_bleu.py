@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from pycocoevalcap.bleu.bleu import Bleu
 
-from captioning.metrics import bleu
-from captioning.metrics.bleu import bleu_of_sums, bleu_scores
+from captioning.metrics import coco
+from captioning.metrics.coco import bleu_of_sums, bleu_scores
 
 WORDS = ["a", "the", "man", "dog", "red", "ball", "runs", "on", "grass", "with", "big", "small"]
 
@@ -37,7 +37,7 @@ def test_values_are_pycocoevalcaps_own(captions):
 
 def test_sums_of_a_resample_score_as_its_captions_do(captions, monkeypatch):
     columns = []
-    monkeypatch.setattr(bleu, "intervals", lambda counts, _: columns.append(counts) or [(0, 0)] * 4)
+    monkeypatch.setattr(coco, "intervals", lambda counts, _: columns.append(counts) or [(0, 0)] * 4)
     bleu_scores(*captions)
     random = np.random.default_rng(1)
     for size in (1, 2, 30, 100):  # a single image may have no match at all

@@ -6,8 +6,7 @@ import unicodedata
 import pytest
 import regex
 
-from captioning.metrics.bpe import Bpe
-from captioning.metrics.model_files import find_model
+from captioning.metrics.model_files import Bpe, find_model
 from captioning.runtime.errors import UserError
 
 TEXTS = [

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from captioning.metrics.diversity import Diversity
+from captioning.metrics.diversity import Diversity, Length
 from captioning.metrics.evaluator import CaptionSet, Settings
-from captioning.metrics.length import Length
 from captioning.runtime.errors import UserError
 
 # The Dogs occur twice: neither a capital nor a full stop makes another caption.

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from captioning.metrics import spice
+from captioning.metrics import coco
+from captioning.metrics.coco import spice_problem, spice_scores
 from captioning.metrics.java import JavaError
-from captioning.metrics.spice import spice_problem, spice_scores
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def models(monkeypatch, tmp_path):
     (tmp_path / "lib").mkdir()
     for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
         (tmp_path / "lib" / name).touch()
-    monkeypatch.setattr(spice, "_jar", lambda: tmp_path / "spice.jar")
+    monkeypatch.setattr(coco, "_jar", lambda: tmp_path / "spice.jar")
     return tmp_path / "lib"
 
 

@@ -3,8 +3,7 @@
 import random
 from statistics import mean
 
-from captioning.scenes.annotators import ANNOTATORS, describe, describe_all
-from captioning.scenes.facts import read_caption, true_facts
+from captioning.scenes.facts import ANNOTATORS, describe, describe_all, read_caption, true_facts
 from captioning.scenes.world import random_scene
 
 

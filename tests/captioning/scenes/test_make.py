@@ -11,9 +11,8 @@ from captioning.data import read_annotations
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from captioning.scenes.__main__ import main
-from captioning.scenes.annotators import ANNOTATORS
-from captioning.scenes.drawing import SIDE
-from captioning.scenes.make import make_scenes, read_scenes
+from captioning.scenes.facts import ANNOTATORS
+from captioning.scenes.make import SIDE, make_scenes, read_scenes
 
 SPLITS = {"train": 6, "val": 2, "test": 3}
 

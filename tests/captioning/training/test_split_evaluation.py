@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from captioning.config import load_config
-from captioning.metrics import length
+from captioning.metrics import diversity
 from captioning.runtime.errors import UserError
 from captioning.training import split_evaluation
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
@@ -51,7 +51,7 @@ def test_facts_file_is_relative_to_ann_root(evaluation, tmp_path):
 
 
 def test_what_is_missing_is_said_before_captions_are_made(evaluation, monkeypatch, capsys):
-    monkeypatch.setattr(length.Length, "unavailable", lambda _: {"cap_len": "no ruler"})
+    monkeypatch.setattr(diversity.Length, "unavailable", lambda _: {"cap_len": "no ruler"})
     evaluation("metrics=[length]")
     assert "cap_len will be skipped: no ruler" in capsys.readouterr().err
 
