@@ -14,7 +14,7 @@ from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import ObjectiveOutput
-from smile.captions import captions_an_image
+from smile.objective import captions_an_image
 
 
 class BlipCaptioner(nn.Module):

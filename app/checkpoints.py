@@ -12,7 +12,7 @@ from captioning.config import Config
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.report.figures import styles
-from captioning.report.runs import objective_name, trained_name
+from captioning.report.runs import trained_name
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 from smile import parse_objective
@@ -34,10 +34,6 @@ class Checkpoint:
     colour: str
     config: Config
     captioner: nn.Module
-
-    @property
-    def objective(self) -> str:
-        return objective_name(self.config.objective)
 
     @property
     def device(self) -> torch.device:
@@ -74,9 +70,10 @@ def load_checkpoints(
         settings, captioner = load_trained(path, None if of_run else config, device)
         captioner = captioner.for_inference(torch.float32, compiled=False)
         trained = of_run or config is None
-        found.append(Checkpoint(path, _label(path, settings, trained), "", settings, captioner))
+        label = trained_name(settings) if trained else Path(path).stem
+        found.append(Checkpoint(path, label, "", settings, captioner))
         kinds.append(_kind(settings) if trained else "weights")
-        say(f"loaded {path}: {found[-1].label}")
+        say(f"loaded {path}: {label}")
     coloured = [replace(c, colour=style.colour) for c, style in zip(found, styles(kinds))]
     return _distinct(coloured)
 
@@ -84,10 +81,6 @@ def load_checkpoints(
 def _kind(config: Config) -> str:
     parts = parse_objective(config.objective)
     return "mixture" if len(parts) > 1 else next(iter(parts))
-
-
-def _label(path: str, config: Config, trained: bool) -> str:
-    return trained_name(config) if trained else Path(path).stem
 
 
 def _distinct(named: list[Checkpoint]) -> list[Checkpoint]:
