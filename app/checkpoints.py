@@ -61,9 +61,8 @@ def load_checkpoints(
     YAML file of those that are not in a run's folder. Raises UserError.
     """
     paths = [checkpoints.named(source) for source in sources]
-    if len(set(paths)) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise UserError(f"{twice} is named twice: name every checkpoint once")
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise UserError(f"{twice[0]} is named twice: name every checkpoint once")
     found, kinds = [], []
     for path in paths:
         of_run = Path(path).with_name("config.yaml").exists()

@@ -15,7 +15,6 @@ from app.photos import read_photo
 from app.service import CaptionService, caption_all
 from captioning.runtime.errors import UserError
 
-HERE = Path(__file__).parent
 HEADER = (
     '<h1 class="smile-title">What captioners say of a photo</h1>'
     '<p class="smile-lead">Captioners trained with maximum likelihood (MLE), with SMILE, or with '
@@ -49,7 +48,7 @@ Photo = ABCMeta.__new__(
 
 def add_page(server, service: CaptionService, examples: Sequence[Path], address: str):
     """The application of a FastAPI server with the page at its root; see `build_page`."""
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (Path(__file__).with_suffix(s).read_text("utf-8") for s in (".css", ".js"))
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     return gr.mount_gradio_app(
         server,
@@ -107,7 +106,7 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
                 raise UserError("no photo: drop one, take one with the camera, or try an example")
             labels, options = chosen_by(*values)
             path, name = file
-            read = read_photo(path, name, service.limits)
+            read = read_photo(Path(path), name, service.limits)
             captions = [service.caption(read, c, options) for c in service.chosen(labels)]
             return view.results(name, read, captions)
         except UserError as error:
@@ -169,8 +168,7 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
     made: dict[str, gr.components.Component] = {}
 
     def slider(name: str, label: str, least: float, most: float, step: float) -> None:
-        value = defaults[name]
-        made[name] = gr.Slider(least, most, value=value, step=step, label=label, min_width=200)
+        made[name] = gr.Slider(least, most, defaults[name], step=step, label=label, min_width=200)
 
     classes = ["smile-controls", *(["sampling"] if defaults["sample"] else [])]
     with gr.Column(elem_classes=classes):

@@ -103,9 +103,8 @@ def _forward_with_objective(original: Callable) -> Callable:
         named = dict(zip(names, args))
         if settings is None or {**named, **kwargs}.get("labels") is None:
             return theirs(*args, **kwargs)
-        if named.keys() & kwargs.keys():
-            twice = ", ".join(sorted(named.keys() & kwargs.keys()))
-            raise TypeError(f"forward() got multiple values for {twice}")
+        if twice := named.keys() & kwargs.keys():
+            raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}")
         kwargs = {**named, **kwargs}
         labels, num_items_in_batch = kwargs.pop("labels"), kwargs.pop("num_items_in_batch", None)
         return_dict = kwargs.pop("return_dict", None)
