@@ -15,7 +15,7 @@ from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import Objective, ObjectiveOutput
-from smile.captions import captions_an_image
+from smile.objective import captions_an_image
 
 MED_CONFIG = "configs/med_config.json"
 

@@ -12,7 +12,7 @@ from captioning.config import Config
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.report.figures import styles
-from captioning.report.runs import distinct, kind_of, objective_name, refuse_twice, trained_name
+from captioning.report.runs import distinct, kind_of, refuse_twice, trained_name
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 
@@ -33,10 +33,6 @@ class Checkpoint:
     colour: str
     config: Config
     captioner: nn.Module
-
-    @property
-    def objective(self) -> str:
-        return objective_name(self.config.objective)
 
     @property
     def device(self) -> torch.device:

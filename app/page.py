@@ -3,27 +3,25 @@
 import functools
 import tempfile
 from abc import ABCMeta
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import gradio as gr
 
 from app import view
-from app.batch import caption_all, write_zip
-from app.controls import controls
+from app.options import LONGEST, MOST_BEAMS, Options, defaults_of, read_options
 from app.photos import read_photo
-from app.service import CaptionService
+from app.service import CaptionService, caption_all
 from captioning.runtime.errors import UserError
 
-HERE = Path(__file__).parent
-FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
 HEADER = (
     '<h1 class="smile-title">What captioners say of a photo</h1>'
     '<p class="smile-lead">Captioners trained with maximum likelihood (MLE), with SMILE, or with '
     "both, side by side. Photos stay with the machine that runs this page.</p>"
 )
 WAITING = '<p class="smile-empty">The captions appear here.</p>'
+BEAM, SAMPLING = "Beam search", "Sampling"
 # An event of the page is no endpoint for programs: /api/caption is.
 EVENT = {"api_visibility": "private"}
 
@@ -48,16 +46,22 @@ Photo = ABCMeta.__new__(
 )
 
 
-def look() -> dict[str, Any]:
-    """Theme, style and script, as arguments of `gr.mount_gradio_app`.
-
-    The style is not given as `css`: Gradio would take it apart, and lose some of it.
-    """
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    return {
-        "theme": gr.themes.Default(primary_hue="blue", neutral_hue="slate", **FONTS),
-        "head": f"<style>{style}</style><script>{script}</script>",
-    }
+def add_page(server, service: CaptionService, examples: Sequence[Path], address: str):
+    """The application of a FastAPI server with the page at its root; see `build_page`."""
+    style, script = (Path(__file__).with_suffix(s).read_text("utf-8") for s in (".css", ".js"))
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+    return gr.mount_gradio_app(
+        server,
+        build_page(service, examples, address),
+        path="/",
+        theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
+        # The style is not given as `css`: Gradio would take it apart, and lose some of it.
+        head=f"<style>{style}</style><script>{script}</script>",
+        max_file_size=service.limits.upload_bytes,
+        ssr_mode=False,
+        footer_links=[],
+        run_history=False,
+    )
 
 
 def build_page(service: CaptionService, examples: Sequence[Path], address: str) -> gr.Blocks:
@@ -92,7 +96,7 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
             )
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
-            settings = controls(service)
+            inputs, chosen_by = _controls(service)
         with gr.Column(scale=5, min_width=280):
             shown = _html(WAITING, elem_id="results")
 
@@ -100,15 +104,15 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
         try:
             if file is None:
                 raise UserError("no photo: drop one, take one with the camera, or try an example")
-            labels, options = settings.read(values)
+            labels, options = chosen_by(*values)
             path, name = file
-            read = read_photo(path, name, service.limits)
+            read = read_photo(Path(path), name, service.limits)
             captions = [service.caption(read, c, options) for c in service.chosen(labels)]
             return view.results(name, read, captions)
         except UserError as error:
             return view.error(str(error))
 
-    button.click(caption, [photo, *settings.inputs], shown, scroll_to_output=True, **EVENT)
+    button.click(caption, [photo, *inputs], shown, scroll_to_output=True, **EVENT)
     photo.clear(lambda: WAITING, None, shown, **EVENT)
 
 
@@ -123,7 +127,7 @@ def _batch(service: CaptionService) -> None:
                 elem_id="photos",
             )
             button = gr.Button("Caption all", variant="primary", elem_id="caption-all")
-            settings = controls(service)
+            inputs, chosen_by = _controls(service)
         with gr.Column(scale=5, min_width=280):
             archive = gr.File(
                 label="ZIP of the captions", interactive=False, visible=False, elem_id="zip"
@@ -136,7 +140,7 @@ def _batch(service: CaptionService) -> None:
         try:
             if not given:
                 raise UserError("no photos: drop some, or choose them")
-            labels, options = settings.read(values)
+            labels, options = chosen_by(*values)
             photos = [(Path(file), Path(file).name) for file in given]
             steps = caption_all(service, photos, service.chosen(labels), options)
             progress((0, len(photos)), desc="captioning", unit="photos")
@@ -147,9 +151,55 @@ def _batch(service: CaptionService) -> None:
         except UserError as error:
             return gr.update(value=None, visible=False), view.error(str(error))
         path = Path(tempfile.mkdtemp()) / "captions.zip"
-        write_zip(done, path)
+        view.write_zip(done, path)
         return gr.update(value=str(path), visible=True), view.batch_table(done)
 
-    button.click(
-        caption_photos, [files, *settings.inputs], [archive, shown], scroll_to_output=True, **EVENT
-    )
+    button.click(caption_photos, [files, *inputs], [archive, shown], scroll_to_output=True, **EVENT)
+
+
+def _controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
+    """Those of checkpoints and decoding settings, at the place of the page that is being built.
+
+    Also returns what reads their values, in this order: it gives the labels of the chosen
+    checkpoints, and the options, or raises UserError.
+    """
+    defaults = defaults_of(service.checkpoints[0])
+    labels = [checkpoint.label for checkpoint in service.checkpoints]
+    made: dict[str, gr.components.Component] = {}
+
+    def slider(name: str, label: str, least: float, most: float, step: float) -> None:
+        made[name] = gr.Slider(least, most, defaults[name], step=step, label=label, min_width=200)
+
+    classes = ["smile-controls", *(["sampling"] if defaults["sample"] else [])]
+    with gr.Column(elem_classes=classes):
+        chosen = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
+        found_by = SAMPLING if defaults["sample"] else BEAM
+        way = gr.Radio([BEAM, SAMPLING], value=found_by, label="Words are found by")
+        with gr.Accordion("Lengths, prompt and more", open=False):
+            with gr.Row():
+                slider("min_length", "Shortest caption, tokens", 0, LONGEST, 1)
+                slider("max_length", "Longest caption, tokens", 1, LONGEST, 1)
+            made["prompt"] = gr.Textbox(
+                label="Prompt",
+                info="What a caption starts with; empty: the checkpoint's own. Its tokens count.",
+                placeholder=service.checkpoints[0].captioner.prompt.strip(),
+                max_lines=1,
+            )
+            with gr.Group(elem_classes=["smile-beams"]):
+                slider("num_beams", "Beams", 1, MOST_BEAMS, 1)
+            with gr.Group(elem_classes=["smile-sampling"]):
+                with gr.Row():
+                    slider("top_p", "Nucleus (top-p)", 0.05, 1, 0.05)
+                    slider("temperature", "Temperature", 0.05, 3, 0.05)
+                with gr.Row():
+                    top_k = defaults["top_k"]
+                    made["top_k"] = gr.Number(top_k, label="Top-k (0: all)", precision=0)
+                    made["seed"] = gr.Number(0, label="Seed", precision=0)
+            slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
+
+    def read(labels: Optional[list[str]], way: str, *others: Any) -> tuple[list[str], Options]:
+        given = dict(zip(made, others))
+        given["prompt"] = given["prompt"] or None
+        return labels or [], read_options({**given, "sample": way == SAMPLING})
+
+    return [chosen, way, *made.values()], read

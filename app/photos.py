@@ -1,7 +1,6 @@
 """Photos as visitors upload them: the limits of the page, and a file read within them."""
 
 import contextlib
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +27,12 @@ class Limits(NamedTuple):
         return int(self.upload_mb * 2**20)
 
 
-def read_photo(path: os.PathLike, name: str, limits: Limits) -> Image.Image:
+def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
     """The photo, RGB, turned as its EXIF says.
 
     name: what the visitor calls the file, in errors. Its size is looked at before it is decoded.
     Raises UserError.
     """
-    path = Path(path)
     megabytes = path.stat().st_size / 2**20
     if megabytes > limits.upload_mb:
         raise UserError(

@@ -5,8 +5,12 @@ import random
 import signal
 import socket
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
+from app.options import Options, defaults_of, read_options
+from app.photos import read_photo
 from app.service import CaptionService
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
@@ -14,6 +18,7 @@ from captioning.scenes.make import draw
 from captioning.scenes.world import random_scene
 
 EXAMPLES, EXAMPLES_SEED = 6, 11
+NAME = "the photo"  # in errors of the API: a request's body has no name
 # No analytics and no news from the network. Gradio and the hub's library read it when imported.
 SILENCE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Obeyed by the browser: fonts, scripts and pictures of other servers are not asked for.
@@ -44,9 +49,14 @@ def serve(service: CaptionService, listening: socket.socket) -> None:
         address = f"http://{host}:{port}"
 
         import uvicorn
+        from fastapi import FastAPI
 
+        from app.page import add_page
+
+        server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        add_api(server, service)
         config = uvicorn.Config(
-            build(service, Path(folder), address),
+            add_page(server, service, draw_examples(Path(folder)), address),
             log_level="warning",
             timeout_graceful_shutdown=2,
             server_header=False,
@@ -61,26 +71,51 @@ def serve(service: CaptionService, listening: socket.socket) -> None:
             say("stopped")
 
 
-def build(service: CaptionService, folder: Path, address: str):
-    """The application of API and page. folder: of the drawn examples."""
-    import gradio as gr
-    from fastapi import FastAPI
+def add_api(server, service: CaptionService) -> None:
+    """Give a FastAPI server POST /api/caption?KEY=VALUE..., whose body is the photo's file.
 
-    from app.api import add_api
-    from app.page import build_page, look
+    The keys are those of `Options`, and `checkpoint`, a label, once or several times. Answers
+    [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with the status
+    400, 413 for a photo beyond the limits' bytes, 503 where too many wait.
+    """
+    from fastapi import Request
+    from fastapi.concurrency import run_in_threadpool
+    from fastapi.responses import JSONResponse
 
-    server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    add_api(server, service)
-    return gr.mount_gradio_app(
-        server,
-        build_page(service, draw_examples(folder), address),
-        path="/",
-        max_file_size=service.limits.upload_bytes,
-        ssr_mode=False,
-        footer_links=[],
-        run_history=False,
-        **look(),
-    )
+    defaults, limits = defaults_of(service.checkpoints[0]), service.limits
+    known = [checkpoint.label for checkpoint in service.checkpoints]
+    places = threading.BoundedSemaphore(limits.queue + 1)
+
+    def error(message: str, status: int) -> JSONResponse:
+        return JSONResponse({"error": message}, status)
+
+    def answer(path: Path, labels: list[str], options: Options) -> list[dict[str, Any]]:
+        photo = read_photo(path, NAME, limits)
+        return [service.caption(photo, c, options).record() for c in service.chosen(labels)]
+
+    @server.post("/api/caption")
+    async def caption(request: Request) -> JSONResponse:
+        if not places.acquire(blocking=False):
+            return error("too many are waiting: try again in a while", 503)
+        try:
+            with tempfile.NamedTemporaryFile() as file:
+                size = 0
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limits.upload_bytes:
+                        return error(f"{NAME}: above {limits.upload_mb:g} MB", 413)
+                    file.write(part)
+                file.flush()
+                given = {**defaults, **request.query_params}
+                given.pop("checkpoint", None)
+                labels = request.query_params.getlist("checkpoint") or known
+                options = read_options(given)
+                captions = await run_in_threadpool(answer, Path(file.name), labels, options)
+                return JSONResponse(captions)
+        except UserError as refused:
+            return error(str(refused), 400)
+        finally:
+            places.release()
 
 
 def draw_examples(folder: Path) -> list[Path]:

@@ -1,19 +1,21 @@
-"""The service that captions one photo at a time, for the page and for its API."""
+"""The service that captions photos, one or several, for the page and for its API."""
 
 import threading
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
 
 import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
 from app.options import Options
-from app.photos import Limits
-from app.prompts import prompted
+from app.photos import Limits, read_photo
 from captioning.models.build import preprocessing_of
 from captioning.models.word_by_word import END, SpokenCaption, caption_word_by_word
 from captioning.runtime.errors import UserError
+from decoding import DecodingSettings
 
 
 class Caption(NamedTuple):
@@ -69,3 +71,69 @@ class CaptionService:
             details = caption_word_by_word(checkpoint.captioner, image, settings)
             used = {**options.used(), "prompt": checkpoint.captioner.prompt}
         return Caption(checkpoint, details, used)
+
+
+@contextmanager
+def prompted(
+    checkpoint: Checkpoint, prompt: Optional[str], settings: DecodingSettings
+) -> Iterator[None]:
+    """Let every caption start with the prompt within the block; None is the captioner's own.
+
+    Raises UserError for a prompt with a word that the captioner has not learned, and where the
+    lengths leave no room for a caption after it.
+    """
+    captioner, longest = checkpoint.captioner, settings.max_length
+    before = captioner.prompt, captioner.prompt_ids
+    try:
+        if prompt is not None:
+            captioner.prompt_ids = captioner.tokenizer.encode_prompt(prompt)
+            if captioner.tokenizer.unknown in captioner.prompt_ids:
+                raise UserError(
+                    f"prompt: {checkpoint.label} has not learned a word of {prompt.strip()!r}"
+                )
+            # What is cut off a caption is the prompt as the tokenizer writes it.
+            written = captioner.tokenizer.decode(captioner.prompt_ids)
+            captioner.prompt = f"{written} " if written else ""
+        least, most = len(captioner.prompt_ids) + 1, captioner.max_positions
+        if longest < least:
+            raise UserError(
+                f"max_length is {longest}; with {checkpoint.label}'s prompt, of {least - 1} "
+                f"tokens, it must be {least} or more"
+            )
+        if most is not None and longest > most:
+            raise UserError(
+                f"max_length is {longest}; {checkpoint.label} has room for {most} tokens"
+            )
+        yield
+    finally:
+        captioner.prompt, captioner.prompt_ids = before
+
+
+class Captioned(NamedTuple):
+    """One photo of a batch: its captions, or the line that says why there are none."""
+
+    name: str
+    captions: list[Caption]
+    reason: str = ""
+
+
+def caption_all(
+    service: CaptionService,
+    photos: Sequence[tuple[Path, str]],
+    checkpoints: Sequence[Checkpoint],
+    options: Options,
+) -> Iterator[Captioned]:
+    """Yield every photo (file, name) as it is done; one that cannot be read does not end it.
+
+    Raises UserError for too many photos and for settings that a checkpoint cannot follow.
+    """
+    most = service.limits.photos
+    if len(photos) > most:
+        raise UserError(f"{len(photos)} photos; this page takes up to {most} at a time")
+    for path, name in photos:
+        try:
+            photo = read_photo(path, name, service.limits)
+        except UserError as error:
+            yield Captioned(name, [], str(error))
+            continue
+        yield Captioned(name, [service.caption(photo, c, options) for c in checkpoints])

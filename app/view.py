@@ -1,7 +1,9 @@
-"""What the page shows of captions, of errors and about itself, as HTML."""
+"""What the page shows of captions, of errors and about itself, as HTML, and the ZIP of a batch."""
 
 import base64
 import json
+import re
+import zipfile
 from collections.abc import Sequence
 from html import escape
 from importlib import metadata
@@ -13,9 +15,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from app.batch import Captioned
 from app.options import Options
-from app.service import Caption, CaptionService
+from app.service import Caption, Captioned, CaptionService
+from captioning.files.writing import json_line
 from captioning.models.word_by_word import END, SpokenCaption
 from captioning.report.picture import data_uri, embedded
 
@@ -54,6 +56,27 @@ def batch_table(done: Sequence[Captioned]) -> str:
     photos = [photo for photo in done if not photo.reason]
     template = templates.get_template("batch.html")
     return template.render(photos=photos, failed=[photo.reason for photo in done if photo.reason])
+
+
+def write_zip(done: Sequence[Captioned], path: Path) -> None:
+    """captions.jsonl, failed.jsonl where there is one to name, and LABEL/PHOTO.txt."""
+    records = [{"image": d.name, **caption.record()} for d in done for caption in d.captions]
+    failed = [{"image": d.name, "reason": d.reason} for d in done if d.reason]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("captions.jsonl", b"".join(map(json_line, records)))
+        if failed:
+            archive.writestr("failed.jsonl", b"".join(map(json_line, failed)))
+        names: set[str] = set()
+        for photo in done:
+            stem = name = Path(photo.name).stem
+            number = 1
+            while name.lower() in names:
+                number += 1
+                name = f"{stem}_{number}"
+            names.add(name.lower())
+            for caption in photo.captions:
+                folder = re.sub(r"[^\w+. -]", "_", caption.checkpoint.label)
+                archive.writestr(f"{folder}/{name}.txt", caption.details.caption + "\n")
 
 
 def about(service: CaptionService, address: str) -> str:

@@ -11,7 +11,7 @@ from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
 from decoding import DecodingSettings, Generated, draw_captions
 from smile import Objective, ObjectiveOutput
-from smile.captions import captions_an_image
+from smile.objective import captions_an_image
 
 MODELS = ("rnn", "lstm", "attn", "sat")
 

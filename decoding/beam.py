@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from decoding.scores import adjust
-from decoding.settings import DecodingSettings
-from decoding.step import Decoded, Step
+from decoding.interface import Decoded, DecodingSettings, Step
+from decoding.sampling import adjust
 
 # What the beams of one prompt but the first start from, so that they do not repeat the first.
 NOT_STARTED = -1e9
@@ -28,9 +27,8 @@ class Hypotheses:
         beams = self.scores.size(1)
         scores = torch.cat([self.scores[prompts], scores], dim=1)
         tokens = torch.cat([self.tokens[prompts], tokens], dim=1)
-        lengths = torch.cat(
-            [self.lengths[prompts], torch.full_like(tokens[:, beams:, 0], length)], 1
-        )
+        offered = torch.full_like(tokens[:, beams:, 0], length)
+        lengths = torch.cat([self.lengths[prompts], offered], dim=1)
         best = scores.sort(dim=1, descending=True, stable=True).indices[:, :beams]
         self.scores[prompts] = scores.gather(1, best)
         self.lengths[prompts] = lengths.gather(1, best)

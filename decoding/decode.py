@@ -1,14 +1,13 @@
 """The entrance: a captioner's step function in, token ids and scores or captions out."""
 
-from typing import Callable, NamedTuple, Protocol
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
 from decoding.beam import beam_search
+from decoding.interface import Decoded, DecodingSettings, Generated, Step
 from decoding.sampling import sample
-from decoding.settings import DecodingSettings
-from decoding.step import Decoded, Step
 
 
 def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
@@ -25,34 +24,18 @@ def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         return search(step, prompt, end, pad, settings)
 
 
-class Generated(NamedTuple):
-    """captions: B lists of num_return strings, best first; token_ids int64 (B, num_return, L);
-    scores float64 (B, num_return), see `Decoded`."""
-
-    captions: list[list[str]]
-    token_ids: Tensor
-    scores: Tensor
-
-
-class SpecialIds(Protocol):
-    """What is needed of a tokeniser: the ids that end a caption and fill it up."""
-
-    end: int
-    pad: int
-
-
 def draw_captions(
     step: Step,
     prompt: Tensor,
     images: Tensor,
-    tokenizer: SpecialIds,
+    tokenizer: Any,
     settings: DecodingSettings,
     text: Callable[[Tensor], str],
 ) -> Generated:
     """Captions of B images that all start with a prompt, int64 (n,).
 
-    images: (B, ...), for their number and device. text: ids (L,), the prompt's included, to a
-    caption.
+    images: (B, ...), for their number and device. tokenizer: its `end` and `pad` end a caption and
+    fill it up. text: ids (L,), the prompt's included, to a caption.
     """
     prompts = prompt.to(images.device).expand(len(images), -1)
     token_ids, scores = decode(step, prompts, tokenizer.end, tokenizer.pad, settings)

@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from decoding.scores import adjust, warp
-from decoding.settings import DecodingSettings
-from decoding.step import Decoded, Step
+from decoding.interface import Decoded, DecodingSettings, Step
 
 
 def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
@@ -25,7 +23,11 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
     rows = live.unsqueeze(1).expand(-1, captions)
     for length in range(start, max_length):
         adjusted = adjust(logits.float(), tokens[live, :, :length], end, settings)
-        word = draw(adjusted, settings) if settings.sample else adjusted.argmax(-1)
+        if settings.sample:
+            probabilities = warp(adjusted, settings).softmax(-1).flatten(0, 1)
+            word = torch.multinomial(probabilities, 1).view(adjusted.shape[:2])
+        else:
+            word = adjusted.argmax(-1)
         over = lengths[live] < max_length  # (b, k)
         word = word.masked_fill(over, pad)
         logprob = logits.float().log_softmax(-1).gather(2, word.unsqueeze(2)).squeeze(2)
@@ -45,7 +47,35 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
     return Decoded(tokens[..., :width], scores / lengths**settings.length_penalty)
 
 
-def draw(scores: Tensor, settings: DecodingSettings) -> Tensor:
-    """One token id for each row of scores (b, k, V), from torch's global generator."""
-    probabilities = warp(scores, settings).softmax(-1)
-    return torch.multinomial(probabilities.flatten(0, 1), 1).view(scores.shape[:2])
+def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings) -> Tensor:
+    """Scores (..., V) after the repetition penalty and with no end before `min_length`.
+
+    tokens: int64 (..., n), all tokens so far, the prompt's included. A repeated token's score is
+    multiplied by the penalty where it is negative and divided by it where it is positive (CTRL,
+    arXiv 1909.05858, in the form of transformers 4.15.0).
+    """
+    if settings.repetition_penalty != 1:
+        seen = scores.gather(-1, tokens)
+        penalty = settings.repetition_penalty
+        scores = scores.scatter(-1, tokens, torch.where(seen < 0, seen * penalty, seen / penalty))
+    if tokens.size(-1) < settings.min_length:
+        scores = scores.index_fill(-1, torch.tensor(end, device=scores.device), float("-inf"))
+    return scores
+
+
+def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
+    """Scores (..., V) for sampling: temperature, then the `top_k` best, then the nucleus `top_p`.
+
+    The nucleus is the smallest set of best tokens whose probability exceeds top_p (arXiv
+    1904.09751); the best token always stays.
+    """
+    scores = scores / settings.temperature
+    if settings.top_k:
+        worst = scores.topk(min(settings.top_k, scores.size(-1)), dim=-1).values[..., -1:]
+        scores = scores.masked_fill(scores < worst, float("-inf"))
+    if settings.top_p < 1:
+        ranked, order = scores.sort(dim=-1, descending=True)
+        mass = ranked.softmax(-1).cumsum(-1)
+        outside = (mass - ranked.softmax(-1)) > settings.top_p
+        scores = scores.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
+    return scores

@@ -34,16 +34,12 @@ def read_requirements(path):
 
 
 def installed_distributions():
-    """Return every installed distribution by its normalised name.
+    """Return every installed distribution by its normalised name, which Python 3.9 cannot look up.
 
-    ``importlib.metadata.distribution`` does not find ``ruamel.yaml`` as ``ruamel_yaml`` on Python
-    3.9.
+    The first on the path is the one that is imported.
     """
-    found = {}
-    for distribution in distributions():
-        name = canonicalize_name(distribution.metadata["Name"] or "")
-        found.setdefault(name, distribution)  # the first on the path is imported
-    return found
+    installed = reversed(list(distributions()))
+    return {canonicalize_name(found.metadata["Name"] or ""): found for found in installed}
 
 
 def is_wanted(requirement, extras=("",)):

@@ -1,9 +1,8 @@
 """SMILE, semipermeable maximum likelihood (arXiv 2306.13460), and what it is compared with."""
 
 from smile.mle import mle_loss
-from smile.module import SmileLoss
 from smile.objective import OBJECTIVES, Objective, ObjectiveOutput, parse_objective
-from smile.smile import smile_loss
+from smile.smile import SmileLoss, smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
 
 __all__ = [

@@ -8,13 +8,12 @@ a piece of the positions at a time. Each piece leaves its gradient and is forgot
 Liger-Kernel's fused cross-entropy (arXiv 2410.10989), so that nothing is computed twice.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Optional
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from smile.head import POSITIONS, Head, computed_in, limit, slices
+from smile.head import POSITIONS, Head, computed_in, slices
 from smile.labels import caption_types, first_labelled
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
@@ -22,28 +21,12 @@ from smile.subsetting import random_subset_loss, reverse_subset_excludes
 HERE = -100  # the ignore_index of labels that count a caption's own words
 
 
-class Mixture(NamedTuple):
-    """What `Objective` was told; weights by name."""
-
-    weights: Mapping[str, float]
-    label_smoothing: float
-    first_token_mle: bool
-    pad_token_id: Optional[int]
-    ignore_index: int
-
-
 @torch.compiler.disable
-def mixture_from_hidden(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    labels: Tensor,
-    words: Optional[Tensor],
-    mixture: Mixture,
-) -> tuple[Tensor, Tensor]:
+def mixture_from_hidden(hidden, weight, bias, labels, words, mixture):
     """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
 
-    words: int64 (B, N, R), drawn for random subsetting, or None. Compiled code calls it as it is.
+    words: int64 (B, N, R), drawn for random subsetting, or None. mixture: that `Objective`.
+    Compiled code calls it as it is.
     """
     inputs = [x for x in (hidden, weight, bias) if x is not None]
     differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
@@ -57,7 +40,9 @@ class _MixtureFromHidden(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, labels, words, mixture, differentiate):
         ctx.save_for_backward(hidden, weight, bias, labels, words)
-        ctx.mixture, ctx.autocast = mixture, _autocast(hidden.device.type)
+        device = hidden.device.type
+        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        ctx.mixture, ctx.autocast = mixture, {"dtype": dtype, "enabled": enabled}
         # The range of float16 needs the scale of the loss, which backward alone knows.
         at_once = differentiate and computed_in(hidden) != torch.float16
         parts, ctx.gradients = _compute(hidden, weight, bias, labels, words, mixture, at_once)
@@ -73,7 +58,7 @@ class _MixtureFromHidden(torch.autograd.Function):
             )
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:  # float16, or a second backward
-            with torch.autocast(**ctx.autocast):
+            with torch.autocast(d_loss.device.type, **ctx.autocast):
                 _, gradients = _compute(*ctx.saved_tensors, ctx.mixture, True, d_loss)
         else:
             for gradient in gradients:
@@ -82,12 +67,6 @@ class _MixtureFromHidden(torch.autograd.Function):
         inputs = ctx.saved_tensors[:3]
         typed = (None if g is None else g.to(x.dtype) for x, g in zip(inputs, gradients))
         return (*typed, None, None, None, None)
-
-
-def _autocast(device: str) -> dict:
-    """What torch.autocast takes to be as it is now."""
-    dtype = torch.get_autocast_dtype(device)
-    return {"device_type": device, "dtype": dtype, "enabled": torch.is_autocast_enabled(device)}
 
 
 def _compute(hidden, weight, bias, labels, words, mixture, differentiate, scale=1.0):
@@ -107,7 +86,7 @@ def _compute(hidden, weight, bias, labels, words, mixture, differentiate, scale=
     return parts, (head.d_hidden.view_as(hidden), head.d_weight, head.d_bias)
 
 
-def _whole_vocabulary(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> dict:
+def _whole_vocabulary(head: Head, labels: Tensor, mixture: nn.Module, scale: Tensor) -> dict:
     """Sums over tokens of what needs all logits: `mle`, `reverse`, and `first`, the MLE of the
     first tokens, which is part of the other objectives with first-token MLE."""
     labelled = labels != mixture.ignore_index
@@ -117,22 +96,14 @@ def _whole_vocabulary(head: Head, labels: Tensor, mixture: Mixture, scale: Tenso
     label, is_first = (x.flatten()[rows].unsqueeze(1) for x in (labels, first))  # (M, 1) each
     excluded = reverse_subset_excludes(labels, mixture.ignore_index, mixture.pad_token_id)
     sums = scale.new_zeros(3)
-    for piece in slices(len(rows), limit(POSITIONS, labels.device)):
+    for piece in slices(len(rows), POSITIONS["cpu" if labels.is_cpu else "cuda"]):
         columns = excluded[rows[piece] // labels.size(1)]
         sums += _piece(head, rows[piece], label[piece], is_first[piece], columns, mixture, scale)
     mle, first_sum, reverse = sums
     return {"mle": mle, "first": first_sum, "reverse": reverse + first_sum}
 
 
-def _piece(
-    head: Head,
-    rows: Tensor,
-    label: Tensor,
-    is_first: Tensor,
-    excluded: Tensor,
-    mixture: Mixture,
-    scale: Tensor,
-) -> Tensor:
+def _piece(head, rows, label, is_first, excluded, mixture, scale):
     """The sums (3,) over `rows` (R,) of MLE, of first tokens' MLE and of other tokens' reverse
     subsetting, whose subset is without `excluded` (R, .). label, is_first: (R, 1)."""
     mle, reverse = (mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
@@ -169,7 +140,7 @@ def softmax_(logits: Tensor) -> Tensor:
     return largest - logits.gather(1, where).log()
 
 
-def _smile(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> Tensor:
+def _smile(head: Head, labels: Tensor, mixture: nn.Module, scale: Tensor) -> Tensor:
     """The sum of SMILE's losses but those of first tokens that are scored by MLE."""
     captions, length = labels.shape
     types, _ = caption_types(labels, mixture.ignore_index)  # (B, N)
@@ -177,21 +148,15 @@ def _smile(head: Head, labels: Tensor, mixture: Mixture, scale: Tensor) -> Tenso
     own = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)  # where its type first stands
     own = own.masked_fill(labels == mixture.ignore_index, HERE)
     rows = torch.arange(captions * length, device=labels.device).view(captions, length)
-    total = scale.new_zeros(())
     each = 2 * length * max(length, head.hidden.size(1))  # the words' rows and their gradient
-    for piece in slices(captions, head.elements // each):
 
-        def loss_of(logits, piece=piece):  # (b, N, N)
-            losses = smile_loss(logits, own[piece], HERE, reduction="none")
-            return (losses * counted[piece]).sum()
+    def loss_of(logits, piece):  # (b, N, N)
+        return (smile_loss(logits, own[piece], HERE, reduction="none") * counted[piece]).sum()
 
-        total = total + _gathered(
-            head, rows[piece], types[piece], loss_of, mixture.weights["smile"] * scale
-        )
-    return total
+    return _gathered(head, rows, types, each, loss_of, mixture.weights["smile"] * scale)
 
 
-def _random(head: Head, labels: Tensor, words: Tensor, mixture: Mixture, scale: Tensor) -> Tensor:
+def _random(head: Head, labels: Tensor, words: Tensor, mixture: nn.Module, scale: Tensor) -> Tensor:
     """The sum of random subsetting's losses but those of first tokens that are scored by MLE."""
     rows = _counted(labels, mixture).flatten().nonzero()  # (M, 1)
     label = labels.flatten()[rows]  # (M, 1)
@@ -200,37 +165,39 @@ def _random(head: Head, labels: Tensor, words: Tensor, mixture: Mixture, scale: 
         drawn = drawn.where(drawn != mixture.pad_token_id, label)
     columns = torch.cat([label, drawn], dim=1)  # (M, 1 + R)
     same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
-    total = scale.new_zeros(())
     each = 2 * columns.size(1) * head.hidden.size(1)
-    for piece in slices(len(rows), head.elements // each):
+
+    def loss_of(logits, piece):  # (m, 1, 1 + R)
         # Words are numbered by their column, where they first stand; the label's is 0.
         numbered = same[piece].unsqueeze(1)
+        label, drawn = numbered[..., 0], numbered[..., 1:]
+        return random_subset_loss(logits, label, drawn, HERE, reduction="sum")
 
-        def loss_of(logits, numbered=numbered):  # (m, 1, 1 + R)
-            label, drawn = numbered[..., 0], numbered[..., 1:]
-            return random_subset_loss(logits, label, drawn, HERE, reduction="sum")
-
-        total = total + _gathered(
-            head, rows[piece], columns[piece], loss_of, mixture.weights["random"] * scale
-        )
-    return total
+    return _gathered(head, rows, columns, each, loss_of, mixture.weights["random"] * scale)
 
 
 def _gathered(
-    head: Head, rows: Tensor, words: Tensor, loss_of: Callable[[Tensor], Tensor], weight: Tensor
+    head: Head, rows: Tensor, words: Tensor, each: int, loss_of: Callable, weight: Tensor
 ) -> Tensor:
     """The loss on the logits of `rows` (G, R) for `words` (G, J), its gradient times `weight`
-    collected by the head. loss_of: logits (G, R, J) to a scalar."""
-    logits = head.logits_of(rows, words)
-    with torch.enable_grad():
-        loss = loss_of(logits.requires_grad_(head.differentiate))
-    if head.differentiate:
-        (d_logits,) = torch.autograd.grad(loss, logits)
-        head.backward_of(rows, words, d_logits.mul_(weight))
-    return loss.detach()
+    collected by the head.
+
+    loss_of: logits (g, R, J) and the slice of those groups to a scalar. each: the elements that a
+    group takes, of which only so many are there at a time.
+    """
+    total = weight.new_zeros(())
+    for piece in slices(len(rows), head.elements // each):
+        logits = head.logits_of(rows[piece], words[piece])
+        with torch.enable_grad():
+            loss = loss_of(logits.requires_grad_(head.differentiate), piece)
+        if head.differentiate:
+            (d_logits,) = torch.autograd.grad(loss, logits)
+            head.backward_of(rows[piece], words[piece], d_logits.mul_(weight))
+        total = total + loss.detach()
+    return total
 
 
-def _counted(labels: Tensor, mixture: Mixture) -> Tensor:
+def _counted(labels: Tensor, mixture: nn.Module) -> Tensor:
     """bool (B, N): labelled, and not a first token that is scored by MLE."""
     first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
     return (labels != mixture.ignore_index) & ~first

@@ -1,6 +1,6 @@
 """A linear language head whose logits and gradients are made only where they are asked for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Optional, Union
 
 import torch
@@ -9,16 +9,11 @@ from torch import Tensor
 
 from smile.labels import at_least_float32
 
-# Positions whose logits are there at a time. Each piece reads and writes the whole gradient of the
-# weight: with fewer that would take longer than the products.
+# Positions whose logits are there at a time, on a CPU and elsewhere. Each piece reads and writes
+# the whole gradient of the weight: with fewer that would take longer than the products.
 POSITIONS = {"cpu": 128, "cuda": 1024}
 # Of what is gathered or converted at a time: what a processor's cache holds, a few calls of a GPU.
 ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
-
-
-def limit(of: Mapping[str, int], device: torch.device) -> int:
-    """The one for that type of device; for another than a CPU, a GPU's."""
-    return of.get(device.type, of["cuda"])
 
 
 def slices(count: int, step: int) -> Iterator[slice]:
@@ -42,7 +37,7 @@ class Head:
         self.bias = None if bias is None else bias.to(self.dtype)
         self.wide = torch.promote_types(self.dtype, torch.float32)
         self.differentiate = differentiate
-        self.elements = limit(ELEMENTS, hidden.device)
+        self.elements = ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
         if differentiate:
             self.d_hidden, self.d_weight, self.d_bias = (
                 None if x is None else torch.zeros_like(x, dtype=self.wide)

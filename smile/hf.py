@@ -95,25 +95,21 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
 def _forward_with_objective(original: Callable) -> Callable:
     names = list(inspect.signature(original).parameters)[1:]
-    keeps_past = "use_cache" in names
 
     @functools.wraps(original)
     def forward(self, *args, **kwargs):
         settings = self.__dict__.get("_smile")
-        theirs = functools.partial(original, self)
-        if settings is not None and settings.own_forward is not None:
-            theirs = settings.own_forward
+        theirs = getattr(settings, "own_forward", None) or functools.partial(original, self)
         named = dict(zip(names, args))
         if settings is None or {**named, **kwargs}.get("labels") is None:
             return theirs(*args, **kwargs)
-        if named.keys() & kwargs.keys():
-            twice = ", ".join(sorted(named.keys() & kwargs.keys()))
-            raise TypeError(f"forward() got multiple values for {twice}")
+        if twice := named.keys() & kwargs.keys():
+            raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}")
         kwargs = {**named, **kwargs}
         labels, num_items_in_batch = kwargs.pop("labels"), kwargs.pop("num_items_in_batch", None)
         return_dict = kwargs.pop("return_dict", None)
         kwargs["return_dict"] = True
-        if keeps_past:
+        if "use_cache" in names:
             kwargs["use_cache"] = False
         _give_decoder_inputs(self, labels, kwargs)
         # The model sees no labels, so that it computes no loss of its own.
@@ -145,15 +141,11 @@ def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: 
         results.append(settings.objective.from_hidden(hidden, head.weight, head.bias, aligned))
         return (args[0][:, -1:].detach(), *args[1:])
 
-    def check(_, args, logits):
+    def keep(_, args, logits):
         results.append(logits.detach())
 
-    hooks = [head.register_forward_pre_hook(take), head.register_forward_hook(check)]
-    try:
+    with head.register_forward_pre_hook(take), head.register_forward_hook(keep):
         output = run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     result, logits = results
     if not settings.head_is_last:
         last = output["logits"].detach()
@@ -238,7 +230,7 @@ def _without_peft(model: nn.Module) -> nn.Module:
 
 
 def _checked(objective: Optional[Objective]) -> Objective:
-    objective = objective or Objective("smile")
+    objective = objective or Objective()
     if objective.ignore_index != IGNORED:
         raise ValueError(
             f"ignore_index is {objective.ignore_index}; transformers' labels have -100"

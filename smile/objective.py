@@ -2,13 +2,13 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from smile.from_hidden import Mixture, mixture_from_hidden
+from smile.from_hidden import mixture_from_hidden
 from smile.labels import check_labels
 from smile.mle import mle_loss
 from smile.smile import smile_loss
@@ -27,6 +27,14 @@ class ObjectiveOutput(NamedTuple):
     loss: Tensor
     parts: dict[str, Tensor]
     tokens: Tensor
+
+
+def captions_an_image(captions: Sequence[Sequence[str]], images: int) -> int:
+    """k of a batch of `images` groups of k captions. Raises ValueError where they do not match."""
+    counts = [len(group) for group in captions]
+    if not counts or 0 in counts or counts != counts[:1] * images:
+        raise ValueError(f"{counts} captions for {images} images; each needs as many, at least one")
+    return counts[0]
 
 
 def parse_objective(spec: Union[str, Mapping[str, float]]) -> dict[str, float]:
@@ -94,7 +102,7 @@ class Objective(nn.Module):
         """
         check_labels(labels, len(weight), self.ignore_index)
         words = self._draw(labels, len(weight))
-        loss, values = mixture_from_hidden(hidden, weight, bias, labels, words, self._mixture())
+        loss, values = mixture_from_hidden(hidden, weight, bias, labels, words, self)
         parts = dict(zip(self.weights, values.unbind()))
         return ObjectiveOutput(loss, parts, (labels != self.ignore_index).sum())
 
@@ -103,15 +111,6 @@ class Objective(nn.Module):
         own = copy.deepcopy(self)
         own.pad_token_id = pad_token_id
         return own
-
-    def _mixture(self) -> Mixture:
-        return Mixture(
-            self.weights,
-            self.label_smoothing,
-            self.first_token_mle,
-            self.pad_token_id,
-            self.ignore_index,
-        )
 
     def _draw(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
         """The words (B, N, R) of random subsetting, if there is any."""

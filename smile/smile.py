@@ -1,7 +1,7 @@
 """Semipermeable maximum likelihood: a caption's softmax ranges over the caption's own words."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from smile.labels import at_least_float32, caption_types, check_labels, first_labelled, reduce
 
@@ -46,3 +46,18 @@ def with_first_token_mle(
     label = labels[captions, position].masked_fill(~first.any(dim=1), 0)
     mle = row.logsumexp(1) - row.gather(1, label.unsqueeze(1)).squeeze(1)
     return torch.where(first, mle.unsqueeze(1), losses)
+
+
+class SmileLoss(nn.Module):
+    """`smile_loss` with its settings; logits (B, N, V) and labels (B, N) as there."""
+
+    def __init__(
+        self, ignore_index: int = -100, first_token_mle: bool = False, reduction: str = "mean"
+    ):
+        super().__init__()
+        self.ignore_index = ignore_index
+        self.first_token_mle = first_token_mle
+        self.reduction = reduction
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return smile_loss(logits, labels, self.ignore_index, self.first_token_mle, self.reduction)

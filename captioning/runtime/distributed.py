@@ -21,7 +21,7 @@ TIMEOUT = timedelta(hours=2)
 T = TypeVar("T")
 
 _training: Optional[dist.ProcessGroup] = None  # that of all processes, with less patience
-_waiting = False
+waiting = False  # whether this process may wait for the others, rather than they for it
 
 
 def start(device: str) -> torch.device:
@@ -61,11 +61,8 @@ def _meeting_place() -> dict[str, Any]:
     if attempt == 0:
         return {}
     store, own_rank, size = next(rendezvous("env://"))
-    return {
-        "store": dist.PrefixStore(f"attempt/{attempt}", store),
-        "rank": own_rank,
-        "world_size": size,
-    }
+    store = dist.PrefixStore(f"attempt/{attempt}", store)
+    return {"store": store, "rank": own_rank, "world_size": size}
 
 
 def _gpu(device: torch.device, local_rank: int) -> torch.device:
@@ -145,22 +142,16 @@ def any_rank(value: object, patiently: bool = False) -> bool:
     on_gpu = dist.get_backend() == "nccl"
     found = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
     with _waits():
-        group = None if patiently else _training
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=None if patiently else _training)
         return bool(found.item())
 
 
 @contextmanager
 def _waits() -> Iterator[None]:
-    global _waiting
-    _waiting = True
+    global waiting
+    waiting = True
     yield
-    _waiting = False
-
-
-def is_waiting() -> bool:
-    """Whether this process may be waiting for the others rather than they for it."""
-    return _waiting
+    waiting = False
 
 
 def main_alone(do: Callable[[], None]) -> None:

@@ -1,10 +1,11 @@
-"""How a program of one process or several ends: well, asked to stop, with one line, or in a bug.
+"""How a program of one process or several ends: well, asked to stop, with one line, in a bug.
 
-Of several processes the one that caused an error is heard first.
+Of several processes the one that caused an error is heard first, and one that hangs is ended.
 """
 
 import os
 import sys
+import threading
 import time
 import traceback
 from typing import Callable, Optional
@@ -18,20 +19,17 @@ from captioning.runtime.progress import say
 FAILED, INTERRUPTED = 2, 130  # exit codes: after one line for the user, and after Ctrl-C
 HEAD_START_S = 10
 
-# Returns an exit code, or None for 0.
-Program = Callable[[], Optional[int]]
 
+def exit_code(program: Callable[[], Optional[int]]) -> int:
+    """As `exit_code_unwatched`, and 0 when a signal asked it to end early; see `stopping`.
 
-def exit_code(program: Program) -> int:
-    """As `exit_code_unwatched`, and 0 when it has ended early because it was asked to.
-
-    See `captioning.runtime.stopping`.
+    program: returns an exit code, or None for 0.
     """
     with stopping.watch():
         return exit_code_unwatched(program)
 
 
-def exit_code_unwatched(program: Program, interrupted: Optional[str] = None) -> int:
+def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) -> int:
     """Run it, signals left as they are; its exit code, or FAILED after the line of a UserError.
 
     interrupted: where it is given, Ctrl-C ends in this line (none for "") and INTERRUPTED.
@@ -48,7 +46,11 @@ def exit_code_unwatched(program: Program, interrupted: Optional[str] = None) -> 
         reason = stopping.asked() or "another process"
         say(f"stopped by {reason}; the same command goes on from here")
     except UserError as error:
-        _report(f"error: {error}")
+        line = f"error: {error}"
+        if not distributed.is_main():  # rank 0 may have the same one, and prints it alone
+            _wait_for_the_cause()
+            line = f"[rank {distributed.rank()}] {line}"
+        print(line, file=sys.stderr, flush=True)
         return FAILED
     except Exception:
         _end_after_a_bug()
@@ -56,14 +58,6 @@ def exit_code_unwatched(program: Program, interrupted: Optional[str] = None) -> 
     finally:
         distributed.stop()
     return 0
-
-
-def _report(line: str) -> None:
-    """Print this process's error; one that rank 0 has too is printed by rank 0 alone."""
-    if not distributed.is_main():
-        _wait_for_the_cause()
-        line = f"[rank {distributed.rank()}] {line}"
-    print(line, file=sys.stderr, flush=True)
 
 
 def _wait_for_the_cause() -> None:
@@ -108,3 +102,45 @@ def _silent_ranks() -> list[int]:
         return [other for other in ranks if not store.check([f"failed/{other}"])]
     except RuntimeError:  # the launcher, which keeps the store, is gone
         return []
+
+
+class Watchdog:
+    """Expects a `beat` every `seconds`, in training and generation on several processes.
+
+    A process that waits for the others is not at fault, and left alone: the one that hangs is to
+    be seen, and ended, first. Then those that wait fail as well.
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._last: Optional[float] = None
+        self._watched = threading.get_ident()
+        self._ended = threading.Event()
+        if distributed.world_size() > 1:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def beat(self) -> None:
+        """Say that the work goes on."""
+        self._last = time.monotonic()
+
+    def pause(self) -> None:
+        """Expect no beat until the next one."""
+        self._last = None
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(1.0, self.seconds / 10)):
+            last = self._last
+            late = last is not None and time.monotonic() - last > self.seconds
+            if late and not distributed.waiting:
+                lines = traceback.format_stack(sys._current_frames().get(self._watched))
+                print(
+                    f"{''.join(lines)}error: [rank {distributed.rank()}] hangs: it has done no "
+                    f"step for more than {self.seconds:g} s (rank_timeout), and is where the lines "
+                    "above say",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(1)

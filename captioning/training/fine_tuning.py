@@ -18,8 +18,8 @@ from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.precision import Precision
 from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
+from captioning.runtime.program import Watchdog
 from captioning.runtime.progress import progress, say
-from captioning.runtime.watchdog import Watchdog
 from captioning.training.evidence import Evidence
 from captioning.training.optimiser import build_optimizer
 from captioning.training.resume import starting_point

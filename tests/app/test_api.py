@@ -71,7 +71,7 @@ def test_refusals_are_one_line(server, files, name, settings, status, message):
 
 def test_who_comes_when_too_many_wait_is_sent_away(files):
     fastapi = pytest.importorskip("fastapi", reason="no Gradio, which brings FastAPI")
-    from app.api import add_api
+    from app.server import add_api
 
     busy = threading.Event()
 

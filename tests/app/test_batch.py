@@ -6,10 +6,10 @@ import zipfile
 
 import pytest
 
-from app.batch import caption_all, write_zip
 from app.options import read_options
 from app.photos import Limits
-from app.service import CaptionService
+from app.service import CaptionService, caption_all
+from app.view import write_zip
 from captioning.runtime.errors import UserError
 
 OPTIONS = read_options({"max_length": 12, "num_beams": 1})

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from decoding import DecodingSettings, decode
-from decoding.scores import warp
+from decoding.sampling import warp
 
 END, PAD, VOCABULARY = 1, 0, 7
 

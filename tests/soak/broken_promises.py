@@ -184,8 +184,8 @@ MUTATIONS = [
     ),
     Mutation(
         "a process that hangs is not ended",
-        "captioning/runtime/watchdog.py",
-        "            if late and not distributed.is_waiting():",
+        "captioning/runtime/program.py",
+        "            if late and not distributed.waiting:",
         "            if False:",
         "tests/e2e/test_faults.py -k hangs",
     ),

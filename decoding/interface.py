@@ -1,12 +1,15 @@
-"""The settings of decoding, under the names that transformers gives them."""
+"""What decoding is told and asks of a decoder, and what it gives back."""
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple, Optional, Protocol
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """How captions are drawn. Lengths are in tokens and count those of the prompt.
+    """How captions are drawn, under transformers' names. Lengths are in tokens, with the prompt's.
 
     Beam search with `num_beams` > 1, greedy with 1, sampling with `sample` (BLIP's nucleus
     sampling is top_p 0.9, top_k 50, repetition_penalty 1.1). `num_return` captions an image: the
@@ -42,9 +45,40 @@ class DecodingSettings:
             raise ValueError(
                 f"min_length is {self.min_length}, above max_length, {self.max_length}"
             )
-        candidates = self.num_return if self.sample else self.num_beams
-        if self.num_return > candidates:
+        if not self.sample and self.num_return > self.num_beams:
             raise ValueError(
                 f"num_return is {self.num_return} with num_beams {self.num_beams}; "
                 "raise num_beams or sample"
             )
+
+
+class Step(Protocol):
+    """One step of a decoder, with the cache that belongs to it.
+
+    tokens: int64 (b, k, n), the tokens to append for k rows of each of b prompts. rows: int64
+    (b, k), for each the row of the previous call, counted through as b' * k' + row, that it
+    continues; None at the first call, which is (B, 1, prompt). Prompts drop out between calls but
+    never change their order. Returns the logits after the last token, (b, k, V).
+    """
+
+    def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor: ...
+
+
+class Decoded(NamedTuple):
+    """token_ids: int64 (B, num_return, L), prompt included, ended by `end`, filled up with `pad`.
+
+    scores: float64 (B, num_return), the sum of log-probabilities divided by length **
+    length_penalty, where the length counts the prompt and not `end`.
+    """
+
+    token_ids: Tensor
+    scores: Tensor
+
+
+class Generated(NamedTuple):
+    """captions: B lists of num_return strings, best first; token_ids int64 (B, num_return, L);
+    scores float64 (B, num_return), see `Decoded`."""
+
+    captions: list[list[str]]
+    token_ids: Tensor
+    scores: Tensor
