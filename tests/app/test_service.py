@@ -80,8 +80,7 @@ def test_settings_that_cannot_be_followed_are_one_line(service, given, message):
 
 
 def test_more_tokens_than_the_decoder_has_places_are_refused(service, monkeypatch):
-    decoder = service.checkpoints[0].captioner.text_decoder
-    monkeypatch.setattr(type(decoder), "max_length", 20)
+    monkeypatch.setattr(service.checkpoints[0].captioner, "max_positions", 20)
     with pytest.raises(UserError, match="max_length is 21; MLE has room for 20 tokens"):
         service.caption(PHOTO, service.checkpoints[0], read_options({"max_length": 21}))
 
