@@ -36,9 +36,9 @@ def inference_copy(
 def in_full(layer: str) -> bool:
     """Whether the linear layer of that name computes in float32 in any case.
 
-    In bfloat16 the best words' logits become equals and beams a matter of luck: one in nine of
-    the demo's SMILE captions was another. With the head in float32, and what asks of the image and
-    what it answers, it is one in a hundred (docs/benchmarks.md), for a sixth of the weights.
+    In bfloat16 the logits of the best words become equal, and beams a matter of luck. So the head
+    stays in float32, and what asks of the image and what it answers: a sixth of the weights. How
+    many captions then still differ is in docs/benchmarks.md.
     """
     head = "cls.predictions" in layer
     return head or "crossattention.self.query" in layer or "crossattention.output" in layer
@@ -69,8 +69,8 @@ class InferenceLinear(nn.Module):
 def _can_pack(weight: Tensor) -> bool:
     """Whether oneDNN can keep the weight in its own layout.
 
-    A step of few rows reads every weight for little work. From its own layout oneDNN reads them
-    twice as fast, instead of laying them out at each step. torch has this for its compiler and
+    A step of few rows reads every weight for little work; in its own layout oneDNN need not lay
+    them out at each step. torch has this for its compiler and
     under a private name, which is looked for first.
     """
     operators, needed = torch.ops.mkldnn, ("_reorder_linear_weight", "_linear_pointwise")

@@ -135,9 +135,9 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
 
     From an image, opened or decoded, to uint8 (S, S, 3). Draws from torch's generator.
 
-    Torch resizes bytes several times as fast as Pillow and rounds otherwise: a few values in a
-    thousand differ by 1. A JPEG photo whose crop is at least 2, 4 or 8 times the square is decoded
-    at 1/2, 1/4 or 1/8 of its size, a third of the work: on photos its values then differ by 2 of
+    Torch resizes bytes faster than Pillow and rounds otherwise: a few values in a thousand differ
+    by 1. A JPEG photo whose crop is at least 2, 4 or 8 times the square is decoded
+    at 1/2, 1/4 or 1/8 of its size: on photos its values then differ by 2 of
     255 in the mean, and the crop begins at a multiple of 2, 4 or 8 pixels.
     """
     top, left, height, width = RandomResizedCrop.get_params(image, AREA, ASPECT)

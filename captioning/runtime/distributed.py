@@ -81,7 +81,7 @@ def stop() -> None:
     """Leave the process group, if there is one. Every DistributedDataParallel must be gone.
 
     One that is freed later frees the group too, holding the interpreter's lock that the group's
-    own threads may wait for: a deadlock at exit, seen in two runs of five with torch 2.8 and gloo.
+    own threads may wait for: a deadlock at exit, seen with torch 2.8 and gloo.
     """
     global _training
     _training = None
