@@ -132,10 +132,11 @@ def caption(arguments: argparse.Namespace) -> None:
     load = partial(Captioning, checkpoint, arguments.config, changes, arguments.num_return, device)
     names = set(Request.__dataclass_fields__) - {"source"}
     request = Request(arguments.input, **{name: getattr(arguments, name) for name in names})
+    only_speed = keys_of("speed")
     settings = {
         "checkpoint": checkpoint,
         "checkpoint_time": os.path.getmtime(checkpoint) if os.path.exists(checkpoint) else None,
-        **{name: value for name, value in changes.items() if name not in keys_of("speed")},
+        **{name: value for name, value in changes.items() if name not in only_speed},
         **{name: getattr(arguments, name) for name in OF_THE_RUN},
     }
     settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])

@@ -1,5 +1,9 @@
 """The configuration of a run of seconds; what differs from test to test is added to it."""
 
+from pathlib import Path
+
+import torch
+
 # `data` is a folder of scenes, as captioning.scenes makes it.
 TINY_RUN = """
 dataset: custom
@@ -19,3 +23,12 @@ init_lr: 1e-3
 max_epoch: 3
 num_workers: 0
 """
+
+
+def leave_an_epoch(config):
+    """Write the checkpoint of a run of one epoch, of one process, that has learned nothing."""
+    folder = Path(config.output_dir)
+    folder.mkdir(exist_ok=True)
+    batches = {"batch_size": config.batch_size, "processes": 1, "accumulation_steps": 1}
+    content = {"model": {}, "optimizer": {}, "epoch": 0, "batches": batches}
+    torch.save({**content, "config": config.model_dump()}, folder / "checkpoint_00.pth")

@@ -6,8 +6,5 @@ from captioning.captioners.interface import CaptionerPackage
 
 CAPTIONERS: dict[str, CaptionerPackage] = {
     "blip": BLIP.configured,
-    "rnn": baselines.configured,
-    "lstm": baselines.configured,
-    "attn": baselines.configured,
-    "sat": baselines.configured,
+    **dict.fromkeys(baselines.MODELS, baselines.configured),
 }

@@ -42,8 +42,12 @@ class KeptBatch(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch, seed: int, output: ObjectiveOutput) -> "KeptBatch":
-        parts = {"loss": output.loss.detach(), **output.parts}
-        return cls(seed, batch["image_id"], batch["index"], batch["captions"], parts)
+        return cls(seed, batch["image_id"], batch["index"], batch["captions"], parts_of(output))
+
+
+def parts_of(output: ObjectiveOutput) -> dict[str, Tensor]:
+    """The loss, detached, and its parts by name."""
+    return {"loss": output.loss.detach(), **output.parts}
 
 
 def what_is_not_finite(
@@ -147,8 +151,7 @@ class Evidence:
         with self.precision.autocast():
             output = captioner(batch["image"], batch["captions"])
         self.state.scaler.scale(output.loss).backward()
-        parts = {"loss": output.loss.detach(), **output.parts}
-        return {"parts": _numbers(parts), "gradients": _not_finite_gradients(captioner)}
+        return {"parts": _numbers(parts_of(output)), "gradients": _not_finite_gradients(captioner)}
 
 
 def _described(batch: KeptBatch) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class FineTuning:
         """Close the log and let go of the distributed model; see `distributed.stop`."""
         self.watchdog.end()
         self.log.close()
-        self.model = self.step.model = self.captioner
+        self.step.model = self.captioner
 
     # Set-up
 
@@ -128,11 +128,9 @@ class FineTuning:
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
         """Captioner, optimiser and step, as they were where the checkpoint was saved."""
         self.captioner = self._build_captioner(checkpoint)
-        self.model = self._wrap(self.captioner)
+        model = self._wrap(self.captioner)
         self.optimizer, self.rate_shares = build_optimizer(self.captioner, self.config)
-        self.step = TrainingStep(
-            self.config, self.model, self.captioner, self.optimizer, self.precision
-        )
+        self.step = TrainingStep(self.config, model, self.captioner, self.optimizer, self.precision)
         self.state = RunState(self.config, self.captioner, self.optimizer, self.precision)
         self.place = self.state.restore(checkpoint) if checkpoint else Place()
         self.after_epoch = checkpoint is not None and "within" not in checkpoint
@@ -174,7 +172,7 @@ class FineTuning:
     def _train_epoch(self, epoch: int) -> None:
         config = self.config
         self.captioner.begin_epoch(epoch)
-        self.model.train()
+        self.step.model.train()
         place = self.place if self.place.epoch == epoch else Place(epoch)
         batches = self._batches(place)
         images = config.batch_size * distributed.world_size() * config.accumulation_steps

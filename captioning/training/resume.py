@@ -51,9 +51,8 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
 def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> None:
     """Refuse what makes another run: keys of the role "run", and "length" under a cosine."""
     try:
-        before = Config.model_validate(
-            content["config"]
-        ).model_dump()  # keys that came later as defaults
+        # Keys that came later have their defaults.
+        before = Config.model_validate(content["config"]).model_dump()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(

@@ -59,7 +59,7 @@ class TrainingStep:
         NotFiniteError on all ranks.
         """
         self.kept = []
-        totals: list[Tensor] = []  # of each batch, over all ranks, in the order of `_names`
+        totals: list[Tensor] = []  # of each batch, over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for number in range(self.count):
             batch = next(batches)
@@ -77,7 +77,8 @@ class TrainingStep:
         if problem:
             raise NotFiniteError(problem)
         self._apply()
-        return Stepped(dict(zip(self._names(output), map(sum, zip(*sums)))), norm)
+        names = ["tokens", *self.kept[-1].parts, *COUNTED]
+        return Stepped(dict(zip(names, map(sum, zip(*sums)))), norm)
 
     def _synchronised(self, number: int):
         """Processes add their gradients at the last of the batches alone."""
@@ -94,15 +95,12 @@ class TrainingStep:
         return output
 
     def _weighed(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
-        """This rank's sums of a batch, float64 (n,)."""
-        loss = output.loss.detach()
-        means = torch.stack([torch.ones_like(loss), loss, *output.parts.values()]).double()
+        """This rank's sums of the batch that was kept last, float64 (n,)."""
+        parts = self.kept[-1].parts
+        means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
         counted = torch.tensor([batch["skipped"], bool(stopping.asked())]).double()
         counted = counted.to(self.precision.device, non_blocking=True)
         return torch.cat([means * output.tokens, counted])
-
-    def _names(self, output: ObjectiveOutput) -> list[str]:
-        return ["tokens", "loss", *output.parts, *COUNTED]
 
     def _backward(self, output: ObjectiveOutput, reference: Tensor) -> None:
         weight = output.tokens * distributed.world_size() / reference.clamp(min=1)

@@ -1,11 +1,11 @@
 """Settings that would make a run another one as it goes on: the exact line for each."""
 
 import pytest
-import torch
 
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.training.resume import starting_point
+from tests.tiny_run import leave_an_epoch
 
 OTHER = "the run in {run} had other settings ({told}); give another output_dir, or resume=never, "
 OTHER += "which moves that run aside"
@@ -52,11 +52,8 @@ ROWS = [  # what the run had, what it is given, the line
 @pytest.mark.parametrize(("had", "given", "line"), ROWS, ids=[row[1] for row in ROWS])
 def test_the_line_is(scenes_config, scenes, tmp_path, had, given, line):
     run = tmp_path / "run"
-    run.mkdir()
     config = load_config(scenes_config, had, {"output_dir": str(run)})
-    batches = {"batch_size": 8, "processes": 1, "accumulation_steps": 1}
-    content = {"model": {}, "optimizer": {}, "epoch": 0, "batches": batches}
-    torch.save({**content, "config": config.model_dump()}, run / "checkpoint_00.pth")
+    leave_an_epoch(config)
     assert starting_point(config)["epoch"] == 0
     with pytest.raises(UserError) as error:
         starting_point(load_config(scenes_config, [*had, given], {"output_dir": str(run)}))

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import pytest
-import torch
 
 from captioning import caption
 from captioning.config import Config, keys_of, load_config
@@ -14,6 +13,7 @@ from captioning.runtime.errors import UserError
 from captioning.sweep.__main__ import OWN_KEYS
 from captioning.sweep.variants import varied_keys
 from captioning.training.resume import starting_point
+from tests.tiny_run import leave_an_epoch
 
 
 def test_every_key_has_one_role_and_every_role_a_key():
@@ -45,12 +45,7 @@ def begun(scenes_config, tmp_path):
         config = load_config(
             scenes_config, ["max_epoch=2", *overrides], {"output_dir": str(tmp_path / "run")}
         )
-        batches = {"batch_size": 8, "processes": 1, "accumulation_steps": 1}
-        content = {"model": {}, "optimizer": {}, "epoch": 0, "batches": batches}
-        (tmp_path / "run").mkdir(exist_ok=True)
-        torch.save(
-            {**content, "config": config.model_dump()}, tmp_path / "run" / "checkpoint_00.pth"
-        )
+        leave_an_epoch(config)
         if other:
             value = getattr(config, other)
             changed[other] = 1 if value in (None, True, False) and value != 1 else "another"

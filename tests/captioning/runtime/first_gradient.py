@@ -18,7 +18,7 @@ def main(path, folder, *overrides):
     tuning = FineTuning(config, distributed.start("cpu"))
     names = {parameter: name for name, parameter in tuning.captioner.named_parameters()}
     tuning.captioner.eval()  # no dropout, which differs by process
-    tuning.model.train = lambda: None
+    tuning.step.model.train = lambda: None
 
     def save(*_, **__):
         gradients = {name: parameter.grad for parameter, name in names.items()}

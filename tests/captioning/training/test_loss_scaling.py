@@ -90,7 +90,7 @@ def test_an_overflow_in_forward_stops_the_run(run):
 def gradient(tuning):
     """That of the first step, as the optimiser gets it."""
     tuning.captioner.eval()
-    tuning.model.train = lambda: None
+    tuning.step.model.train = lambda: None
     found = {}
 
     def keep(*_):

@@ -63,7 +63,7 @@ def run(scenes_config, tmp_path):
         flags = {"output_dir": str(tmp_path / "run")}
         tuning = FineTuning(load_config(scenes_config, given, flags), torch.device("cpu"))
         tuning.captioner.eval()
-        tuning.model.train = lambda: None
+        tuning.step.model.train = lambda: None
         return tuning
 
     return make
