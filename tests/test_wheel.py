@@ -53,7 +53,8 @@ def test_wheel_holds_the_objective_alone_and_asks_for_torch_alone(wheel, reposit
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
         lines = archive.read(metadata).decode().splitlines()
-    assert sorted(names) == sorted(f"smile/{path.name}" for path in repository.glob("smile/*.py"))
+    files = repository.glob("smile/**/*.py")
+    assert sorted(names) == sorted(path.relative_to(repository).as_posix() for path in files)
     assert [line for line in lines if line.startswith("Requires-Dist")] == [
         "Requires-Dist: torch>=2.8"
     ]

@@ -1,13 +1,4 @@
-"""The objective in models of transformers. That is not imported; a model is only looked at.
-
-There are two ways in. `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of
-an objective, with every version of transformers. `compute_loss_func(model)` is for `Trainer` and
-`Seq2SeqTrainer` of 4.46 and later, and leaves the model alone.
-
-Labels are as transformers has them: -100 where nothing is scored, which is padding, a prompt and
-the places of an image. An encoder-decoder model gets the labels moved to the right as its input, so
-that its logits are in step with them; any other model's logits are one ahead.
-"""
+"""A model of transformers whose forward returns the objective's loss."""
 
 import functools
 import inspect
@@ -18,14 +9,14 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.objective import Objective, ObjectiveOutput
-
-IGNORED = -100
-# What configurations call the tokens that stand where the features of an image, a video or a sound
-# are put.
-MEDIA_TOKENS = tuple(
-    f"{medium}_token_{kind}" for medium in ("image", "video", "audio") for kind in ("id", "index")
+from smile.hf.families import (
+    IGNORED,
+    generative,
+    give_decoder_inputs,
+    in_step,
+    language_head,
 )
+from smile.objective import Objective, ObjectiveOutput
 
 
 @dataclass
@@ -47,11 +38,11 @@ def use_smile(
     language head, so that logits are never all there; the output has none then. Raises ValueError
     for a model that cannot do so.
     """
-    model = _without_peft(model)
+    model = generative(model)
     undo(model)
     objective = _checked(objective)
     if from_hidden:
-        _language_head(model)
+        language_head(model)
     # accelerate leaves such a forward behind, for autocast or for devices; it would hide ours.
     model._smile = _Settings(objective, from_hidden, model.__dict__.pop("forward", None))
     # A class rather than an instance's attribute, which copies and replicas of the model would
@@ -69,7 +60,7 @@ def use_smile(
 
 def undo(model: nn.Module) -> nn.Module:
     """Give a model its own loss back; one that has it stays as it is. Returns the model."""
-    model = _without_peft(model)
+    model = generative(model)
     settings = model.__dict__.pop("_smile", None)
     if settings is not None and settings.own_forward is not None:
         model.__dict__.setdefault("forward", settings.own_forward)
@@ -84,11 +75,11 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     The trainer keeps labels from the model, so an encoder-decoder model needs `decoder_input_ids`
     in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` puts them there.
     """
-    model, objective = _without_peft(model), _checked(objective)
+    model, objective = generative(model), _checked(objective)
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        return _loss(objective(*_in_step(model, logits, labels)), num_items_in_batch)
+        return _loss(objective(*in_step(model, logits, labels)), num_items_in_batch)
 
     return compute_loss
 
@@ -111,14 +102,14 @@ def _forward_with_objective(original: Callable) -> Callable:
         kwargs["return_dict"] = True
         if "use_cache" in names:
             kwargs["use_cache"] = False
-        _give_decoder_inputs(self, labels, kwargs)
+        give_decoder_inputs(self, labels, kwargs)
         # The model sees no labels, so that it computes no loss of its own.
         run = functools.partial(theirs, **kwargs)
         if settings.from_hidden and self.training:
             output, result = _run_from_hidden(self, run, labels, settings)
         else:
             output = run()
-            result = settings.objective(*_in_step(self, output["logits"], labels))
+            result = settings.objective(*in_step(self, output["logits"], labels))
         fields = {**output, "loss": _loss(result, num_items_in_batch)}
         if settings.from_hidden and self.training:
             del fields["logits"]
@@ -134,10 +125,10 @@ def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: 
 
     The objective is taken in the head's call, where FSDP has the head's weights whole.
     """
-    head, results = _language_head(model), []
+    head, results = language_head(model), []
 
     def take(_, args):
-        hidden, aligned = _in_step(model, args[0], labels)
+        hidden, aligned = in_step(model, args[0], labels)
         results.append(settings.objective.from_hidden(hidden, head.weight, head.bias, aligned))
         return (args[0][:, -1:].detach(), *args[1:])
 
@@ -158,75 +149,10 @@ def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: 
     return output, result
 
 
-def _in_step(model: nn.Module, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
-
-    Places before the text, which are an image's, have no labels and are left out.
-    """
-    labels = labels.to(predictions.device)
-    for name in MEDIA_TOKENS:
-        token = getattr(model.config, name, None)
-        if token is not None:
-            labels = labels.masked_fill(labels == token, IGNORED)
-    before = predictions.size(1) - labels.size(1)
-    if before < 0:
-        raise ValueError(f"{labels.size(1)} labels for {predictions.size(1)} predictions")
-    if model.config.is_encoder_decoder:
-        return predictions[:, before:], labels
-    return predictions[:, before:-1], labels[:, 1:]
-
-
-def _give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
-    """Put what an encoder-decoder model would make of its labels into `inputs`, where it is not."""
-    given = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
-    if not model.config.is_encoder_decoder or any(value is not None for value in given):
-        return
-    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
-        return
-    moved = labels.roll(1, dims=1)
-    moved[:, 0] = _of_text(model, "decoder_start_token_id")
-    inputs["decoder_input_ids"] = moved.where(moved != IGNORED, _of_text(model, "pad_token_id"))
-
-
-def _of_text(model: nn.Module, name: str) -> int:
-    """A token of the configuration, or of the one that it has for text."""
-    for config in (model.config, getattr(model.config, "text_config", None)):
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
-    raise ValueError(f"{type(model).__name__}: config.{name} is not set")
-
-
 def _loss(result: ObjectiveOutput, num_items_in_batch) -> Tensor:
     if num_items_in_batch is None:
         return result.loss
     return result.loss * result.tokens / num_items_in_batch
-
-
-def _language_head(model: nn.Module) -> nn.Linear:
-    """The linear layer that makes logits; ValueError where there is none."""
-    for module in (model, *model.children()):
-        if hasattr(module, "get_output_embeddings"):
-            head = module.get_output_embeddings()
-            if isinstance(head, nn.Linear):
-                return head
-    raise ValueError(
-        f"{type(model).__name__} has no linear language head that can be read; "
-        "use_smile needs from_hidden=False for it"
-    )
-
-
-def _without_peft(model: nn.Module) -> nn.Module:
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    known = inspect.signature(type(model).forward).parameters
-    if "MaskedLM" in type(model).__name__:
-        raise ValueError(f"{type(model).__name__} fills in words; give a model that generates text")
-    if not hasattr(model, "config") or "labels" not in known:
-        raise ValueError(
-            f"{type(model).__name__} takes no labels; give a generative model of transformers, "
-            "before DDP, FSDP or torch.compile is around it"
-        )
-    return model
 
 
 def _checked(objective: Optional[Objective]) -> Objective:

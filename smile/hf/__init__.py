@@ -1,0 +1,14 @@
+"""The objective in models of transformers. That is not imported; a model is only looked at.
+
+There are two ways in. `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of
+an objective, with every version of transformers. `compute_loss_func(model)` is for `Trainer` and
+`Seq2SeqTrainer` of 4.46 and later, and leaves the model alone.
+
+Labels are as transformers has them: -100 where nothing is scored, which is padding, a prompt and
+the places of an image. An encoder-decoder model gets the labels moved to the right as its input, so
+that its logits are in step with them; any other model's logits are one ahead.
+"""
+
+from smile.hf.forward import compute_loss_func, undo, use_smile
+
+__all__ = ["compute_loss_func", "undo", "use_smile"]
