@@ -1,5 +1,10 @@
 """SMILE, semipermeable maximum likelihood (arXiv 2306.13460), and what it is compared with."""
 
+from smile.captions import (
+    captions_of_turns,
+    segments_from_cu_seq_lens,
+    segments_from_position_ids,
+)
 from smile.mle import mle_loss
 from smile.objective import OBJECTIVES, Objective, ObjectiveOutput, parse_objective
 from smile.smile import SmileLoss, smile_loss
@@ -10,9 +15,12 @@ __all__ = [
     "Objective",
     "ObjectiveOutput",
     "SmileLoss",
+    "captions_of_turns",
     "mle_loss",
     "parse_objective",
     "random_subset_loss",
     "reverse_subset_loss",
+    "segments_from_cu_seq_lens",
+    "segments_from_position_ids",
     "smile_loss",
 ]

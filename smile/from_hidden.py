@@ -9,46 +9,68 @@ Liger-Kernel's fused cross-entropy (arXiv 2410.10989), so that nothing is comput
 """
 
 from collections.abc import Callable
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
-from smile.head import POSITIONS, Head, computed_in, slices
-from smile.labels import caption_types, first_labelled
+from smile.captions import blocks
+from smile.head import POSITIONS, Head, Transform, computed_in, slices
+from smile.labels import caption_types, count, first_labelled, reduce
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
 
 HERE = -100  # the ignore_index of labels that count a caption's own words
 
 
+class Given(NamedTuple):
+    """What has no gradient: labels (B, N); words (B, N, R), drawn for random subsetting; segments
+    and weights (B, N), each of the three perhaps None; how losses are reduced, what is made of
+    logits, and the `Objective` that says which losses."""
+
+    labels: Tensor
+    words: Optional[Tensor]
+    segments: Optional[Tensor]
+    weights: Optional[Tensor]
+    reduction: str
+    transform: Transform
+    mixture: nn.Module
+
+
 @torch.compiler.disable
-def mixture_from_hidden(hidden, weight, bias, labels, words, mixture):
+def mixture_from_hidden(hidden, weight, bias, given: Given):
     """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
 
-    words: int64 (B, N, R), drawn for random subsetting, or None. mixture: that `Objective`.
     Compiled code calls it as it is.
     """
     inputs = [x for x in (hidden, weight, bias) if x is not None]
     differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return _MixtureFromHidden.apply(hidden, weight, bias, labels, words, mixture, differentiate)
+    return _MixtureFromHidden.apply(hidden, weight, bias, given, differentiate)
 
 
 class _MixtureFromHidden(torch.autograd.Function):
-    """(hidden (B, N, D), weight, bias, labels (B, N), words (B, N, R) or None, mixture, whether
-    gradients will be asked for) -> the loss, and the parts (len(weights),), which have none."""
+    """(hidden (B, N, D), weight, bias, given, whether gradients will be asked for) -> the loss, a
+    scalar or (B, N), and the parts (len(weights), ...), which have no gradient."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, labels, words, mixture, differentiate):
-        ctx.save_for_backward(hidden, weight, bias, labels, words)
+    def forward(ctx, hidden, weight, bias, given, differentiate):
+        ctx.save_for_backward(hidden, weight, bias)
         device = hidden.device.type
         dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        ctx.mixture, ctx.autocast = mixture, {"dtype": dtype, "enabled": enabled}
-        # The range of float16 needs the scale of the loss, which backward alone knows.
-        at_once = differentiate and computed_in(hidden) != torch.float16
-        parts, ctx.gradients = _compute(hidden, weight, bias, labels, words, mixture, at_once)
-        weights = parts.new_tensor(list(mixture.weights.values()))
+        ctx.given, ctx.autocast = given, {"dtype": dtype, "enabled": enabled}
+        # The range of float16 needs the scale of the loss, and losses that are not summed need
+        # theirs, which backward alone knows.
+        wait = computed_in(hidden) == torch.float16 or given.reduction == "none"
+        losses, ctx.gradients = _compute(
+            hidden, weight, bias, given, None if wait or not differentiate else 1.0
+        )
+        ignore, labels = given.mixture.ignore_index, given.labels
+        parts = torch.stack(
+            [reduce(x, labels, ignore, given.reduction, given.weights) for x in losses]
+        )
         ctx.mark_non_differentiable(parts)
-        return (weights * parts).sum(), parts
+        weights = list(given.mixture.weights.values())
+        return sum(each * part for each, part in zip(weights, parts)), parts
 
     @staticmethod
     def backward(ctx, d_loss, _):
@@ -57,80 +79,171 @@ class _MixtureFromHidden(torch.autograd.Function):
                 "the objective from hidden states has no second derivative; give it logits instead"
             )
         gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # float16, or a second backward
+        if gradients is None:  # float16, no reduction, or a second backward
             with torch.autocast(d_loss.device.type, **ctx.autocast):
-                _, gradients = _compute(*ctx.saved_tensors, ctx.mixture, True, d_loss)
+                _, gradients = _compute(*ctx.saved_tensors, ctx.given, d_loss)
         else:
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(d_loss)
-        inputs = ctx.saved_tensors[:3]
-        typed = (None if g is None else g.to(x.dtype) for x, g in zip(inputs, gradients))
-        return (*typed, None, None, None, None)
+        typed = (None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients))
+        return (*typed, None, None)
 
 
-def _compute(hidden, weight, bias, labels, words, mixture, differentiate, scale=1.0):
-    """The parts, and, if asked for, `scale` times the gradients of hidden, weight and bias."""
-    head = Head(hidden.flatten(0, 1), weight, bias, differentiate)
+def _compute(hidden, weight, bias, given, d_loss):
+    """Each objective's losses (B, N), and gradients of hidden, weight and bias.
+
+    d_loss: the gradient of the reduced loss, a scalar or (B, N); None where none are asked for.
+    """
+    labels, mixture = given.labels, given.mixture
+    head = Head(hidden.flatten(0, 1), weight, bias, d_loss is not None, given.transform)
     with torch.autocast(hidden.device.type, enabled=False):
-        tokens = (labels != mixture.ignore_index).sum().clamp(min=1)
-        scale = torch.as_tensor(scale, dtype=head.wide, device=labels.device) / tokens
-        sums = _whole_vocabulary(head, labels, mixture, scale)
-        if "smile" in mixture.weights:
-            sums["smile"] = sums["first"] + _smile(head, labels, mixture, scale)
-        if "random" in mixture.weights:
-            sums["random"] = sums["first"] + _random(head, labels, words, mixture, scale)
-        parts = torch.stack([sums[name] for name in mixture.weights]) / tokens
-    if not differentiate:
-        return parts, None
-    return parts, (head.d_hidden.view_as(hidden), head.d_weight, head.d_bias)
+        d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
+        if given.weights is not None:
+            d_losses = given.weights.to(head.wide)
+        if given.reduction == "mean":
+            tokens = count(labels, given.weights, mixture.ignore_index)
+            d_losses = d_losses / tokens.masked_fill(tokens == 0, 1)
+        if d_loss is not None:
+            d_losses = d_losses * d_loss
+        losses = _Losses(head, labels, mixture, d_losses)
+        for rows, own in blocks(labels, given.segments, mixture.ignore_index):
+            padding = mixture.pad_token_id if given.segments is None else None
+            losses.add_whole_vocabulary(rows, own, padding)
+            if "smile" in mixture.weights:
+                losses.add_smile(rows, own)
+            if "random" in mixture.weights:
+                losses.add_random(rows, own, given.words)
+    found = [losses.of[name][:-1].view_as(labels) for name in mixture.weights]
+    if d_loss is None:
+        return found, None
+    return found, (head.d_hidden.view_as(hidden), head.d_weight, head.d_bias)
 
 
-def _whole_vocabulary(head: Head, labels: Tensor, mixture: nn.Module, scale: Tensor) -> dict:
-    """Sums over tokens of what needs all logits: `mle`, `reverse`, and `first`, the MLE of the
-    first tokens, which is part of the other objectives with first-token MLE."""
-    labelled = labels != mixture.ignore_index
-    first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
-    everywhere = "mle" in mixture.weights or "reverse" in mixture.weights
-    rows = (labelled if everywhere else first).flatten().nonzero().squeeze(1)  # (M,)
-    label, is_first = (x.flatten()[rows].unsqueeze(1) for x in (labels, first))  # (M, 1) each
-    excluded = reverse_subset_excludes(labels, mixture.ignore_index, mixture.pad_token_id)
-    sums = scale.new_zeros(3)
-    for piece in slices(len(rows), POSITIONS["cpu" if labels.is_cpu else "cuda"]):
-        columns = excluded[rows[piece] // labels.size(1)]
-        sums += _piece(head, rows[piece], label[piece], is_first[piece], columns, mixture, scale)
-    mle, first_sum, reverse = sums
-    return {"mle": mle, "first": first_sum, "reverse": reverse + first_sum}
+class _Losses:
+    """Losses of tokens by objective, `of[name]` (B * N + 1,), found for some captions at a time,
+    and their gradients, which the head collects. d_losses: (B, N), of each token's weighted sum."""
 
+    def __init__(self, head: Head, labels: Tensor, mixture: nn.Module, d_losses: Tensor):
+        self.head, self.mixture = head, mixture
+        self.d_losses = d_losses.flatten()
+        # The last place takes what is found where no loss is looked for.
+        self.of = {name: d_losses.new_zeros(labels.numel() + 1) for name in mixture.weights}
 
-def _piece(head, rows, label, is_first, excluded, mixture, scale):
-    """The sums (3,) over `rows` (R,) of MLE, of first tokens' MLE and of other tokens' reverse
-    subsetting, whose subset is without `excluded` (R, .). label, is_first: (R, 1)."""
-    mle, reverse = (mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
-    others = sum(mixture.weights.values()) - mle
-    smoothing = mixture.label_smoothing if mle else 0.0
-    logits = head.logits(rows)  # (R, V)
-    target = logits.gather(1, label)
-    sums = logits.new_zeros(3)
-    if reverse:
-        subset = logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
-        sums[2] = (softmax_(subset) - target)[~is_first].sum()
-    mean = logits.mean(1, keepdim=True) if smoothing else target
-    total = softmax_(logits)
-    sums[0] = (total - (1 - smoothing) * target - smoothing * mean).sum()
-    sums[1] = (total - target)[is_first].sum()
-    if head.differentiate:
-        # Each softmax times its weight, less what the labels and smoothing ask for.
-        in_all = mle + others * is_first.to(head.wide)  # (R, 1)
-        in_subset = reverse * (~is_first).to(head.wide)
-        d_logits = logits.mul_(in_all * scale)
+    def add_whole_vocabulary(self, rows: Tensor, labels: Tensor, padding: Optional[int]) -> None:
+        """Of what needs all logits: MLE, reverse subsetting, and first tokens, whose MLE is part of
+        the other objectives with first-token MLE. rows, labels: (C, L), a caption each."""
+        mixture = self.mixture
+        labelled = labels != mixture.ignore_index
+        first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
+        everywhere = "mle" in mixture.weights or "reverse" in mixture.weights
+        chosen = (labelled if everywhere else first).flatten().nonzero().squeeze(1)  # (M,)
+        excluded = reverse_subset_excludes(labels, mixture.ignore_index, padding)
+        label, is_first = (x.flatten()[chosen].unsqueeze(1) for x in (labels, first))  # (M, 1) each
+        of_caption = chosen.div(labels.size(1), rounding_mode="floor")
+        chosen = rows.flatten()[chosen]
+        for piece in slices(len(chosen), POSITIONS["cpu" if labels.is_cpu else "cuda"]):
+            columns = excluded[of_caption[piece]]
+            self._add_piece(chosen[piece], label[piece], is_first[piece], columns)
+
+    def _add_piece(self, rows, label, is_first, excluded):
+        """Of `rows` (R,). label, is_first: (R, 1). excluded: (R, .), what the subset of reverse
+        subsetting lacks."""
+        mle, reverse = (self.mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
+        others = sum(self.mixture.weights.values()) - mle
+        smoothing = self.mixture.label_smoothing if mle else 0.0
+        logits, slope = self.head.logits(rows)  # (R, V)
+        target = logits.gather(1, label)
         if reverse:
-            d_logits += subset.mul_(in_subset * scale)
-        if smoothing:
-            d_logits -= mle * smoothing / logits.size(1) * scale
-        asked = in_all - mle * smoothing + in_subset
-        head.backward(rows, d_logits.scatter_add_(1, label, -asked * scale))
-    return sums
+            subset = logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
+            self.of["reverse"][rows] = (softmax_(subset) - target).squeeze(1)
+        mean = logits.mean(1, keepdim=True) if smoothing else target
+        total = softmax_(logits)
+        if mle:
+            smoothed = total - (1 - smoothing) * target - smoothing * mean
+            self.of["mle"][rows] = smoothed.squeeze(1)
+        if self.mixture.first_token_mle:
+            for name in self.of.keys() - {"mle"}:
+                found = self.of[name][rows]
+                self.of[name][rows] = torch.where(is_first, total - target, found[:, None])[:, 0]
+        if self.head.differentiate:
+            # Each softmax times its weight, less what the labels and smoothing ask for.
+            scale = self.d_losses[rows].unsqueeze(1)
+            in_all = mle + others * is_first.to(self.head.wide)  # (R, 1)
+            in_subset = reverse * (~is_first).to(self.head.wide)
+            d_logits = logits.mul_(in_all * scale)
+            if reverse:
+                d_logits += subset.mul_(in_subset * scale)
+            if smoothing:
+                d_logits -= mle * smoothing / logits.size(1) * scale
+            asked = in_all - mle * smoothing + in_subset
+            d_logits.scatter_add_(1, label, -asked * scale)
+            self.head.backward(rows, d_logits, slope)
+
+    def add_smile(self, rows: Tensor, labels: Tensor) -> None:
+        """SMILE's but those of first tokens that are scored by MLE. rows, labels: (C, L)."""
+        ignore, length = self.mixture.ignore_index, labels.size(1)
+        types, _ = caption_types(labels, ignore)  # (C, L)
+        own = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)  # where its type is first
+        own = own.masked_fill(labels == ignore, HERE)
+        each = 2 * length * max(length, self.head.hidden.size(1))  # the words' rows, their gradient
+
+        def losses_of(logits, piece):  # (c, L, L)
+            return smile_loss(logits, own[piece], HERE, reduction="none")
+
+        self._add_gathered("smile", rows, types, self._counted(labels), each, losses_of)
+
+    def add_random(self, rows: Tensor, labels: Tensor, words: Tensor) -> None:
+        """Random subsetting's but those of first tokens that are scored by MLE."""
+        chosen = self._counted(labels)  # (C, L)
+        rows, label = rows[chosen].unsqueeze(1), labels[chosen].unsqueeze(1)  # (M, 1) each
+        drawn = words.flatten(0, 1)[rows.squeeze(1)]  # (M, R)
+        if self.mixture.pad_token_id is not None:
+            drawn = drawn.where(drawn != self.mixture.pad_token_id, label)
+        columns = torch.cat([label, drawn], dim=1)  # (M, 1 + R)
+        same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
+        each = 2 * columns.size(1) * self.head.hidden.size(1)
+
+        def losses_of(logits, piece):  # (m, 1, 1 + R)
+            # Words are numbered by their column, where they first stand; the label's is 0.
+            numbered = same[piece].unsqueeze(1)
+            label, drawn = numbered[..., 0], numbered[..., 1:]
+            return random_subset_loss(logits, label, drawn, HERE, reduction="none")
+
+        all_of_them = torch.ones_like(rows, dtype=torch.bool)
+        self._add_gathered("random", rows, columns, all_of_them, each, losses_of)
+
+    def _add_gathered(
+        self,
+        name: str,
+        rows: Tensor,
+        words: Tensor,
+        counted: Tensor,
+        each: int,
+        losses_of: Callable,
+    ) -> None:
+        """Of `rows` (G, R) where `counted`, from their logits for `words` (G, J) alone.
+
+        losses_of: logits (g, R, J) and the slice of those groups to losses (g, R). each: the
+        elements that a group takes, of which only so many are there at a time.
+        """
+        weight, nowhere = self.mixture.weights[name], len(self.d_losses)
+        for piece in slices(len(rows), self.head.elements // each):
+            logits, slope = self.head.logits_of(rows[piece], words[piece])
+            here = counted[piece]
+            with torch.enable_grad():
+                losses = losses_of(logits.requires_grad_(self.head.differentiate), piece)
+            self.of[name][rows[piece].where(here, nowhere)] = losses.detach()
+            if self.head.differentiate:
+                (d_logits,) = torch.autograd.grad(losses, logits, here.to(losses.dtype))
+                d_logits.mul_(weight * self.d_losses[rows[piece]].unsqueeze(2))
+                self.head.backward_of(rows[piece], words[piece], d_logits, slope)
+
+    def _counted(self, labels: Tensor) -> Tensor:
+        """bool (C, L): labelled, and not a first token that is scored by MLE."""
+        ignore = self.mixture.ignore_index
+        first = first_labelled(labels, ignore) & self.mixture.first_token_mle
+        return (labels != ignore) & ~first
 
 
 def softmax_(logits: Tensor) -> Tensor:
@@ -138,66 +251,3 @@ def softmax_(logits: Tensor) -> Tensor:
     largest, where = logits.max(1, keepdim=True)
     torch.softmax(logits, 1, out=logits)
     return largest - logits.gather(1, where).log()
-
-
-def _smile(head: Head, labels: Tensor, mixture: nn.Module, scale: Tensor) -> Tensor:
-    """The sum of SMILE's losses but those of first tokens that are scored by MLE."""
-    captions, length = labels.shape
-    types, _ = caption_types(labels, mixture.ignore_index)  # (B, N)
-    counted = _counted(labels, mixture)
-    own = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)  # where its type first stands
-    own = own.masked_fill(labels == mixture.ignore_index, HERE)
-    rows = torch.arange(captions * length, device=labels.device).view(captions, length)
-    each = 2 * length * max(length, head.hidden.size(1))  # the words' rows and their gradient
-
-    def loss_of(logits, piece):  # (b, N, N)
-        return (smile_loss(logits, own[piece], HERE, reduction="none") * counted[piece]).sum()
-
-    return _gathered(head, rows, types, each, loss_of, mixture.weights["smile"] * scale)
-
-
-def _random(head: Head, labels: Tensor, words: Tensor, mixture: nn.Module, scale: Tensor) -> Tensor:
-    """The sum of random subsetting's losses but those of first tokens that are scored by MLE."""
-    rows = _counted(labels, mixture).flatten().nonzero()  # (M, 1)
-    label = labels.flatten()[rows]  # (M, 1)
-    drawn = words.flatten(0, 1)[rows.squeeze(1)]  # (M, R)
-    if mixture.pad_token_id is not None:
-        drawn = drawn.where(drawn != mixture.pad_token_id, label)
-    columns = torch.cat([label, drawn], dim=1)  # (M, 1 + R)
-    same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
-    each = 2 * columns.size(1) * head.hidden.size(1)
-
-    def loss_of(logits, piece):  # (m, 1, 1 + R)
-        # Words are numbered by their column, where they first stand; the label's is 0.
-        numbered = same[piece].unsqueeze(1)
-        label, drawn = numbered[..., 0], numbered[..., 1:]
-        return random_subset_loss(logits, label, drawn, HERE, reduction="sum")
-
-    return _gathered(head, rows, columns, each, loss_of, mixture.weights["random"] * scale)
-
-
-def _gathered(
-    head: Head, rows: Tensor, words: Tensor, each: int, loss_of: Callable, weight: Tensor
-) -> Tensor:
-    """The loss on the logits of `rows` (G, R) for `words` (G, J), its gradient times `weight`
-    collected by the head.
-
-    loss_of: logits (g, R, J) and the slice of those groups to a scalar. each: the elements that a
-    group takes, of which only so many are there at a time.
-    """
-    total = weight.new_zeros(())
-    for piece in slices(len(rows), head.elements // each):
-        logits = head.logits_of(rows[piece], words[piece])
-        with torch.enable_grad():
-            loss = loss_of(logits.requires_grad_(head.differentiate), piece)
-        if head.differentiate:
-            (d_logits,) = torch.autograd.grad(loss, logits)
-            head.backward_of(rows[piece], words[piece], d_logits.mul_(weight))
-        total = total + loss.detach()
-    return total
-
-
-def _counted(labels: Tensor, mixture: nn.Module) -> Tensor:
-    """bool (B, N): labelled, and not a first token that is scored by MLE."""
-    first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
-    return (labels != mixture.ignore_index) & ~first

@@ -1,7 +1,7 @@
 """A linear language head whose logits and gradients are made only where they are asked for."""
 
 from collections.abc import Iterator
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from smile.labels import at_least_float32
 POSITIONS = {"cpu": 128, "cuda": 1024}
 # Of what is gathered or converted at a time: what a processor's cache holds, a few calls of a GPU.
 ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
+Slope = Union[Tensor, float]
 
 
 def slices(count: int, step: int) -> Iterator[slice]:
@@ -22,16 +23,41 @@ def slices(count: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
-class Head:
-    """Logits `hidden @ weight.T + bias` of some rows or words, and the gradients of all three.
+class Transform(NamedTuple):
+    """What becomes of z = hidden @ weight.T + bias: scale * z; with a cap c tanh(scale * z / c)."""
 
-    hidden: (M, D); weight: (V, D); bias: (V,) or None. Under autocast logits are computed in its
-    dtype, as a linear layer's would be; otherwise in that of the arguments. With `differentiate`
-    the gradients are collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight`
-    (None where the weight is frozen) and `d_bias`.
+    scale: float = 1.0
+    softcap: Optional[float] = None
+
+    def __call__(self, z: Tensor) -> tuple[Tensor, Slope]:
+        """In the place of `z`, with the derivative, of the shape of z, or a number for all."""
+        if self.scale != 1:
+            z *= self.scale
+        if self.softcap is None:
+            return z, self.scale
+        z.div_(self.softcap).tanh_()
+        return z * self.softcap, z.square_().neg_().add_(1).mul_(self.scale)
+
+
+class Head:
+    """Logits of some rows or words from hidden states, and the gradients of all that makes them.
+
+    hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
+    `hidden @ weight.T + bias`. Under autocast the product is computed in its dtype, as a linear
+    layer's would be; otherwise in that of the arguments. With `differentiate` the gradients are
+    collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight` (None where the weight
+    is frozen) and `d_bias`. Logits come with their slope, which goes back with their gradient.
     """
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], differentiate: bool):
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor],
+        differentiate: bool,
+        transform: Transform,
+    ):
+        self.transform = transform
         self.dtype = computed_in(hidden)
         self.hidden, self.weight = hidden.to(self.dtype), weight
         self.bias = None if bias is None else bias.to(self.dtype)
@@ -44,17 +70,18 @@ class Head:
                 for x in (hidden, weight if weight.requires_grad else None, bias)
             )
 
-    def logits(self, rows: Tensor) -> Tensor:
+    def logits(self, rows: Tensor) -> tuple[Tensor, Slope]:
         """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
         hidden = self.hidden[rows]
         logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
         for words in self._slices():
             bias = None if self.bias is None else self.bias[words]
             logits[:, words] = F.linear(hidden, self._rows(words), bias)
-        return logits
+        return self.transform(logits)
 
-    def backward(self, rows: Tensor, d_logits: Tensor) -> None:
+    def backward(self, rows: Tensor, d_logits: Tensor, slope: Slope) -> None:
         """Collect what the gradient (R, V) of `logits(rows)` adds; `rows` has no row twice."""
+        d_logits = times(d_logits, slope)
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
         hidden = self.hidden[rows]
@@ -75,16 +102,18 @@ class Head:
         """Those of the weight, in the dtype of logits."""
         return self.weight[words].to(self.dtype)
 
-    def logits_of(self, rows: Tensor, words: Tensor) -> Tensor:
+    def logits_of(self, rows: Tensor, words: Tensor) -> tuple[Tensor, Slope]:
         """Those of `rows` (G, R) for `words` (G, J) of each group: (G, R, J), float32 or wider."""
         weight = self._rows(words).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
-            return at_least_float32(torch.bmm(self.hidden[rows], weight))
-        bias = self.bias[words].unsqueeze(1)
-        return at_least_float32(torch.baddbmm(bias, self.hidden[rows], weight))
+            logits = torch.bmm(self.hidden[rows], weight)
+        else:
+            logits = torch.baddbmm(self.bias[words].unsqueeze(1), self.hidden[rows], weight)
+        return self.transform(at_least_float32(logits))
 
-    def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor) -> None:
+    def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
         """Collect what the gradient (G, R, J) of `logits_of(rows, words)` adds."""
+        d_logits = times(d_logits, slope)
         if self.d_bias is not None:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
         d_logits = d_logits.to(self.dtype)
@@ -93,6 +122,13 @@ class Head:
         if self.d_weight is not None:
             d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[rows]).to(self.wide)
             self.d_weight.index_add_(0, words.flatten(), d_weight.flatten(0, 1))
+
+
+def times(d_logits: Tensor, slope: Slope) -> Tensor:
+    """In the place of `d_logits`."""
+    if isinstance(slope, Tensor) or slope != 1:
+        d_logits *= slope
+    return d_logits
 
 
 def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:

@@ -1,5 +1,7 @@
 """What every objective asks of the labels: the types of a caption, and which positions count."""
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
@@ -49,17 +51,64 @@ def at_least_float32(logits: Tensor) -> Tensor:
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def reduce(losses: Tensor, labels: Tensor, ignore_index: int, reduction: str) -> Tensor:
+def weigh(
+    labels: Tensor, weights: Optional[Tensor], ignore_index: int
+) -> tuple[Tensor, Optional[Tensor]]:
+    """Labels without those of weight 0, and the weights (B, N) of the others, if there are any.
+
+    labels: (B, N). weights: floats (B, N) of tokens or (B,) of rows, at least 0. Raises ValueError
+    for another shape, and, on a CPU, for one that is negative or not finite.
+    """
+    if weights is None:
+        return labels, None
+    if weights.shape not in (labels.shape, labels.shape[:1]):
+        raise ValueError(
+            f"weights is {tuple(weights.shape)}; for labels {tuple(labels.shape)} give one for "
+            f"each token, or for each row {tuple(labels.shape[:1])}"
+        )
+    weights = weights.detach().to(labels.device, torch.promote_types(weights.dtype, torch.float32))
+    if weights.device.type == "cpu" and not torch.compiler.is_compiling():
+        wrong = ~(weights.isfinite() & (weights >= 0))
+        if wrong.any():
+            found = weights[wrong][0].item()
+            raise ValueError(f"a weight is {found}; weights are finite numbers, at least 0")
+    if weights.dim() == 1:
+        weights = weights.unsqueeze(1).expand_as(labels)
+    labels = labels.masked_fill(weights == 0, ignore_index)
+    return labels, weights.masked_fill(labels == ignore_index, 0)
+
+
+def count(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
+    """What losses are divided by: the number of labels, or the sum of their weights; a scalar."""
+    return (labels != ignore_index).sum() if weights is None else weights.sum()
+
+
+def reduce(
+    losses: Tensor,
+    labels: Tensor,
+    ignore_index: int,
+    reduction: str,
+    weights: Optional[Tensor] = None,
+) -> Tensor:
     """Losses (B, N) to their mean over labelled tokens, their sum, or, with "none", themselves.
 
-    Positions to ignore are 0; the mean of no token at all is 0.
+    Each is multiplied by its weight, and the mean is over weights, as `weigh` gives them. Positions
+    to ignore are 0; the mean of no token at all is 0.
     """
-    labelled = labels != ignore_index
-    losses = losses.masked_fill(~labelled, 0)
+    losses = losses.masked_fill(labels == ignore_index, 0)
+    if weights is not None:
+        weights = weights.to(losses.dtype)
+        losses = losses * weights
     if reduction == "none":
         return losses
     if reduction == "sum":
         return losses.sum()
-    if reduction == "mean":
-        return losses.sum() / labelled.sum().clamp(min=1)
-    raise ValueError(f"reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
+    check_reduction(reduction)
+    divisor = count(labels, weights, ignore_index)
+    return losses.sum() / divisor.masked_fill(divisor == 0, 1)
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise ValueError for one that is unknown."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")

@@ -1,9 +1,11 @@
 """Maximum likelihood: cross-entropy over the whole vocabulary."""
 
+from typing import Optional
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from smile.labels import at_least_float32, check_labels, reduce
+from smile.labels import at_least_float32, check_labels, reduce, weigh
 
 
 def mle_loss(
@@ -12,13 +14,16 @@ def mle_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
+    weights: Optional[Tensor] = None,
 ) -> Tensor:
     """Cross-entropy of each label under a softmax over the whole vocabulary.
 
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
-    Returns a scalar, or (B, N) with reduction "none". Unlike `F.cross_entropy`, the mean over no
-    labelled token is 0. BLIP smooths labels by 0.1.
+    weights: floats of tokens (B, N) or of rows (B,). Returns a scalar, or (B, N) with reduction
+    "none". Unlike `F.cross_entropy`, the mean over no labelled token is 0. BLIP smooths labels by
+    0.1.
     """
+    labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
     losses = F.cross_entropy(
         at_least_float32(logits).flatten(0, 1),
@@ -27,4 +32,4 @@ def mle_loss(
         label_smoothing=label_smoothing,
         reduction="none",
     )
-    return reduce(losses.view_as(labels), labels, ignore_index, reduction)
+    return reduce(losses.view_as(labels), labels, ignore_index, reduction, weights)

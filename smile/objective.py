@@ -8,8 +8,10 @@ from typing import NamedTuple, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from smile.from_hidden import mixture_from_hidden
-from smile.labels import check_labels
+from smile.captions import check_segments
+from smile.from_hidden import Given, mixture_from_hidden
+from smile.head import Transform
+from smile.labels import check_labels, check_reduction, count, weigh
 from smile.mle import mle_loss
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
@@ -20,8 +22,9 @@ OBJECTIVES = ("mle", "smile", "random", "reverse")
 class ObjectiveOutput(NamedTuple):
     """What a captioner's forward returns.
 
-    loss: the weighted sum, mean over labelled tokens. parts: each objective by name, unweighted,
-    detached. tokens: the number of labelled tokens, int64 scalar.
+    loss: the weighted sum, mean over labelled tokens unless another reduction was asked for.
+    parts: each objective by name, unweighted, reduced likewise, detached. tokens: the number of
+    labelled tokens, int64 scalar; with weights of tokens their sum.
     """
 
     loss: Tensor
@@ -78,33 +81,60 @@ class Objective(nn.Module):
         self.pad_token_id = pad_token_id
         self.ignore_index = ignore_index
 
-    def forward(self, logits: Tensor, labels: Tensor) -> ObjectiveOutput:
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        segments: Optional[Tensor] = None,
+        weights: Optional[Tensor] = None,
+        reduction: str = "mean",
+    ) -> ObjectiveOutput:
         """logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`.
 
-        This is the definition; `from_hidden` gives the same with less. On a CPU a label that is no
-        word of the head raises ValueError.
+        Segments, weights and reduction are those of `smile_loss`. This is the definition;
+        `from_hidden` gives the same with less. On a CPU a label that is no word of the head raises
+        ValueError.
         """
         words = self._draw(labels, logits.size(2))
-        parts = {name: self._part(name, logits, labels, words) for name in self.weights}
+        how = {"reduction": reduction, "weights": weights}
+        parts = {
+            name: self._part(name, logits, labels, words, segments, how) for name in self.weights
+        }
         loss = sum(weight * parts[name] for name, weight in self.weights.items())
-        tokens = (labels != self.ignore_index).sum()
+        tokens = count(*weigh(labels, weights, self.ignore_index), self.ignore_index)
         return ObjectiveOutput(loss, {k: v.detach() for k, v in parts.items()}, tokens)
 
     def from_hidden(
-        self, hidden: Tensor, weight: Tensor, bias: Optional[Tensor], labels: Tensor
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Optional[Tensor],
+        labels: Tensor,
+        segments: Optional[Tensor] = None,
+        weights: Optional[Tensor] = None,
+        reduction: str = "mean",
+        scale: float = 1.0,
+        softcap: Optional[float] = None,
     ) -> ObjectiveOutput:
-        """What `forward` gives for logits `hidden @ weight.T + bias`, which are never all there.
+        """What `forward` gives for logits made of hidden states, which are never all there.
 
-        hidden: (B, N, D); weight: (V, D); bias: (V,) or None; labels as in `forward`. Gradients are
-        the same up to rounding; under autocast logits are computed in its dtype there and here.
-        Hidden states whose label is `ignore_index` are not looked at. Gradients of gradients are
-        not to be had.
+        hidden: (B, N, D); weight: (V, D); bias: (V,) or None. Logits are z = hidden @ weight.T +
+        bias times `scale`, and with a cap softcap * tanh(scale * z / softcap). The rest is as in
+        `forward`. Gradients are the same up to rounding; under autocast z is computed in its dtype
+        there and here. Hidden states whose label is `ignore_index` are not looked at. Gradients of
+        gradients are not to be had.
         """
+        check_reduction(reduction)
+        labels, weights = weigh(labels, weights, self.ignore_index)
+        if segments is not None:
+            check_segments(segments, labels)
         check_labels(labels, len(weight), self.ignore_index)
         words = self._draw(labels, len(weight))
-        loss, values = mixture_from_hidden(hidden, weight, bias, labels, words, self)
+        transform = Transform(scale, softcap)
+        given = Given(labels, words, segments, weights, reduction, transform, self)
+        loss, values = mixture_from_hidden(hidden, weight, bias, given)
         parts = dict(zip(self.weights, values.unbind()))
-        return ObjectiveOutput(loss, parts, (labels != self.ignore_index).sum())
+        return ObjectiveOutput(loss, parts, count(labels, weights, self.ignore_index))
 
     def with_pad_token(self, pad_token_id: int) -> "Objective":
         """The same objective for a tokeniser whose padding is `pad_token_id`."""
@@ -119,15 +149,16 @@ class Objective(nn.Module):
         drawn = (*labels.shape, self.random_subset_size)
         return torch.randint(vocabulary, drawn, device=labels.device)
 
-    def _part(self, name: str, logits: Tensor, labels: Tensor, words: Optional[Tensor]) -> Tensor:
+    def _part(self, name, logits, labels, words, segments, how) -> Tensor:
         if name == "mle":
-            return mle_loss(logits, labels, self.ignore_index, self.label_smoothing)
+            return mle_loss(logits, labels, self.ignore_index, self.label_smoothing, **how)
+        how = {"segments": segments, **how}
         if name == "smile":
-            return smile_loss(logits, labels, self.ignore_index, self.first_token_mle)
+            return smile_loss(logits, labels, self.ignore_index, self.first_token_mle, **how)
         subset = (self.ignore_index, self.first_token_mle, self.pad_token_id)
         if name == "reverse":
-            return reverse_subset_loss(logits, labels, *subset)
-        return random_subset_loss(logits, labels, words, *subset)
+            return reverse_subset_loss(logits, labels, *subset, **how)
+        return random_subset_loss(logits, labels, words, *subset, **how)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())

@@ -1,9 +1,20 @@
 """Semipermeable maximum likelihood: a caption's softmax ranges over the caption's own words."""
 
+import functools
+from typing import Optional
+
 import torch
 from torch import Tensor, nn
 
-from smile.labels import at_least_float32, caption_types, check_labels, first_labelled, reduce
+from smile.captions import by_caption
+from smile.labels import (
+    at_least_float32,
+    caption_types,
+    check_labels,
+    first_labelled,
+    reduce,
+    weigh,
+)
 
 
 def smile_loss(
@@ -12,18 +23,38 @@ def smile_loss(
     ignore_index: int = -100,
     first_token_mle: bool = False,
     reduction: str = "mean",
+    segments: Optional[Tensor] = None,
+    weights: Optional[Tensor] = None,
 ) -> Tensor:
     """Cross-entropy of each label under a softmax over the token types of its own caption.
 
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     With `first_token_mle` the first labelled token of each caption is scored over the whole
-    vocabulary. Returns a scalar, or (B, N) with reduction "none". A caption without labels adds
-    nothing. The extra memory is O(B N N): only the caption's own logits are gathered.
+    vocabulary. A row is one caption, unless `segments`, integers (B, N), number those of its
+    positions. weights: floats of tokens (B, N) or of rows (B,); 0 is as no label, 2 as twice.
+    Returns a scalar, or (B, N) with reduction "none". A caption without labels adds nothing. The
+    extra memory is O(B N N): only the caption's own logits are gathered; with segments a copy of
+    the labelled logits is made.
 
     Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
     authors' training code.
     """
+    labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
+    losses_of = functools.partial(
+        smile_losses, ignore_index=ignore_index, first_token_mle=first_token_mle
+    )
+    if segments is None:
+        losses = losses_of(logits, labels)
+    else:
+        losses = by_caption(losses_of, (logits,), labels, segments, ignore_index)
+    return reduce(losses, labels, ignore_index, reduction, weights)
+
+
+def smile_losses(
+    logits: Tensor, labels: Tensor, ignore_index: int, first_token_mle: bool
+) -> Tensor:
+    """The losses (B, N) of labels (B, N), each row one caption; any where there is no label."""
     types, distinct = caption_types(labels, ignore_index)  # (B, N) each
     columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
     own = at_least_float32(logits.gather(2, columns))
@@ -32,7 +63,7 @@ def smile_loss(
     losses = own.masked_fill(~distinct.unsqueeze(1), float("-inf")).logsumexp(2) - target
     if first_token_mle:
         losses = with_first_token_mle(losses, logits, labels, ignore_index)
-    return reduce(losses, labels, ignore_index, reduction)
+    return losses
 
 
 def with_first_token_mle(
@@ -59,5 +90,12 @@ class SmileLoss(nn.Module):
         self.first_token_mle = first_token_mle
         self.reduction = reduction
 
-    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return smile_loss(logits, labels, self.ignore_index, self.first_token_mle, self.reduction)
+    def forward(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        segments: Optional[Tensor] = None,
+        weights: Optional[Tensor] = None,
+    ) -> Tensor:
+        settings = (self.ignore_index, self.first_token_mle, self.reduction)
+        return smile_loss(logits, labels, *settings, segments, weights)

@@ -5,7 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, caption_types, check_labels, reduce
+from smile.captions import by_caption
+from smile.labels import at_least_float32, caption_types, check_labels, reduce, weigh
 from smile.smile import with_first_token_mle
 
 
@@ -17,25 +18,36 @@ def random_subset_loss(
     first_token_mle: bool = False,
     pad_token_id: Optional[int] = None,
     reduction: str = "mean",
+    segments: Optional[Tensor] = None,
+    weights: Optional[Tensor] = None,
 ) -> Tensor:
     """Cross-entropy of each label under a softmax over itself and the `words` drawn for it.
 
     logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), drawn uniformly from the
     vocabulary and taken as a set: one that repeats or equals the label counts once, `pad_token_id`
-    never. Returns as `smile_loss` does.
+    never. Segments, weights and what is returned are those of `smile_loss`.
     Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
+    labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
-    label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
-    if pad_token_id is not None:
-        words = words.where(words != pad_token_id, label)
-    columns = torch.cat([label, words], dim=2)  # (B, N, 1 + R)
-    repeated = (columns.unsqueeze(3) == columns.unsqueeze(2)).tril(diagonal=-1).any(dim=3)
-    subset = at_least_float32(logits.gather(2, columns))
-    losses = subset.masked_fill(repeated, float("-inf")).logsumexp(2) - subset[..., 0]
-    if first_token_mle:
-        losses = with_first_token_mle(losses, logits, labels, ignore_index)
-    return reduce(losses, labels, ignore_index, reduction)
+
+    def losses_of(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
+        label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
+        if pad_token_id is not None:
+            words = words.where(words != pad_token_id, label)
+        columns = torch.cat([label, words], dim=2)  # (B, N, 1 + R)
+        repeated = (columns.unsqueeze(3) == columns.unsqueeze(2)).tril(diagonal=-1).any(dim=3)
+        subset = at_least_float32(logits.gather(2, columns))
+        losses = subset.masked_fill(repeated, float("-inf")).logsumexp(2) - subset[..., 0]
+        if first_token_mle:
+            losses = with_first_token_mle(losses, logits, labels, ignore_index)
+        return losses
+
+    if segments is None:
+        losses = losses_of(logits, words, labels)
+    else:
+        losses = by_caption(losses_of, (logits, words), labels, segments, ignore_index)
+    return reduce(losses, labels, ignore_index, reduction, weights)
 
 
 def reverse_subset_loss(
@@ -45,25 +57,37 @@ def reverse_subset_loss(
     first_token_mle: bool = False,
     pad_token_id: Optional[int] = None,
     reduction: str = "mean",
+    segments: Optional[Tensor] = None,
+    weights: Optional[Tensor] = None,
 ) -> Tensor:
     """Cross-entropy of each label under a softmax over the vocabulary without the caption's others.
 
     The subset at a position is every type that the caption lacks, and the position's own label.
-    With `pad_token_id`, padding is a type of every caption that is padded at its end, as in the
-    authors' code. logits: (B, N, V); labels: int64 (B, N). Returns as `smile_loss` does.
+    With `pad_token_id`, padding is a type of every row that is padded at its end, as in the
+    authors' code, and of no caption that `segments` tell. logits: (B, N, V); labels: int64 (B, N).
+    Segments, weights and what is returned are those of `smile_loss`.
     Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
     """
+    labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
-    types = reverse_subset_excludes(labels, ignore_index, pad_token_id)
-    columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
-    label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
-    logits = at_least_float32(logits)
-    target = logits.gather(2, label)  # (B, N, 1)
-    subset = logits.scatter(2, columns, float("-inf")).scatter(2, label, target)
-    losses = (subset.logsumexp(2, keepdim=True) - target).squeeze(2)
-    if first_token_mle:
-        losses = with_first_token_mle(losses, logits, labels, ignore_index)
-    return reduce(losses, labels, ignore_index, reduction)
+
+    def losses_of(logits: Tensor, labels: Tensor, pad_token_id: Optional[int] = None) -> Tensor:
+        types = reverse_subset_excludes(labels, ignore_index, pad_token_id)
+        columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
+        label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
+        logits = at_least_float32(logits)
+        target = logits.gather(2, label)  # (B, N, 1)
+        subset = logits.scatter(2, columns, float("-inf")).scatter(2, label, target)
+        losses = (subset.logsumexp(2, keepdim=True) - target).squeeze(2)
+        if first_token_mle:
+            losses = with_first_token_mle(losses, logits, labels, ignore_index)
+        return losses
+
+    if segments is None:
+        losses = losses_of(logits, labels, pad_token_id)
+    else:
+        losses = by_caption(losses_of, (logits,), labels, segments, ignore_index)
+    return reduce(losses, labels, ignore_index, reduction, weights)
 
 
 def reverse_subset_excludes(

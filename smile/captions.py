@@ -1,0 +1,138 @@
+"""Where a row of labels holds more than one caption, which of its positions belong together.
+
+`segments` are integers (B, N), in step with the labels: positions of a row that have the same
+number are one caption. Packed rows say so in other forms, which are read here.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+
+def segments_from_position_ids(position_ids: Tensor) -> Tensor:
+    """int64 (B, N): a new number wherever positions start again.
+
+    position_ids: (B, N) or (N,), or (3, B, N) and (4, B, N) of models whose positions have time,
+    height and width, of which an image's tokens share the first; with four the first is the text's.
+    """
+    whole_numbers(position_ids, "position_ids")
+    grid = position_ids.dim() == 3 and len(position_ids) != 4
+    positions = position_ids[0] if position_ids.dim() == 3 else position_ids
+    if positions.dim() == 1:
+        positions = positions.unsqueeze(0)
+    if positions.dim() != 2 or (grid and len(position_ids) != 3):
+        raise ValueError(f"position_ids is {tuple(position_ids.shape)}; give (batch, tokens)")
+    step = positions.diff(dim=1)
+    again = step < 0 if grid else step <= 0
+    return torch.nn.functional.pad(again, (1, 0)).cumsum(1)
+
+
+def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
+    """int64 (1, length): the number of the piece that each token of a flattened batch is in.
+
+    cu_seq_lens: (S + 1,) boundaries from 0 to `length`, as attention of packed rows takes them.
+    Raises ValueError where they are others; their values are read on a CPU alone.
+    """
+    whole_numbers(cu_seq_lens, "cu_seq_lens")
+    if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
+        raise ValueError(f"cu_seq_lens is {tuple(cu_seq_lens.shape)}; give boundaries (S + 1,)")
+    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
+        first, last = cu_seq_lens[0].item(), cu_seq_lens[-1].item()
+        if first != 0 or last != length or (cu_seq_lens.diff() < 0).any():
+            raise ValueError(
+                f"cu_seq_lens goes from {first} to {last}; it must not fall, and the row goes from "
+                f"0 to {length}"
+            )
+    places = torch.arange(length, device=cu_seq_lens.device)
+    return torch.bucketize(places, cu_seq_lens[1:-1].long(), right=True).unsqueeze(0)
+
+
+def captions_of_turns(
+    labels: Tensor, segments: Optional[Tensor] = None, ignore_index: int = -100
+) -> Tensor:
+    """int64 (B, N) in which each unbroken run of labels has a number of its own.
+
+    labels: (B, N). A run is a turn of an assistant, say; it also ends where `segments` change.
+    """
+    labelled = labels != ignore_index
+    begins = labelled.clone()
+    begins[:, 1:] &= ~labelled[:, :-1]
+    if segments is not None:
+        check_segments(segments, labels)
+        begins[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+    return begins.cumsum(1)
+
+
+def check_segments(segments: Tensor, labels: Tensor) -> None:
+    """Raise ValueError for segments that are no whole numbers, or not one for each label."""
+    whole_numbers(segments, "segments")
+    if segments.shape != labels.shape:
+        raise ValueError(
+            f"segments is {tuple(segments.shape)}, but labels is {tuple(labels.shape)}; "
+            "give one number for each label"
+        )
+
+
+def whole_numbers(numbers: Tensor, name: str) -> None:
+    """Raise ValueError for a tensor that is not of integers."""
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise ValueError(f"{name} is {numbers.dtype}; give whole numbers, a token is not divided")
+
+
+def blocks(
+    labels: Tensor, segments: Optional[Tensor], ignore_index: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Captions of similar length together: where their labels are, and the labels.
+
+    labels, segments: (B, N). Each block is `rows`, int64 (C, L), positions in `labels.flatten()`,
+    and the labels there, (C, L), padded with `ignore_index`. Without segments all rows are one
+    block. With them a block's longest caption is at most twice its shortest.
+    """
+    if segments is None:
+        yield torch.arange(labels.numel(), device=labels.device).view_as(labels), labels
+        return
+    labelled = (labels != ignore_index).flatten().nonzero().squeeze(1)  # (M,)
+    if len(labelled) == 0:
+        return
+    segments = segments.to(labels.device, torch.int64)
+    least = segments.min()
+    spread = segments.max() - least + 1
+    of_row = torch.arange(len(labels), device=labels.device).unsqueeze(1) * spread
+    key = (of_row + segments - least).flatten()[labelled]
+    _, caption, lengths = key.unique(return_inverse=True, return_counts=True)
+    order = caption.argsort(stable=True)
+    start = lengths.cumsum(0) - lengths
+    place = torch.arange(len(order), device=order.device) - start[caption[order]]
+    size = lengths.double().log2().ceil()
+    for of_this_size in (size == each for each in size.unique()):
+        longest = lengths[of_this_size].max()
+        number = of_this_size.cumsum(0) - 1  # of a caption within its block
+        here = of_this_size[caption[order]]
+        at = (number[caption[order]][here], place[here])
+        rows = labelled.new_zeros(int(of_this_size.sum()), int(longest))
+        rows[at] = labelled[order][here]
+        own = torch.full_like(rows, ignore_index)
+        own[at] = labels.flatten()[rows[at]]
+        yield rows, own
+
+
+def by_caption(
+    losses_of: Callable, inputs: tuple[Tensor, ...], labels: Tensor, segments: Tensor, ignore: int
+) -> Tensor:
+    """Losses (B, N), those of each caption found as if it were a row of its own.
+
+    losses_of: a function of `inputs`, each (C, L, ...) of (B, N, ...), and of labels (C, L), whose
+    losses are (C, L).
+    """
+    check_segments(segments, labels)
+    losses = None
+    for rows, own in blocks(labels, segments, ignore):
+        found = losses_of(*(x.flatten(0, 1)[rows] for x in inputs), own)
+        if losses is None:
+            losses = found.new_zeros(labels.numel())
+        losses = losses.index_put((rows[own != ignore],), found[own != ignore])
+    if losses is None:
+        losses = inputs[0].flatten()[:0].sum() + inputs[0].new_zeros(labels.numel())
+    return losses.view_as(labels)

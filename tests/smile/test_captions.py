@@ -1,0 +1,263 @@
+"""Several captions in a row, weights of tokens, and losses that are not summed."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smile import (
+    Objective,
+    SmileLoss,
+    captions_of_turns,
+    mle_loss,
+    segments_from_cu_seq_lens,
+    segments_from_position_ids,
+    smile_loss,
+)
+
+IGNORE, VOCABULARY, WIDTH = -100, 11, 4
+SPECS = ["mle", "smile", "random", "reverse", {"random": 0.4, "smile": 0.3, "mle": 0.7}]
+each_spec = pytest.mark.parametrize("spec", SPECS, ids=str)
+
+
+class DrawnBefore(Objective):
+    """Random subsetting takes the words given to it, so that packed and padded rows share them."""
+
+    words = None
+
+    def _draw(self, labels, vocabulary):
+        return self.words if "random" in self.weights else None
+
+
+@st.composite
+def packed_rows(draw):
+    """Captions of 1 to 9 labels, some after a prompt, packed into rows; the same ones padded.
+
+    Returns the packed labels (B, N), their segments, the padded labels (C, L), and for each padded
+    label its place in the packed rows.
+    """
+    captions = st.lists(
+        st.tuples(st.integers(0, 3), st.lists(st.integers(0, VOCABULARY - 1), max_size=9)),
+        max_size=6,
+    )
+    rows = draw(st.lists(captions, min_size=1, max_size=3))
+    length = max(1, max(sum(p + len(c) for p, c in row) for row in rows))
+    labels = torch.full((len(rows), length), IGNORE)
+    segments = torch.zeros(
+        len(rows), length, dtype=draw(st.sampled_from([torch.int32, torch.long]))
+    )
+    padded, places = [], []
+    for number, row in enumerate(rows):
+        at, name = 0, draw(st.integers(-3, 3))
+        for prompt, caption in row:
+            name += draw(st.integers(1, 4))
+            start, at = at + prompt, at + prompt + len(caption)
+            segments[number, start - prompt : at] = name
+            labels[number, start:at] = torch.tensor(caption, dtype=torch.long)
+            padded.append(torch.tensor(caption, dtype=torch.long))
+            places.append(number * length + torch.arange(start, at))
+        segments[number, at:] = name + 1
+    if not padded:
+        padded, places = [torch.zeros(0, dtype=torch.long)], [torch.zeros(0, dtype=torch.long)]
+    pad = torch.nn.utils.rnn.pad_sequence
+    padded = F.pad(pad(padded, batch_first=True, padding_value=IGNORE), (0, 1), value=IGNORE)
+    places = F.pad(pad(places, batch_first=True), (0, 1))
+    return labels, segments, padded, places
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=packed_rows(),
+    spec=st.sampled_from(SPECS),
+    first=st.booleans(),
+    reduction=st.sampled_from(["mean", "sum", "none"]),
+    weighted=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_packed_captions_are_padded_captions(rows, spec, first, reduction, weighted, seed):
+    """Losses, parts and gradients, on logits and from hidden states."""
+    labels, segments, padded, places = rows
+    torch.manual_seed(seed)
+    hidden = torch.randn(*labels.shape, WIDTH, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, requires_grad=True)
+    words = torch.randint(VOCABULARY, (*labels.shape, 3))
+    weights = torch.rand(labels.shape, dtype=torch.float64) if weighted else None
+    if weighted:
+        weights[torch.rand(labels.shape) < 0.2] = 0
+    objective = DrawnBefore(spec, first_token_mle=first)
+
+    def taken(x):
+        return None if x is None else x.flatten(0, 1)[places]
+
+    found = []
+    for way in ("padded", "packed", "packed from hidden states"):
+        objective.words = taken(words) if way == "padded" else words
+        if way == "padded":
+            output = objective(
+                F.linear(taken(hidden), head), padded, None, taken(weights), reduction
+            )
+        elif way == "packed":
+            output = objective(F.linear(hidden, head), labels, segments, weights, reduction)
+        else:
+            output = objective.from_hidden(hidden, head, None, labels, segments, weights, reduction)
+        loss, labelled = output.loss, (padded if way == "padded" else labels) != IGNORE
+        if reduction == "none":
+            of_tokens = torch.zeros(labels.numel(), dtype=torch.float64)
+            at = places[labelled] if way == "padded" else labelled.flatten().nonzero().squeeze(1)
+            of_tokens = of_tokens.index_put((at,), loss[labelled])
+            loss = (of_tokens * torch.arange(1, labels.numel() + 1)).sum()
+        gradients = torch.autograd.grad(loss, [hidden, head])
+        found.append([loss.detach(), output.tokens, *gradients])
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+@each_spec
+@pytest.mark.parametrize(
+    "cap", [{}, {"scale": 0.3}, {"softcap": 2.0}, {"scale": 3, "softcap": 1.5}]
+)
+def test_scaled_and_capped_logits_from_hidden_states(spec, cap):
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 6, WIDTH, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(VOCABULARY, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(VOCABULARY, (3, 6))
+    labels[0, 4:] = IGNORE
+    logits = F.linear(hidden, head, bias) * cap.get("scale", 1.0)
+    if "softcap" in cap:
+        logits = (logits / cap["softcap"]).tanh() * cap["softcap"]
+    objective = DrawnBefore(spec)
+    objective.words = torch.randint(VOCABULARY, (3, 6, 10))
+    expected, output = (
+        objective(logits, labels),
+        objective.from_hidden(hidden, head, bias, labels, **cap),
+    )
+    torch.testing.assert_close(output, expected)
+    inputs = [hidden, head, bias]
+    torch.testing.assert_close(
+        torch.autograd.grad(output.loss, inputs), torch.autograd.grad(expected.loss, inputs)
+    )
+
+
+@each_spec
+def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice(spec):
+    torch.manual_seed(0)
+    logits = torch.randn(2, 6, VOCABULARY, dtype=torch.float64)
+    labels = torch.randint(VOCABULARY, (2, 6))
+    labels[1, 4:] = IGNORE
+    without = labels.clone()
+    without[0, 0] = without[0, 3] = IGNORE
+    weights = torch.ones(2, 6)
+    weights[0, 0] = weights[0, 3] = 0
+    objective = DrawnBefore(spec)
+    objective.words = torch.randint(VOCABULARY, (2, 6, 10))
+    torch.testing.assert_close(
+        objective(logits, labels, weights=weights).loss, objective(logits, without).loss
+    )
+    weights[1] = 2
+    output, words = objective(logits, labels, weights=weights), objective.words
+    by_row = objective(logits, without, weights=torch.tensor([1.0, 2.0]))
+    twice = [0, 1, 1]
+    objective.words = words[twice]
+    expected = objective(logits[twice], without[twice])
+    torch.testing.assert_close(output.loss, expected.loss)
+    torch.testing.assert_close(by_row.loss, expected.loss)
+    assert output.tokens == expected.tokens == 4 + 2 * 4
+
+
+def test_the_functions_and_the_module_take_them_too():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(1, 6, VOCABULARY), torch.randint(VOCABULARY, (1, 6))
+    segments, weights = torch.tensor([[4, 4, 4, 2, 2, 2]]), torch.tensor([[1.0, 1, 1, 3, 3, 3]])
+    apart = [smile_loss(logits[:, part], labels[:, part]) for part in (slice(3), slice(3, 6))]
+    expected = (apart[0] + 3 * apart[1]) / 4
+    torch.testing.assert_close(
+        smile_loss(logits, labels, segments=segments, weights=weights), expected
+    )
+    torch.testing.assert_close(SmileLoss()(logits, labels, segments, weights), expected)
+    each = F.cross_entropy(logits[0], labels[0], reduction="none")
+    torch.testing.assert_close(
+        mle_loss(logits, labels, weights=weights), (each * weights[0]).sum() / weights.sum()
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 1))
+def test_positions_and_boundaries_of_packed_rows_say_the_same(lengths, first):
+    position_ids = torch.cat([torch.arange(length) + first for length in lengths])
+    boundaries = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    expected = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))[None]
+    length = sum(lengths)
+    assert segments_from_position_ids(position_ids[None]).equal(expected)
+    assert segments_from_position_ids(position_ids).equal(expected)
+    assert segments_from_cu_seq_lens(boundaries, length).equal(expected)
+    text_first = torch.stack([position_ids, *[torch.zeros_like(position_ids)] * 3])[:, None]
+    assert segments_from_position_ids(text_first).equal(expected)
+
+
+def test_positions_of_an_image_are_no_new_caption():
+    """Time, height and width of one word, four tokens of an image and two words; then again."""
+    one = torch.tensor([[0, 1, 1, 1, 1, 3, 4], [0, 1, 1, 2, 2, 3, 4], [0, 1, 2, 1, 2, 3, 4]])
+    grid = torch.cat([one, one], 1)[:, None]
+    assert segments_from_position_ids(grid).tolist() == [[0] * 7 + [1] * 7]
+
+
+def test_each_turn_is_a_caption():
+    labels = torch.tensor([[-100, 5, 6, -100, -100, 7, 7, 8], [3, -100, 3, 3, -100, -100, 4, -100]])
+    segments = torch.tensor([[0, 0, 0, 0, 0, 0, 1, 1], [0] * 8])
+    turns = captions_of_turns(labels)
+    assert turns[0, 1] == turns[0, 2] != turns[0, 5] == turns[0, 6] == turns[0, 7]
+    assert len({turns[1, 0].item(), turns[1, 2].item(), turns[1, 6].item()}) == 3
+    turns = captions_of_turns(labels, segments)
+    assert turns[0, 5] != turns[0, 6] == turns[0, 7]
+
+
+labels_of_bad = torch.zeros(2, 5, dtype=torch.long)
+BAD = [
+    ({"segments": torch.zeros(2, 5)}, "segments is torch.float32; give whole numbers"),
+    ({"segments": torch.zeros(2, 6).long()}, r"segments is (2, 6), but labels is (2, 5)"),
+    ({"segments": torch.zeros(5).long()}, r"segments is (5,), but labels is (2, 5)"),
+    ({"weights": torch.ones(5)}, r"weights is (5,); for labels (2, 5) give one for each token"),
+    ({"weights": torch.ones(2, 6)}, r"weights is (2, 6)"),
+    ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
+    ({"weights": torch.tensor([1.0, float("inf")])}, "a weight is inf"),
+    ({"weights": torch.tensor([1.0, -1.0])}, "a weight is -1.0"),
+    ({"reduction": "some"}, "reduction is 'some'"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), BAD, ids=[says for _, says in BAD])
+@pytest.mark.parametrize("spec", ["mle", "smile", "random", "reverse"])
+def test_what_cannot_be_is_said_in_a_line(spec, given, says):
+    if spec == "mle" and "segments" in given:
+        spec = {"mle": 0.5, "smile": 0.5}
+    objective, hidden, head = Objective(spec), torch.randn(2, 5, WIDTH), torch.randn(9, WIDTH)
+    for call in (
+        lambda: objective(F.linear(hidden, head), labels_of_bad, **given),
+        lambda: objective.from_hidden(hidden, head, None, labels_of_bad, **given),
+    ):
+        with pytest.raises(ValueError, match=re.escape(says)) as error:
+            call()
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "says"),
+    [
+        ([0, 3, 9], "goes from 0 to 9; it must not fall, and the row goes from 0 to 8"),
+        ([0, 5, 3, 8], "must not fall"),
+        ([1, 8], "goes from 1 to 8"),
+        ([0.0, 2.5, 8.0], "a token is not divided"),
+        ([0], "give boundaries"),
+    ],
+)
+def test_boundaries_that_do_not_fit_the_row(boundaries, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        segments_from_cu_seq_lens(torch.tensor(boundaries), 8)
+    with pytest.raises(ValueError, match="give whole numbers"):
+        segments_from_position_ids(torch.rand(1, 5))
+    with pytest.raises(ValueError, match="give \\(batch, tokens\\)"):
+        segments_from_position_ids(torch.zeros(2, 1, 5).long())
