@@ -68,9 +68,9 @@ def weigh(
         )
     weights = weights.detach().to(labels.device, torch.promote_types(weights.dtype, torch.float32))
     if weights.device.type == "cpu" and not torch.compiler.is_compiling():
-        wrong = ~(weights.isfinite() & (weights >= 0))
-        if wrong.any():
-            found = weights[wrong][0].item()
+        unfit = ~(weights.isfinite() & (weights >= 0))
+        if unfit.any():
+            found = weights[unfit][0].item()
             raise ValueError(f"a weight is {found}; weights are finite numbers, at least 0")
     if weights.dim() == 1:
         weights = weights.unsqueeze(1).expand_as(labels)
