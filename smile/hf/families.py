@@ -1,8 +1,13 @@
 """What is known of a family of transformers' models: its head, its labels, its decoder's input."""
 
 import inspect
+import re
+import sys
 
 from torch import Tensor, nn
+
+from smile.hf.auxiliary import z_loss_weight
+from smile.hf.head import language_head
 
 IGNORED = -100
 # What configurations call the tokens that stand where the features of an image, a video or a sound
@@ -12,30 +17,78 @@ MEDIA_TOKENS = tuple(
 )
 
 
+# Families by a pattern of their names, and why their loss is none of text that is written on.
+REFUSED = {
+    "MaskedLM": "fills in words",
+    "Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining": "writes no text",
+    "ForCTC|ForRNNT|ForTDT": "aligns sound with text",
+    "XLNet|XLMWithLMHead|Flaubert": "reads words in an order of its own",
+    "ProphetNet": "predicts several words at a time",
+    "Rag(Token|Sequence)": "weighs what several documents say",
+    "Csm|HiggsAudio|VibeVoice": "writes sound beside text",
+}
+
+
 def generative(model: nn.Module) -> nn.Module:
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    known = inspect.signature(type(model).forward).parameters
-    if "MaskedLM" in type(model).__name__:
-        raise ValueError(f"{type(model).__name__} fills in words; give a model that generates text")
+    name, known = type(model).__name__, inspect.signature(type(model).forward).parameters
+    for pattern, reason in REFUSED.items():
+        if re.search(pattern, name):
+            raise ValueError(f"{name} {reason}; give a model that generates text")
     if not hasattr(model, "config") or "labels" not in known:
         raise ValueError(
-            f"{type(model).__name__} takes no labels; give a generative model of transformers, "
+            f"{name} takes no labels; give a generative model of transformers, "
             "before DDP, FSDP or torch.compile is around it"
         )
     return model
 
 
-def language_head(model: nn.Module) -> nn.Linear:
-    """The linear layer that makes logits; ValueError where there is none."""
-    for module in (model, *model.children()):
-        if hasattr(module, "get_output_embeddings"):
-            head = module.get_output_embeddings()
-            if isinstance(head, nn.Linear):
-                return head
-    raise ValueError(
-        f"{type(model).__name__} has no linear language head that can be read; "
-        "use_smile needs from_hidden=False for it"
+def masks_by_labels(model: nn.Module) -> bool:
+    """Whether words see those after them unless the model is given labels.
+
+    So did PaliGemma in transformers 4.41 to 4.57. Its mask is made in the forward, of a local
+    variable, or before 4.45 where images are put among the words.
+    """
+    if "PaliGemma" not in type(model).__name__:
+        return False
+    merge = getattr(type(model), "_merge_input_ids_with_image_features", None)
+    if "token_type_ids" in _variables(merge):
+        return True
+    return any(
+        {"labels", "is_training"} <= _variables(vars(kind).get("forward"))
+        for part in (model, *model.children())
+        for kind in type(part).__mro__
     )
+
+
+def needs_use_smile(model: nn.Module) -> nn.Module:
+    """The same model; ValueError where a trainer that keeps labels from it would spoil it."""
+    if masks_by_labels(model):
+        raise ValueError(f"{_of_version(model)} masks text by its labels; call use_smile for it")
+    return model
+
+
+def check_from_hidden(model: nn.Module) -> None:
+    """ValueError, in one line, for a model whose objective cannot be had from hidden states."""
+    language_head(model)
+    reason = None
+    if masks_by_labels(model):
+        reason = "masks text by its labels (5.0 and later do not)"
+    elif z_loss_weight(model):
+        reason = "has a loss of all its logits"
+    if reason is not None:
+        raise ValueError(f"{_of_version(model)} {reason}; use_smile needs from_hidden=False for it")
+
+
+def _variables(function) -> set[str]:
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    return set() if code is None else set(code.co_varnames)
+
+
+def _of_version(model: nn.Module) -> str:
+    library = sys.modules.get(type(model).__module__.split(".")[0])
+    version = getattr(library, "__version__", "of an unknown version")
+    return f"{type(model).__name__} of transformers {version}"
 
 
 def in_step(model: nn.Module, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

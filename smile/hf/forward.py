@@ -6,16 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Optional
 
-import torch
 from torch import Tensor, nn
 
+from smile.hf.auxiliary import auxiliary
 from smile.hf.families import (
     IGNORED,
+    check_from_hidden,
     generative,
     give_decoder_inputs,
     in_step,
-    language_head,
+    masks_by_labels,
+    needs_use_smile,
 )
+from smile.hf.head import from_hidden as objective_from_hidden
+from smile.hf.head import language_head, logits_of
 from smile.objective import Objective, ObjectiveOutput
 
 
@@ -42,7 +46,7 @@ def use_smile(
     undo(model)
     objective = _checked(objective)
     if from_hidden:
-        language_head(model)
+        check_from_hidden(model)
     # accelerate leaves such a forward behind, for autocast or for devices; it would hide ours.
     model._smile = _Settings(objective, from_hidden, model.__dict__.pop("forward", None))
     # A class rather than an instance's attribute, which copies and replicas of the model would
@@ -75,11 +79,13 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     The trainer keeps labels from the model, so an encoder-decoder model needs `decoder_input_ids`
     in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` puts them there.
     """
-    model, objective = generative(model), _checked(objective)
+    model, objective = needs_use_smile(generative(model)), _checked(objective)
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        return _loss(objective(*in_step(model, logits, labels)), num_items_in_batch)
+        result = objective(*in_step(model, logits, labels))
+        added = auxiliary(model, outputs, True)[0] if isinstance(outputs, dict) else None
+        return _loss(result, num_items_in_batch, added)
 
     return compute_loss
 
@@ -104,13 +110,17 @@ def _forward_with_objective(original: Callable) -> Callable:
             kwargs["use_cache"] = False
         give_decoder_inputs(self, labels, kwargs)
         # The model sees no labels, so that it computes no loss of its own.
+        sees_labels = masks_by_labels(self)
+        if sees_labels:
+            kwargs["labels"] = labels
         run = functools.partial(theirs, **kwargs)
         if settings.from_hidden and self.training:
             output, result = _run_from_hidden(self, run, labels, settings)
         else:
             output = run()
             result = settings.objective(*in_step(self, output["logits"], labels))
-        fields = {**output, "loss": _loss(result, num_items_in_batch)}
+        added, _ = auxiliary(self, output, sees_labels)
+        fields = {**output, "loss": _loss(result, num_items_in_batch, added)}
         if settings.from_hidden and self.training:
             del fields["logits"]
         output = type(output)(**fields)
@@ -125,11 +135,11 @@ def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: 
 
     The objective is taken in the head's call, where FSDP has the head's weights whole.
     """
-    head, results = language_head(model), []
+    head, of_head, results = language_head(model), logits_of(model), []
 
     def take(_, args):
         hidden, aligned = in_step(model, args[0], labels)
-        results.append(settings.objective.from_hidden(hidden, head.weight, head.bias, aligned))
+        results.append(objective_from_hidden(settings.objective, head, of_head, hidden, aligned))
         return (args[0][:, -1:].detach(), *args[1:])
 
     def keep(_, args, logits):
@@ -139,8 +149,7 @@ def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: 
         output = run()
     result, logits = results
     if not settings.head_is_last:
-        last = output["logits"].detach()
-        if last.shape != logits.shape or not torch.equal(last, logits.to(last.dtype)):
+        if not of_head.are(output["logits"].detach(), logits):
             raise ValueError(
                 f"{type(model).__name__} changes the logits of its language head; "
                 "use_smile needs from_hidden=False for it"
@@ -149,10 +158,11 @@ def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: 
     return output, result
 
 
-def _loss(result: ObjectiveOutput, num_items_in_batch) -> Tensor:
-    if num_items_in_batch is None:
-        return result.loss
-    return result.loss * result.tokens / num_items_in_batch
+def _loss(result: ObjectiveOutput, num_items_in_batch, added) -> Tensor:
+    loss = result.loss
+    if num_items_in_batch is not None:
+        loss = loss * result.tokens / num_items_in_batch
+    return loss if added is None else loss + added.to(loss.device)
 
 
 def _checked(objective: Optional[Objective]) -> Objective:

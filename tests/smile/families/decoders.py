@@ -10,13 +10,19 @@ EXPERTS = {
     **{"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "decoder_sparse_step": 1},
     **{"output_router_logits": True, "router_aux_loss_coef": 0.3},
 }
+# What the settings below are in the table of families.
+KEPT = {
+    **{"final_logit_softcapping": "soft cap", "logit_scale": "scale", "logits_scaling": "scale"},
+    **{"lm_head_multiplier": "scale", "router_aux_loss_coef": "router loss"},
+}
 
 
 def of_words(name, config="", **settings):
     """Decoder `name` of transformers, with its batch."""
     config = getattr(transformers, f"{config or name}Config")(**settings)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
-    return Family(model, causal_batch(), True)
+    kept = ", ".join(word for name, word in KEPT.items() if name in settings)
+    return Family(model, causal_batch(), True, kept=kept)
 
 
 def gpt2():

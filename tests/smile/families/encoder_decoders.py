@@ -32,7 +32,7 @@ def of_words(model):
 def t5():
     """Version 1.0's head, which is the embedding's and reads scaled states."""
     config = transformers.T5Config(**T5, tie_word_embeddings=True)
-    return of_words(transformers.T5ForConditionalGeneration(config))
+    return of_words(transformers.T5ForConditionalGeneration(config))._replace(kept="scaled states")
 
 
 def t5_untied():
@@ -53,13 +53,13 @@ def switch():
     )
     family = of_words(transformers.SwitchTransformersForConditionalGeneration(config))
     family.batch["output_router_logits"] = True
-    return family
+    return family._replace(kept="scaled states, router losses")
 
 
 def with_a_bias(model):
     """Logits of the BART family have a bias beside the head, which no checkpoint leaves at 0."""
     model.final_logits_bias.normal_()
-    return of_words(model)
+    return of_words(model)._replace(kept="bias of logits")
 
 
 def bart():

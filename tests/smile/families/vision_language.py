@@ -109,7 +109,7 @@ def qwen3_vl():
 
 
 def qwen3_vl_moe():
-    return qwen_vl("Qwen3VLMoe", QWEN3_VISION, EXPERTS)
+    return qwen_vl("Qwen3VLMoe", QWEN3_VISION, EXPERTS)._replace(kept="router loss")
 
 
 def of_idefics(name):
@@ -151,7 +151,8 @@ def paligemma():
     batch = {**after_an_image(4, before=()), "pixel_values": pixels()}
     answered = torch.arange(batch["labels"].size(1)) >= (batch["labels"] != -100).int().argmax(1)[0]
     batch["token_type_ids"] = answered.long() * batch["attention_mask"]
-    return Family(transformers.PaliGemmaForConditionalGeneration(config), batch, True)
+    model = transformers.PaliGemmaForConditionalGeneration(config)
+    return Family(model, batch, True, kept="soft cap")
 
 
 def gemma3():
