@@ -3,7 +3,9 @@
 import inspect
 import re
 import sys
+from typing import Optional
 
+import torch
 from torch import Tensor, nn
 
 from smile.hf.auxiliary import z_loss_weight
@@ -91,28 +93,60 @@ def _of_version(model: nn.Module) -> str:
     return f"{type(model).__name__} of transformers {version}"
 
 
-def in_step(model: nn.Module, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def encoder_decoder(model: nn.Module) -> bool:
+    """Whether its decoder reads labels moved to the right, so that logits are in step with them."""
+    configs = (model.config, getattr(model.config, "text_config", None))
+    return any(getattr(config, "is_encoder_decoder", False) for config in configs)
+
+
+def in_step(
+    model: nn.Module, predictions: Tensor, labels: Tensor, tokens: Optional[Tensor] = None
+) -> tuple[Tensor, Tensor]:
     """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
 
-    Places before the text, which are an image's, have no labels and are left out.
+    Places before the text, which are an image's, have no labels and are left out. tokens: the
+    model's input (B, N), if known. Raises ValueError for labels that do not fit.
     """
-    labels = labels.to(predictions.device)
-    for name in MEDIA_TOKENS:
-        token = getattr(model.config, name, None)
-        if token is not None:
-            labels = labels.masked_fill(labels == token, IGNORED)
+    if labels.dim() != 2 or labels.is_floating_point():
+        shape = tuple(labels.shape)
+        raise ValueError(f"labels of {shape} in {labels.dtype}; give captions x words, as integers")
+    labels = labels.to(predictions.device).masked_fill(_media(model, labels), IGNORED)
     before = predictions.size(1) - labels.size(1)
     if before < 0:
         raise ValueError(f"{labels.size(1)} labels for {predictions.size(1)} predictions")
-    if model.config.is_encoder_decoder:
+    if encoder_decoder(model):
         return predictions[:, before:], labels
+    if before > 0 and tokens is not None and tokens.shape == labels.shape:
+        _check_before(model, tokens, labels)
     return predictions[:, before:-1], labels[:, 1:]
+
+
+def _media(model: nn.Module, tokens: Tensor) -> Tensor:
+    """bool (B, N): the tokens that stand for an image, a video or a sound."""
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    for name in MEDIA_TOKENS:
+        token = getattr(model.config, name, None)
+        if token is not None:
+            found |= tokens == token
+    return found
+
+
+def _check_before(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
+    """Raise ValueError where an image that takes more places than it has tokens, as LLaVA's did
+    before transformers 4.45, moves some scored words and not others, or not all rows alike."""
+    media = _media(model, tokens)
+    to_come = media.flip(1).cumsum(1).flip(1) > 0  # (B, N), also where the image is
+    if (to_come & (labels != IGNORED)).any() or media.sum(1).unique().numel() > 1:
+        raise ValueError(
+            f"{type(model).__name__} puts more places than tokens of an image between scored words;"
+            " let the processor repeat the image's token for each place"
+        )
 
 
 def give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     """Put what an encoder-decoder model would make of its labels into `inputs`, where it is not."""
     given = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
-    if not model.config.is_encoder_decoder or any(value is not None for value in given):
+    if not encoder_decoder(model) or any(value is not None for value in given):
         return
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)

@@ -118,7 +118,9 @@ def _forward_with_objective(original: Callable) -> Callable:
             output, result = _run_from_hidden(self, run, labels, settings)
         else:
             output = run()
-            result = settings.objective(*in_step(self, output["logits"], labels))
+            result = settings.objective(
+                *in_step(self, output["logits"], labels, kwargs.get("input_ids"))
+            )
         added, _ = auxiliary(self, output, sees_labels)
         fields = {**output, "loss": _loss(result, num_items_in_batch, added)}
         if settings.from_hidden and self.training:
@@ -138,7 +140,7 @@ def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: 
     head, of_head, results = language_head(model), logits_of(model), []
 
     def take(_, args):
-        hidden, aligned = in_step(model, args[0], labels)
+        hidden, aligned = in_step(model, args[0], labels, run.keywords.get("input_ids"))
         results.append(objective_from_hidden(settings.objective, head, of_head, hidden, aligned))
         return (args[0][:, -1:].detach(), *args[1:])
 
