@@ -63,6 +63,22 @@ def masks_by_labels(model: nn.Module) -> bool:
     )
 
 
+def give_labels(model: nn.Module, labels: Tensor, inputs: dict) -> bool:
+    """Put labels into `inputs` for a model that masks by them; whether it did.
+
+    ValueError where token types are not there: its text would see itself with labels too.
+    """
+    if not masks_by_labels(model):
+        return False
+    if inputs.get("token_type_ids") is None:
+        raise ValueError(
+            f"{_of_version(model)} masks text by token_type_ids, which are not in the batch; its "
+            "processor makes them where it is given suffix=captions"
+        )
+    inputs["labels"] = labels
+    return True
+
+
 def needs_use_smile(model: nn.Module) -> nn.Module:
     """The same model; ValueError where a trainer that keeps labels from it would spoil it."""
     if masks_by_labels(model):

@@ -14,8 +14,8 @@ from smile.hf.families import (
     check_from_hidden,
     generative,
     give_decoder_inputs,
+    give_labels,
     in_step,
-    masks_by_labels,
     needs_use_smile,
 )
 from smile.hf.head import from_hidden as objective_from_hidden
@@ -109,10 +109,8 @@ def _forward_with_objective(original: Callable) -> Callable:
         if "use_cache" in names:
             kwargs["use_cache"] = False
         give_decoder_inputs(self, labels, kwargs)
-        # The model sees no labels, so that it computes no loss of its own.
-        sees_labels = masks_by_labels(self)
-        if sees_labels:
-            kwargs["labels"] = labels
+        # Other models see no labels, so that they compute no loss of their own.
+        sees_labels = give_labels(self, labels, kwargs)
         run = functools.partial(theirs, **kwargs)
         if settings.from_hidden and self.training:
             output, result = _run_from_hidden(self, run, labels, settings)
