@@ -10,7 +10,8 @@ import torch
 
 from smile import Objective
 from smile.hf import undo, use_smile
-from tests.smile.families.expected import expected_smile, of_routers, predictions
+from tests.smile.families import table
+from tests.smile.families.expected import expected_smile, predictions
 
 _spec = importlib.util.spec_from_file_location(
     "hf_models", Path(__file__).with_name("hf_models.py")
@@ -24,8 +25,7 @@ each_family = pytest.mark.parametrize("name", hf_models.HERE)
 @each_family
 def test_mle_is_the_models_own_loss(name):
     family = hf_models.make(name)
-    own, routers = family.model(**family.batch), of_routers(family).abs().item()
-    assert routers > 1e-2 if "router" in family.kept else routers < 1e-6
+    own = family.model(**family.batch)
     ours = use_smile(family.model, MLE)(**family.batch)
     torch.testing.assert_close(ours.loss, own.loss.double(), atol=1e-6, rtol=0)
     (logits, labels), (expected, _) = (predictions(family, x.logits) for x in (ours, own))
@@ -56,6 +56,10 @@ def test_smile_is_the_formula_and_undo_restores(name):
 @pytest.mark.parametrize("spec", ["smile", {"mle": 0.3, "smile": 0.7}])
 def test_from_hidden_states_gives_the_same_loss_and_gradients(name, spec):
     family, runs = hf_models.make(name), []
+    if not family.from_hidden:
+        with pytest.raises(ValueError, match=f"{name} of .* needs from_hidden=False for it"):
+            use_smile(family.model, from_hidden=True)
+        return
     family.model.train()
     for from_hidden in (False, True):
         torch.manual_seed(1)  # the same dropout
@@ -107,3 +111,9 @@ def test_generates_as_before_and_a_copy_is_a_model_of_its_own(name):
         torch.testing.assert_close(twin(**inputs).logits, expected)
     torch.testing.assert_close(twin(**family.batch).loss, expected_smile(family), atol=1e-6, rtol=0)
     assert type(twin).__name__ == hf_models.class_of(name)
+
+
+@pytest.mark.skipif(sorted(hf_models.FAMILIES) != hf_models.HERE, reason="not all are here")
+def test_the_page_has_the_table_of_these_families(repository):
+    page = (repository / table.PAGE).read_text(encoding="utf-8")
+    assert page == table.put_into(page), f"run {table.COMMAND}"

@@ -152,6 +152,33 @@ def test_what_a_forward_does_counts_and_not_what_a_configuration_says():
     assert logits_of(model) == (1.0, None, None, None)
 
 
+class Speaks(torch.nn.Module):
+    """A model with a decoder in it, whose forward has names as MuseGlimmer, xLSTM and LLaVA do."""
+
+    def __init__(self, decoder=None, **settings):
+        super().__init__()
+        self.decoder, self.config = decoder, types.SimpleNamespace(**settings)
+
+    def forward(self, hidden):
+        hidden = self.decoder(hidden) * self.config.text_config.output_multiplier
+        return torch.tanh(hidden / getattr(self.config, "output_logit_soft_cap", None))
+
+
+class Decodes(Speaks):
+    def forward(self, hidden):
+        hidden = hidden * self.logit_scale
+        return torch.tanh(hidden / self.config.logits_soft_cap)
+
+
+def test_a_name_counts_once_and_the_models_own_before_its_decoders():
+    text = types.SimpleNamespace(output_multiplier=3.0, logits_soft_cap=9.0)
+    decoder = Decodes(logits_soft_cap=4.0, logit_scale=2.0, output_multiplier=7.0)
+    assert logits_of(decoder) == (2.0, 4.0, None, None)
+    model = Speaks(torch.nn.Identity(), text_config=text, output_logit_soft_cap=5.0)
+    assert logits_of(model) == (3.0, 5.0, None, None)
+    assert logits_of(Speaks(decoder, text_config=text)) == (6.0, 4.0, None, None)
+
+
 @pytest.mark.skipif("CohereForCausalLM" not in hf_models.HERE, reason="no Cohere")
 def test_a_scale_that_was_set_on_the_model_is_the_one_that_it_uses():
     family = hf_models.make("CohereForCausalLM")

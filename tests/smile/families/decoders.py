@@ -2,7 +2,7 @@
 
 import transformers
 
-from tests.smile.families.common import DECODER, PAD, SIZES, VOCABULARY, Family, causal_batch
+from tests.smile.families.batches import DECODER, PAD, SIZES, VOCABULARY, Family, causal_batch
 
 # Three experts, of which two are asked; what their choice costs is asked for.
 EXPERTS = {
@@ -10,19 +10,13 @@ EXPERTS = {
     **{"moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "decoder_sparse_step": 1},
     **{"output_router_logits": True, "router_aux_loss_coef": 0.3},
 }
-# What the settings below are in the table of families.
-KEPT = {
-    **{"final_logit_softcapping": "soft cap", "logit_scale": "scale", "logits_scaling": "scale"},
-    **{"lm_head_multiplier": "scale", "router_aux_loss_coef": "router loss"},
-}
 
 
 def of_words(name, config="", **settings):
     """Decoder `name` of transformers, with its batch."""
     config = getattr(transformers, f"{config or name}Config")(**settings)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
-    kept = ", ".join(word for name, word in KEPT.items() if name in settings)
-    return Family(model, causal_batch(), True, kept=kept)
+    return Family(model, causal_batch(), True)
 
 
 def gpt2():
@@ -69,22 +63,51 @@ def cohere2():
     return of_words("Cohere2", **DECODER, logit_scale=7.0)
 
 
+def hyperclovax():
+    """Multiplies with what Granite divides by."""
+    return of_words("HyperCLOVAX", **DECODER, logits_scaling=5.0)
+
+
+MAMBA = {"mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_chunk_size": 4}
+
+
 def falcon_h1():
+    sizes = {"mamba_d_ssm": 16, "mamba_n_heads": 2, **MAMBA}
+    return of_words("FalconH1", **DECODER, **sizes, lm_head_multiplier=7.0)
+
+
+def bamba():
+    """Its loss keeps the logits small, all of them."""
+    sizes = {"mamba_n_heads": 4, "attn_layer_indices": [1], **MAMBA}
+    family = of_words("Bamba", **DECODER, **sizes, z_loss_coefficient=0.2)
+    return family._replace(from_hidden=False)
+
+
+def inkling():
+    """Its head has words that are there for alignment alone."""
     return of_words(
-        "FalconH1",
+        "Inkling",
+        "InklingText",
         **DECODER,
-        lm_head_multiplier=7.0,
-        mamba_d_ssm=16,
-        mamba_n_heads=2,
-        mamba_d_head=8,
-        mamba_d_state=4,
-        mamba_n_groups=1,
-        mamba_chunk_size=4,
+        unpadded_vocab_size=30,
+        swa_num_attention_heads=2,
+        swa_num_key_value_heads=1,
+        swa_head_dim=8,
+        d_rel=4,
+        rel_extent=8,
+        mlp_layer_types=["dense", "dense"],
+        local_layer_ids=[0],
+        sliding_window_size=4,
     )
 
 
 def mixtral():
     return of_words("Mixtral", **DECODER, **EXPERTS)
+
+
+def jetmoe():
+    experts = {**EXPERTS, "kv_channels": 8, "aux_loss_coef": 0.3}
+    return of_words("JetMoe", **DECODER, **experts)
 
 
 def qwen2_moe():
@@ -96,6 +119,7 @@ def qwen3_moe():
 
 
 FAMILIES = {
+    "BambaForCausalLM": bamba,
     "Cohere2ForCausalLM": cohere2,
     "CohereForCausalLM": cohere,
     "FalconH1ForCausalLM": falcon_h1,
@@ -104,6 +128,9 @@ FAMILIES = {
     "Gemma3ForCausalLM": gemma3,
     "GraniteForCausalLM": granite,
     "GraniteMoeForCausalLM": granite_moe,
+    "HyperCLOVAXForCausalLM": hyperclovax,
+    "InklingForCausalLM": inkling,
+    "JetMoeForCausalLM": jetmoe,
     "LlamaForCausalLM": llama,
     "MixtralForCausalLM": mixtral,
     "Qwen2MoeForCausalLM": qwen2_moe,

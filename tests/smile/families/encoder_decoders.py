@@ -3,7 +3,8 @@
 import torch
 import transformers
 
-from tests.smile.families.common import (
+from tests.smile.families.batches import (
+    DECODER,
     IMAGE_TOKEN,
     PAD,
     SIZES,
@@ -32,7 +33,7 @@ def of_words(model):
 def t5():
     """Version 1.0's head, which is the embedding's and reads scaled states."""
     config = transformers.T5Config(**T5, tie_word_embeddings=True)
-    return of_words(transformers.T5ForConditionalGeneration(config))._replace(kept="scaled states")
+    return of_words(transformers.T5ForConditionalGeneration(config))
 
 
 def t5_untied():
@@ -53,13 +54,23 @@ def switch():
     )
     family = of_words(transformers.SwitchTransformersForConditionalGeneration(config))
     family.batch["output_router_logits"] = True
-    return family._replace(kept="scaled states, router losses")
+    return family
+
+
+def t5gemma():
+    sizes = {**DECODER, "query_pre_attn_scalar": 8}
+    config = transformers.T5GemmaConfig(
+        encoder={**sizes},
+        decoder={**sizes, "cross_attention_hidden_size": 16, "final_logit_softcapping": 0.05},
+        vocab_size=VOCABULARY,
+    )
+    return of_words(transformers.T5GemmaForConditionalGeneration(config))
 
 
 def with_a_bias(model):
     """Logits of the BART family have a bias beside the head, which no checkpoint leaves at 0."""
     model.final_logits_bias.normal_()
-    return of_words(model)._replace(kept="bias of logits")
+    return of_words(model)
 
 
 def bart():
@@ -167,6 +178,7 @@ FAMILIES = {
     "SwitchTransformersForConditionalGeneration": switch,
     "T5ForConditionalGeneration": t5,
     "T5ForConditionalGeneration, untied": t5_untied,
+    "T5GemmaForConditionalGeneration": t5gemma,
     "VisionEncoderDecoderModel": vision_encoder_decoder,
     "WhisperForConditionalGeneration": whisper,
 }

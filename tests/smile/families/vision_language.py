@@ -5,7 +5,7 @@ import inspect
 import torch
 import transformers
 
-from tests.smile.families.common import (
+from tests.smile.families.batches import (
     DECODER,
     IMAGE_END,
     IMAGE_START,
@@ -109,7 +109,7 @@ def qwen3_vl():
 
 
 def qwen3_vl_moe():
-    return qwen_vl("Qwen3VLMoe", QWEN3_VISION, EXPERTS)._replace(kept="router loss")
+    return qwen_vl("Qwen3VLMoe", QWEN3_VISION, EXPERTS)
 
 
 def of_idefics(name):
@@ -152,7 +152,7 @@ def paligemma():
     answered = torch.arange(batch["labels"].size(1)) >= (batch["labels"] != -100).int().argmax(1)[0]
     batch["token_type_ids"] = answered.long() * batch["attention_mask"]
     model = transformers.PaliGemmaForConditionalGeneration(config)
-    return Family(model, batch, True, kept="soft cap")
+    return Family(model, batch, True)
 
 
 def gemma3():

@@ -35,14 +35,14 @@ DECODER = {
 
 class Family(NamedTuple):
     """A model, its batch with labels, and where the logits of the labels are: `shift`, whether
-    they are one ahead, and `before`, how many places of an image come before the text. `kept`
-    says what else of its loss and logits there is."""
+    they are one ahead, and `before`, how many places of an image come before the text. Not every
+    loss can be had `from_hidden` states."""
 
     model: nn.Module
     batch: dict
     shift: bool
     before: int = 0
-    kept: str = ""
+    from_hidden: bool = True
 
 
 def labels_of(text, prompt=0):
