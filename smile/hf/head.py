@@ -86,7 +86,7 @@ def spoken_value(model: nn.Module, name: str, default):
 
 @functools.cache
 def _spoken(kind: type) -> frozenset[str]:
-    """The names and strings in the forwards of a class and of those that it is made of."""
+    """The names and strings in a class's forward, and in those that it hands on to."""
     found: set[str] = set()
     for base in kind.__mro__:
         forward = vars(base).get("forward")
@@ -94,6 +94,8 @@ def _spoken(kind: type) -> frozenset[str]:
         if code is not None:
             strings = (constant for constant in code.co_consts if isinstance(constant, str))
             found.update(code.co_names, strings)
+            if "super" not in code.co_names:
+                break
     return frozenset(found)
 
 

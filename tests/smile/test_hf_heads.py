@@ -165,14 +165,16 @@ class Speaks(torch.nn.Module):
 
 
 class Decodes(Speaks):
+    """Its forward is in the place of the other, whose names count no more."""
+
     def forward(self, hidden):
         hidden = hidden * self.logit_scale
         return torch.tanh(hidden / self.config.logits_soft_cap)
 
 
 def test_a_name_counts_once_and_the_models_own_before_its_decoders():
-    text = types.SimpleNamespace(output_multiplier=3.0, logits_soft_cap=9.0)
-    decoder = Decodes(logits_soft_cap=4.0, logit_scale=2.0, output_multiplier=7.0)
+    text = types.SimpleNamespace(output_multiplier=3.0)
+    decoder = Decodes(logits_soft_cap=4.0, logit_scale=2.0, text_config=text)
     assert logits_of(decoder) == (2.0, 4.0, None, None)
     model = Speaks(torch.nn.Identity(), text_config=text, output_logit_soft_cap=5.0)
     assert logits_of(model) == (3.0, 5.0, None, None)
