@@ -1,6 +1,7 @@
 """What is known of a family of transformers' models: its head, its labels, its decoder's input."""
 
 import inspect
+from typing import Optional
 
 from torch import Tensor, nn
 
@@ -38,20 +39,28 @@ def language_head(model: nn.Module) -> nn.Linear:
     )
 
 
-def in_step(model: nn.Module, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
-
-    Places before the text, which are an image's, have no labels and are left out.
-    """
-    labels = labels.to(predictions.device)
+def without_media(model: nn.Module, labels: Tensor) -> Tensor:
+    """Labels that do not score the places of an image, a video or a sound."""
     for name in MEDIA_TOKENS:
         token = getattr(model.config, name, None)
         if token is not None:
             labels = labels.masked_fill(labels == token, IGNORED)
+    return labels
+
+
+def in_step(
+    model: nn.Module, predictions: Tensor, labels: Tensor, shifted: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
+
+    Places before the text, which are an image's, have no labels and are left out. shifted: labels
+    are in step already.
+    """
+    labels = without_media(model, labels.to(predictions.device))
     before = predictions.size(1) - labels.size(1)
     if before < 0:
         raise ValueError(f"{labels.size(1)} labels for {predictions.size(1)} predictions")
-    if model.config.is_encoder_decoder:
+    if model.config.is_encoder_decoder or shifted:
         return predictions[:, before:], labels
     return predictions[:, before:-1], labels[:, 1:]
 
@@ -67,6 +76,15 @@ def give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     moved = labels.roll(1, dims=1)
     moved[:, 0] = _of_text(model, "decoder_start_token_id")
     inputs["decoder_input_ids"] = moved.where(moved != IGNORED, _of_text(model, "pad_token_id"))
+
+
+def auxiliary(model: nn.Module, output: dict) -> tuple[Optional[Tensor], dict[str, Tensor]]:
+    """What a model adds to its loss of itself, weighted; and by name, as the model has it."""
+    loss = output.get("aux_loss")
+    weight = getattr(model, "router_aux_loss_coef", None)
+    if loss is None or weight is None:
+        return None, {}
+    return weight * loss, {"aux_loss": loss}
 
 
 def _of_text(model: nn.Module, name: str) -> int:
