@@ -4,10 +4,12 @@
 
 Each contender is given hidden states (B, N, D) and a head (V, D), and makes the loss and the
 gradients of all. Memory is what one call needs beyond the gradients, which every contender hands
-out.
+out. The last rows have a head without bias and no label smoothing, and the cross-entropies of other
+libraries beside ours; the fastest of those is the peer.
 """
 
 import itertools
+import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Union
 
@@ -15,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.cross_entropies import libraries
 from benchmarks.measure import Work, alternate, peak_memory, program, row
 from smile import Objective
 
@@ -51,6 +54,8 @@ GROWTH = [
     Sizes(2, 512, 262144),
 ]
 GROWTH_ROUNDS = 2
+OURS = {"our MLE": "mle", "our 0.01 MLE + 0.99 SMILE": MIXTURE, "our SMILE": "smile"}
+TODAY = Sizes(8, 32, 151936, 896)  # the head of a small language model of these years
 
 
 class Problem:
@@ -114,12 +119,47 @@ def compare(
     return row(name, seconds, peer, memory, **facts)
 
 
+def beside_libraries(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
+    """One row: MLE of other libraries and ours, the usual mixture and SMILE."""
+    names = [*libraries(), *OURS]
+    gradients = 4 * (sizes.B * sizes.N * sizes.D + sizes.V * sizes.D)
+    memory = {each: max(0, peak_memory(step, each, sizes) - gradients) for each in names}
+    seconds = alternate({each: step(each, sizes) for each in names}, rounds)
+    fastest = min(libraries(), key=lambda each: statistics.median(seconds[each]))
+    return row(name, seconds, fastest, memory, sizes=sizes._asdict(), gradient_bytes=gradients)
+
+
+def step(contender: str, sizes: Sizes) -> Work:
+    """Loss and gradients by one contender, which has been called once at a tiny size."""
+
+    def work(problem: Problem) -> Work:
+        hidden, weight, _ = problem.inputs
+        objective = Objective(OURS.get(contender, "mle"), label_smoothing=0.0)
+
+        def call() -> tuple[Tensor, ...]:
+            hidden.grad = weight.grad = None
+            if contender in OURS:
+                loss = objective.from_hidden(hidden, weight, None, problem.labels).loss
+            else:
+                loss = libraries()[contender](
+                    hidden.flatten(0, 1), weight, problem.labels.flatten()
+                )
+            loss.backward()
+            return loss.detach(), hidden.grad, weight.grad
+
+        return call
+
+    work(Problem(TINY))()
+    return work(Problem(sizes))
+
+
 def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
-    """Every row: each objective, the usual two in bf16, and how those grow."""
+    """Every row: each objective, the usual two in bf16, how those grow, and other libraries."""
     usual = TINY if quick else USUAL
     peers = {n: "cross-entropy" if "mle" in spec else "naive" for n, spec in OBJECTIVES.items()}
     for name in MAIN if quick else OBJECTIVES:
         yield compare(name, OBJECTIVES[name], usual, rounds, peers[name])
+    yield beside_libraries("beside other libraries", usual, rounds)
     if quick:
         return
     for name in MAIN:
@@ -127,6 +167,7 @@ def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
         yield compare(bf16, OBJECTIVES[name], usual, rounds, peers[name], autocast=True)
     for sizes, name in itertools.product(GROWTH, MAIN):
         yield compare(f"{name}, {sizes}", OBJECTIVES[name], sizes, GROWTH_ROUNDS, "naive")
+    yield beside_libraries(f"beside other libraries, {TODAY}", TODAY, GROWTH_ROUNDS)
 
 
 main = program("objective", __doc__, 5, measure)

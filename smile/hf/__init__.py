@@ -9,6 +9,6 @@ the places of an image. An encoder-decoder model gets the labels moved to the ri
 that its logits are in step with them; any other model's logits are one ahead.
 """
 
-from smile.hf.forward import compute_loss_func, undo, use_smile
+from smile.hf.forward import compute_loss_func, last_parts, undo, use_smile
 
-__all__ = ["compute_loss_func", "undo", "use_smile"]
+__all__ = ["compute_loss_func", "last_parts", "undo", "use_smile"]

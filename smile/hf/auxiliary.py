@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head import spoken_value
+from smile.hf.known import Known
 
 # Losses by their names in outputs, for each the names of its weight.
 ROUTERS = {
@@ -24,13 +24,13 @@ ROUTER_LOGITS = ("router_logits", "encoder_router_logits", "decoder_router_logit
 
 
 def auxiliary(
-    model: nn.Module, output: Mapping, saw_labels: bool = False
+    model: nn.Module, known: Known, output: Mapping
 ) -> tuple[Optional[Tensor], dict[str, Tensor]]:
     """What to add to the objective, None if nothing, and its parts as the model has them.
 
-    output: the model's, as a mapping. saw_labels: whether the model did, so that its own loss has
-    labels in it. Parts are detached scalars by name, without their weights. Raises ValueError for a
-    model that has losses of its routers only with labels.
+    output: the model's, which saw no labels, so that a loss in it is of something else. Parts are
+    detached scalars by name, without their weights. Raises ValueError for a model that has losses
+    of its routers only with labels.
     """
     weighted: list[Tensor] = []
     parts: dict[str, Tensor] = {}
@@ -41,29 +41,20 @@ def auxiliary(
         parts[name] = value.detach()
 
     for name, weights in ROUTERS.items():
-        weight = next((w for w in map(_of(model), weights) if w is not None), None)
+        weight = next((w for w in (known.value(model, x) for x in weights) if w is not None), None)
         if weight is not None and output.get(name) is not None:
             add(name, weight, output[name])
     asked = any(output.get(name) is not None for name in ROUTER_LOGITS)
-    if asked and not parts and _of(model)("router_aux_loss_coef") is not None:
+    if asked and not parts and "router_aux_loss_coef" in known.spoken:
         raise ValueError(
             f"{type(model).__name__} has the losses of its routers only where it has labels; "
             "use_smile needs output_router_logits=False for it"
         )
-    if z_weight := z_loss_weight(model):
+    if z_weight := known.value(model, "z_loss_coefficient"):
         add("z_loss", z_weight, output["logits"].logsumexp(dim=-1).pow(2).mean())
-    if output.get("loss") is not None and not saw_labels:
+    if output.get("loss") is not None and not known.masks_by_labels:
         add("own_loss", 1.0, output["loss"])
     if not weighted:
         return None, parts
     device = weighted[0].device
     return torch.stack([each.to(device).flatten()[0] for each in weighted]).sum(), parts
-
-
-def z_loss_weight(model: nn.Module) -> float:
-    """Of the mean square of every logsumexp, which needs all logits."""
-    return spoken_value(model, "z_loss_coefficient", 0.0)
-
-
-def _of(model: nn.Module):
-    return lambda name: spoken_value(model, name, None)

@@ -2,14 +2,13 @@
 
 import inspect
 import re
-import sys
 from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
-from smile.hf.auxiliary import z_loss_weight
 from smile.hf.head import language_head
+from smile.hf.known import Known, of_version
 
 IGNORED = -100
 # What configurations call the tokens that stand where the features of an image, a video or a sound
@@ -45,68 +44,37 @@ def generative(model: nn.Module) -> nn.Module:
     return model
 
 
-def masks_by_labels(model: nn.Module) -> bool:
-    """Whether words see those after them unless the model is given labels.
-
-    So did PaliGemma in transformers 4.41 to 4.57. Its mask is made in the forward, of a local
-    variable, or before 4.45 where images are put among the words.
-    """
-    if "PaliGemma" not in type(model).__name__:
-        return False
-    merge = getattr(type(model), "_merge_input_ids_with_image_features", None)
-    if "token_type_ids" in _variables(merge):
-        return True
-    return any(
-        {"labels", "is_training"} <= _variables(vars(kind).get("forward"))
-        for part in (model, *model.children())
-        for kind in type(part).__mro__
-    )
-
-
-def give_labels(model: nn.Module, labels: Tensor, inputs: dict) -> bool:
-    """Put labels into `inputs` for a model that masks by them; whether it did.
+def give_labels(model: nn.Module, known: Known, labels: Tensor, inputs: dict) -> None:
+    """Put labels into `inputs` for a model that masks by them.
 
     ValueError where token types are not there: its text would see itself with labels too.
     """
-    if not masks_by_labels(model):
-        return False
+    if not known.masks_by_labels:
+        return
     if inputs.get("token_type_ids") is None:
         raise ValueError(
-            f"{_of_version(model)} masks text by token_type_ids, which are not in the batch; its "
+            f"{of_version(model)} masks text by token_type_ids, which are not in the batch; its "
             "processor makes them where it is given suffix=captions"
         )
     inputs["labels"] = labels
-    return True
 
 
-def needs_use_smile(model: nn.Module) -> nn.Module:
-    """The same model; ValueError where a trainer that keeps labels from it would spoil it."""
-    if masks_by_labels(model):
-        raise ValueError(f"{_of_version(model)} masks text by its labels; call use_smile for it")
-    return model
+def needs_use_smile(model: nn.Module, known: Known) -> None:
+    """ValueError for a model that a trainer would spoil by keeping labels from it."""
+    if known.masks_by_labels:
+        raise ValueError(f"{of_version(model)} masks text by its labels; call use_smile for it")
 
 
-def check_from_hidden(model: nn.Module) -> None:
-    """ValueError, in one line, for a model whose objective cannot be had from hidden states."""
-    language_head(model)
+def readable_head(model: nn.Module, known: Known) -> nn.Module:
+    """The head whose input the objective is made of; ValueError, in one line, where it cannot."""
     reason = None
-    if masks_by_labels(model):
+    if known.masks_by_labels:
         reason = "masks text by its labels (5.0 and later do not)"
-    elif z_loss_weight(model):
+    elif known.value(model, "z_loss_coefficient"):
         reason = "has a loss of all its logits"
     if reason is not None:
-        raise ValueError(f"{_of_version(model)} {reason}; use_smile needs from_hidden=False for it")
-
-
-def _variables(function) -> set[str]:
-    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-    return set() if code is None else set(code.co_varnames)
-
-
-def _of_version(model: nn.Module) -> str:
-    library = sys.modules.get(type(model).__module__.split(".")[0])
-    version = getattr(library, "__version__", "of an unknown version")
-    return f"{type(model).__name__} of transformers {version}"
+        raise ValueError(f"{of_version(model)} {reason}; use_smile needs from_hidden=False for it")
+    return language_head(model)
 
 
 def encoder_decoder(model: nn.Module) -> bool:
@@ -115,18 +83,31 @@ def encoder_decoder(model: nn.Module) -> bool:
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
 
-def in_step(
-    model: nn.Module, predictions: Tensor, labels: Tensor, tokens: Optional[Tensor] = None
-) -> tuple[Tensor, Tensor]:
-    """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
-
-    Places before the text, which are an image's, have no labels and are left out. tokens: the
-    model's input (B, N), if known. Raises ValueError for labels that do not fit.
-    """
+def check_words(labels: Tensor) -> None:
+    """ValueError for labels that are no words (B, N)."""
     if labels.dim() != 2 or labels.is_floating_point():
         shape = tuple(labels.shape)
         raise ValueError(f"labels of {shape} in {labels.dtype}; give captions x words, as integers")
-    labels = labels.to(predictions.device).masked_fill(_media(model, labels), IGNORED)
+
+
+def without_media(model: nn.Module, labels: Tensor) -> Tensor:
+    """Labels that do not score the places of an image, a video or a sound."""
+    return labels.masked_fill(_media(model, labels), IGNORED)
+
+
+def in_step(
+    model: nn.Module,
+    predictions: Tensor,
+    labels: Tensor,
+    shifted: bool = False,
+    tokens: Optional[Tensor] = None,
+) -> tuple[Tensor, Tensor]:
+    """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
+
+    Places before the text, which are an image's, have no labels and are left out. shifted: labels
+    are in step already. tokens: the model's input (B, N), if known.
+    """
+    labels = without_media(model, labels.to(predictions.device))
     before = predictions.size(1) - labels.size(1)
     if before < 0:
         raise ValueError(f"{labels.size(1)} labels for {predictions.size(1)} predictions")
@@ -134,6 +115,8 @@ def in_step(
         return predictions[:, before:], labels
     if before > 0 and tokens is not None and tokens.shape == labels.shape:
         _check_before(model, tokens, labels)
+    if shifted:
+        return predictions[:, before:], labels
     return predictions[:, before:-1], labels[:, 1:]
 
 

@@ -1,34 +1,49 @@
 """A model of transformers whose forward returns the objective's loss."""
 
-import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Optional
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 
 from smile.hf.auxiliary import auxiliary
+from smile.hf.chain import put_on, take_off
 from smile.hf.families import (
     IGNORED,
-    check_from_hidden,
     generative,
     give_decoder_inputs,
     give_labels,
-    in_step,
     needs_use_smile,
+    readable_head,
 )
-from smile.hf.head import from_hidden as objective_from_hidden
-from smile.hf.head import language_head, logits_of
+from smile.hf.guard import (
+    Calls,
+    Running,
+    logits_of,
+    refuse_without_labels,
+    unwatch,
+    watch_decoder,
+    watch_head,
+    watch_output,
+)
+from smile.hf.head import from_states, transform_of
+from smile.hf.known import Known, known_of
+from smile.hf.packed import Targets
 from smile.objective import Objective, ObjectiveOutput
 
 
-@dataclass
+@dataclass(eq=False)
 class _Settings:
     objective: Objective
     from_hidden: bool
-    own_forward: Optional[Callable]  # that the instance had in place of its class's
+    arguments: list[str]  # of the class's forward, by place
+    known: Known
+    calls: Calls = field(default_factory=Calls)
+    parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: bool = False  # found so in the first step
+    values_read: bool = False  # in the first step too
 
 
 def use_smile(
@@ -36,133 +51,172 @@ def use_smile(
 ) -> nn.Module:
     """Make `model(**batch, labels=labels)` return the objective's loss; returns the model.
 
-    model: a generative model of transformers, or of PEFT around one, before DDP or FSDP. objective:
-    SMILE with first-token MLE if none is given. Where `num_items_in_batch` is passed, the sum over
-    tokens is divided by it. With `from_hidden`, training takes the loss from what goes into the
-    language head, so that logits are never all there; the output has none then. Raises ValueError
-    for a model that cannot do so.
+    model: a generative model of transformers, or of PEFT or torch.compile around one, before DDP or
+    FSDP. objective: SMILE with first-token MLE if none is given. With `from_hidden`, training takes
+    the loss from what goes into the language head, so that logits are never all there; the output
+    has none then. Raises ValueError for a model that cannot do so.
+
+    The forward takes besides labels (B, N): `shift_labels` (B, N) in their place, whose n-th is
+    what position n predicts; `segments` and `weights`, in step with either, as `smile_loss` has
+    them; `num_items_in_batch`, by which the sum over tokens is divided; `keep_logits`, True for the
+    loss from logits and False for that from hidden states, whatever `from_hidden` says. Without
+    segments a text that `seq_idx`, `cu_seq_lens_q` or `position_ids` begin anew, and in it each
+    unbroken run of labels, is a caption. Raises ValueError for a row that seems to be packed
+    without any of them. In training a call that asks for another loss raises ValueError, as does
+    another loss that is made of the output alone.
     """
-    model = generative(model)
+    given, model = model, _inside(model)
     undo(model)
-    objective = _checked(objective)
+    objective, known = _checked(objective), known_of(model)
     if from_hidden:
-        check_from_hidden(model)
-    # accelerate leaves such a forward behind, for autocast or for devices; it would hide ours.
-    model._smile = _Settings(objective, from_hidden, model.__dict__.pop("forward", None))
-    # A class rather than an instance's attribute, which copies and replicas of the model would
-    # share. Names are kept since checkpoints and Trainer read them.
-    original = type(model)
-    content = {
-        "forward": _forward_with_objective(original.forward),
-        "accepts_loss_kwargs": True,  # Trainer is to pass num_items_in_batch
-        "_without_smile": original,
-        **{name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")},
-    }
-    model.__class__ = type(original.__name__, (original,), content)
-    return model
+        readable_head(model, known)
+    arguments = list(inspect.signature(type(model).forward).parameters)[1:]
+    model._smile = _Settings(objective, from_hidden, arguments, known)
+    watch_decoder(model, model._smile.calls)
+    put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch
+    return given if "_orig_mod" in given._modules else model
 
 
 def undo(model: nn.Module) -> nn.Module:
     """Give a model its own loss back; one that has it stays as it is. Returns the model."""
-    model = generative(model)
+    given, model = model, _inside(model)
     settings = model.__dict__.pop("_smile", None)
-    if settings is not None and settings.own_forward is not None:
-        model.__dict__.setdefault("forward", settings.own_forward)
-    # Under a class that FSDP put on top ours stays, and does nothing.
-    model.__class__ = type(model).__dict__.get("_without_smile", type(model))
-    return model
+    if settings is not None:
+        unwatch(model, settings.calls)
+    take_off(model)
+    return given if "_orig_mod" in given._modules else model
+
+
+def last_parts(model: nn.Module) -> dict[str, Tensor]:
+    """Each objective's value in the last step, by name: unweighted, a mean over tokens, detached;
+    with `aux_loss`, as the model has it, where it adds one. Empty before the first step."""
+    settings = _inside(model).__dict__.get("_smile")
+    if settings is None:
+        raise ValueError(f"{type(model).__name__} has its own loss; call use_smile on it")
+    return settings.parts
 
 
 def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -> Callable:
     """The `compute_loss_func` of `Trainer` or `Seq2SeqTrainer` for this model.
 
     The trainer keeps labels from the model, so an encoder-decoder model needs `decoder_input_ids`
-    in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` puts them there.
+    in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` puts them there. Of a batch it
+    sees the labels alone: rows that are packed need `use_smile`, and are refused where it shows.
     """
-    model, objective = needs_use_smile(generative(model)), _checked(objective)
+    model, objective = _inside(model), _checked(objective)
+    known = known_of(model)
+    needs_use_smile(model, known)
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        result = objective(*in_step(model, logits, labels))
-        added = auxiliary(model, outputs, True)[0] if isinstance(outputs, dict) else None
-        return _loss(result, num_items_in_batch, added)
+        targets = Targets(model, labels, False, None, None, {}, labels.is_cpu)
+        fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
+        weighted, _ = auxiliary(model, known, fields)
+        return _loss(objective(*targets.of(logits)), num_items_in_batch, weighted)
 
     return compute_loss
 
 
-def _forward_with_objective(original: Callable) -> Callable:
-    names = list(inspect.signature(original).parameters)[1:]
+def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> Any:
+    """The model's forward, of which `below` is what it would be without the objective."""
+    settings = model.__dict__.get("_smile")
+    if settings is None or settings.calls.of(model):
+        return below(*args, **kwargs)
+    named = dict(zip(settings.arguments, args))
+    if twice := named.keys() & kwargs.keys():
+        raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}")
+    given = {**named, **kwargs}
+    refuse_without_labels(model, given)
+    labels, shift_labels = given.pop("labels", None), given.pop("shift_labels", None)
+    segments, weights = given.pop("segments", None), given.pop("weights", None)
+    keep_logits = given.pop("keep_logits", None)
+    if labels is None and shift_labels is None:
+        return settings.calls.run(Running(model), below, given)
+    from_hidden = settings.from_hidden and model.training
+    from_hidden = from_hidden if keep_logits is None else not keep_logits
+    num_items_in_batch = given.pop("num_items_in_batch", None)
+    return_dict = given.pop("return_dict", None)
+    given["return_dict"] = True
+    if "use_cache" in settings.arguments:
+        given["use_cache"] = False
+    shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
+    targets = Targets(
+        model, labels, shifted, segments, weights, given, _reads_values(settings, labels)
+    )
+    give_decoder_inputs(model, labels, given)
+    # What is below sees no labels otherwise, so that it computes no loss of its own.
+    give_labels(model, settings.known, labels, given)
+    run = _run_from_hidden if from_hidden else _run
+    output, result = run(model, settings, below, given, targets)
+    weighted, raw = auxiliary(model, settings.known, output)
+    loss = _loss(result, num_items_in_batch, weighted)
+    settings.parts = {**result.parts, **raw}
+    fields = {**output, "loss": loss}
+    if from_hidden:
+        del fields["logits"]
+    if model.training and torch.is_grad_enabled():
+        fields = watch_output(model, fields, loss)
+    output = type(output)(**fields)
+    wants_dict = model.config.return_dict if return_dict is None else return_dict
+    return output if wants_dict else output.to_tuple()
 
-    @functools.wraps(original)
-    def forward(self, *args, **kwargs):
-        settings = self.__dict__.get("_smile")
-        theirs = getattr(settings, "own_forward", None) or functools.partial(original, self)
-        named = dict(zip(names, args))
-        if settings is None or {**named, **kwargs}.get("labels") is None:
-            return theirs(*args, **kwargs)
-        if twice := named.keys() & kwargs.keys():
-            raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}")
-        kwargs = {**named, **kwargs}
-        labels, num_items_in_batch = kwargs.pop("labels"), kwargs.pop("num_items_in_batch", None)
-        return_dict = kwargs.pop("return_dict", None)
-        kwargs["return_dict"] = True
-        if "use_cache" in names:
-            kwargs["use_cache"] = False
-        give_decoder_inputs(self, labels, kwargs)
-        # Other models see no labels, so that they compute no loss of their own.
-        sees_labels = give_labels(self, labels, kwargs)
-        run = functools.partial(theirs, **kwargs)
-        if settings.from_hidden and self.training:
-            output, result = _run_from_hidden(self, run, labels, settings)
-        else:
-            output = run()
-            result = settings.objective(
-                *in_step(self, output["logits"], labels, kwargs.get("input_ids"))
-            )
-        added, _ = auxiliary(self, output, sees_labels)
-        fields = {**output, "loss": _loss(result, num_items_in_batch, added)}
-        if settings.from_hidden and self.training:
-            del fields["logits"]
-        output = type(output)(**fields)
-        wants_dict = self.config.return_dict if return_dict is None else return_dict
-        return output if wants_dict else output.to_tuple()
 
-    return forward
+def _run(model, settings, below, given, targets) -> tuple[dict, ObjectiveOutput]:
+    """The output, and the objective's from its logits."""
+    output = settings.calls.run(Running(model), below, given)
+    return output, settings.objective(*targets.of(logits_of(model, output)))
 
 
-def _run_from_hidden(model: nn.Module, run: Callable, labels: Tensor, settings: _Settings):
-    """The model's output with logits of the last position alone, and the objective's.
+def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, ObjectiveOutput]:
+    """The output with logits of the last position alone, and the objective's from hidden states.
 
     The objective is taken in the head's call, where FSDP has the head's weights whole.
     """
-    head, of_head, results = language_head(model), logits_of(model), []
+    head, transform = readable_head(model, settings.known), transform_of(model, settings.known)
+    results = []
 
-    def take(_, args):
-        hidden, aligned = in_step(model, args[0], labels, run.keywords.get("input_ids"))
-        results.append(objective_from_hidden(settings.objective, head, of_head, hidden, aligned))
-        return (args[0][:, -1:].detach(), *args[1:])
+    def take(states: Tensor) -> tuple[Tensor]:
+        results.append(from_states(settings.objective, head, transform, *targets.of(states)))
+        return (states[:, -1:].detach(),)
 
-    def keep(_, args, logits):
-        results.append(logits.detach())
-
-    with head.register_forward_pre_hook(take), head.register_forward_hook(keep):
-        output = run()
-    result, logits = results
-    if not settings.head_is_last:
-        if not of_head.are(output["logits"].detach(), logits):
+    call = Running(model, head, take)
+    watch_head(head, settings.calls)
+    output = settings.calls.run(call, below, given)
+    last = logits_of(model, output).detach()
+    if not results:
+        raise ValueError(
+            f"{type(model).__name__}: the forward that was set on the model does not call its "
+            "language head; use_smile needs from_hidden=False for it"
+        )
+    if not settings.head_is_last and not torch.compiler.is_compiling():
+        if not transform.makes(last, call.seen.detach()):
             raise ValueError(
                 f"{type(model).__name__} changes the logits of its language head; "
                 "use_smile needs from_hidden=False for it"
             )
         settings.head_is_last = True
-    return output, result
+    return output, results[-1]
 
 
-def _loss(result: ObjectiveOutput, num_items_in_batch, added) -> Tensor:
+def _loss(result: ObjectiveOutput, num_items_in_batch, weighted: Optional[Tensor]) -> Tensor:
+    """The objective, and what the model adds to it of itself."""
     loss = result.loss
     if num_items_in_batch is not None:
         loss = loss * result.tokens / num_items_in_batch
-    return loss if added is None else loss + added.to(loss.device)
+    return loss if weighted is None else loss + weighted.to(loss.device)
+
+
+def _reads_values(settings: _Settings, labels: Tensor) -> bool:
+    """Whether to look at values of a batch: where they are at hand, or in the first step."""
+    if torch.compiler.is_compiling():
+        return False
+    first, settings.values_read = not settings.values_read, True
+    return first or labels.is_cpu
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """The model of transformers in one of PEFT or torch.compile; ValueError for another one."""
+    return generative(model._modules.get("_orig_mod", model))
 
 
 def _checked(objective: Optional[Objective]) -> Objective:

@@ -3,21 +3,16 @@
 Nothing of transformers or PEFT is imported: their modules are known by what they have.
 """
 
-import functools
-import inspect
 from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
+from smile.hf.known import CAPS, SCALES, Known
 from smile.objective import Objective, ObjectiveOutput
 
-# What models call a number that their head's logits are multiplied with, and one that caps them.
-SCALES = ("logit_scale", "lm_head_multiplier", "output_multiplier")
-CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
-
-class Logits(NamedTuple):
+class Transform(NamedTuple):
     """The model's logits are softcap * tanh(scale * (the head's + bias) / softcap).
 
     Without a softcap they are scale * (the head's + bias). bias: (V,) or None. words: how many
@@ -37,7 +32,7 @@ class Logits(NamedTuple):
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits[..., : self.words]
 
-    def are(self, theirs: Tensor, logits: Tensor) -> bool:
+    def makes(self, theirs: Tensor, logits: Tensor) -> bool:
         """Whether the model's logits are those that are expected of its head's.
 
         Where nothing is done to them they are the same to the bit; else up to the rounding of a
@@ -52,51 +47,19 @@ class Logits(NamedTuple):
         return torch.allclose(theirs, expected, rtol=rounding, atol=rounding)
 
 
-def logits_of(model: nn.Module) -> Logits:
-    """How this model makes its logits of its head's, by what its forward speaks of.
-
-    A configuration alone does not tell: that of a text decoder stays in a vision-language model
-    which does nothing to the logits.
-    """
+def transform_of(model: nn.Module, known: Known) -> Transform:
+    """How this model makes its logits of its head's."""
     scale, softcap = 1.0, None
     for name in SCALES:
-        scale *= spoken_value(model, name, 1.0)
-    if scaling := spoken_value(model, "logits_scaling", None):
+        scale *= known.value(model, name, 1.0)
+    if scaling := known.value(model, "logits_scaling"):
         # Granite divides by it.
         scale *= scaling if "HyperCLOVAX" in type(model).__name__ else 1 / scaling
     for name in CAPS:
-        softcap = spoken_value(model, name, softcap)
-    bias = spoken_value(model, "final_logits_bias", None)
-    words = spoken_value(model, "unpadded_vocab_size", None)
-    return Logits(scale, softcap, None if bias is None else bias.flatten(), words)
-
-
-def spoken_value(model: nn.Module, name: str, default):
-    """Of the model or its configuration, if its forward has this name in it, or its decoder's."""
-    for owner in (model, *model.children()):
-        if hasattr(owner, "config") and name in _spoken(type(owner)):
-            config = owner.config
-            parts = (getattr(config, part, None) for part in ("text_config", "decoder"))
-            for place in (owner, *parts, config):
-                value = getattr(place, name, None)
-                if value is not None:
-                    return value
-    return default
-
-
-@functools.cache
-def _spoken(kind: type) -> frozenset[str]:
-    """The names and strings in a class's forward, and in those that it hands on to."""
-    found: set[str] = set()
-    for base in kind.__mro__:
-        forward = vars(base).get("forward")
-        code = getattr(inspect.unwrap(forward) if callable(forward) else None, "__code__", None)
-        if code is not None:
-            strings = (constant for constant in code.co_consts if isinstance(constant, str))
-            found.update(code.co_names, strings)
-            if "super" not in code.co_names:
-                break
-    return frozenset(found)
+        softcap = known.value(model, name, softcap)
+    bias = known.value(model, "final_logits_bias")
+    words = known.value(model, "unpadded_vocab_size")
+    return Transform(scale, softcap, None if bias is None else bias.flatten(), words)
 
 
 def language_head(model: nn.Module) -> nn.Module:
@@ -138,18 +101,26 @@ def _is_lora(head: Optional[nn.Module]) -> bool:
     return not any(variant.get(name) for variant in variants for name in head.active_adapters)
 
 
-def from_hidden(
-    objective: Objective, head: nn.Module, logits: Logits, hidden: Tensor, labels: Tensor, **how
+def from_states(
+    objective: Objective,
+    head: nn.Module,
+    transform: Transform,
+    hidden: Tensor,
+    labels: Tensor,
+    segments: Optional[Tensor] = None,
+    weights: Optional[Tensor] = None,
 ) -> ObjectiveOutput:
-    """The objective of hidden states (B, N, D) that go into `head`; `how` is for the objective."""
+    """The objective of hidden states (B, N, D) that go into `head`; the rest is as it has it."""
     hidden, weight, bias = _read(head, hidden)
-    if logits.bias is not None:
-        beside = logits.bias.to(weight)
+    if transform.bias is not None:
+        beside = transform.bias.to(weight)
         bias = beside if bias is None else bias + beside
-    if logits.words is not None:
-        weight, bias = weight[: logits.words], None if bias is None else bias[: logits.words]
-    how = {**how, "scale": logits.scale, "softcap": logits.softcap}
-    return objective.from_hidden(hidden, weight, bias, labels, **how)
+    if transform.words is not None:
+        weight, bias = weight[: transform.words], None if bias is None else bias[: transform.words]
+    scale, softcap = transform.scale, transform.softcap
+    return objective.from_hidden(
+        hidden, weight, bias, labels, segments, weights, scale=scale, softcap=softcap
+    )
 
 
 def _read(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor]]:

@@ -10,10 +10,11 @@ import torch
 import transformers
 
 from smile import Objective
-from smile.hf import compute_loss_func, use_smile
+from smile.hf import compute_loss_func, last_parts, use_smile
 from smile.hf.auxiliary import auxiliary
 from smile.hf.families import in_step
-from smile.hf.head import logits_of
+from smile.hf.head import transform_of
+from smile.hf.known import known_of
 
 _spec = importlib.util.spec_from_file_location(
     "hf_models", Path(__file__).with_name("hf_models.py")
@@ -39,6 +40,10 @@ def runs(model, batch, **how):
         gradients = {k: v.grad for k, v in model.named_parameters() if v.grad is not None}
         found.append((loss, gradients))
     return found
+
+
+def transform(model):
+    return transform_of(model, known_of(model))
 
 
 class Halved(torch.nn.Module):
@@ -149,7 +154,7 @@ def test_rounding_is_no_unknown_change(name, dtype):
 def test_what_a_forward_does_counts_and_not_what_a_configuration_says():
     model = gpt2().model
     model.config.logit_scale, model.config.final_logit_softcapping = 3.0, 2.0
-    assert logits_of(model) == (1.0, None, None, None)
+    assert transform(model) == (1.0, None, None, None)
 
 
 class Speaks(torch.nn.Module):
@@ -175,10 +180,10 @@ class Decodes(Speaks):
 def test_a_name_counts_once_and_the_models_own_before_its_decoders():
     text = types.SimpleNamespace(output_multiplier=3.0)
     decoder = Decodes(logits_soft_cap=4.0, logit_scale=2.0, text_config=text)
-    assert logits_of(decoder) == (2.0, 4.0, None, None)
+    assert transform(decoder) == (2.0, 4.0, None, None)
     model = Speaks(torch.nn.Identity(), text_config=text, output_logit_soft_cap=5.0)
-    assert logits_of(model) == (3.0, 5.0, None, None)
-    assert logits_of(Speaks(decoder, text_config=text)) == (6.0, 4.0, None, None)
+    assert transform(model) == (3.0, 5.0, None, None)
+    assert transform(Speaks(decoder, text_config=text)) == (6.0, 4.0, None, None)
 
 
 @pytest.mark.skipif("CohereForCausalLM" not in hf_models.HERE, reason="no Cohere")
@@ -243,18 +248,24 @@ def test_a_family_whose_loss_is_of_another_kind_is_refused_by_name(name, reason)
         use_smile(model)
 
 
-def test_labels_that_do_not_fit():
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize("labels", [torch.ones(3, 7, 2, dtype=torch.long), torch.ones(3, 7)])
+def test_labels_that_are_no_words(name, labels):
+    family = hf_models.make(name)
+    use_smile(family.model)
+    with pytest.raises(ValueError, match="give captions x words, as integers"):
+        family.model(**{**family.batch, "labels": labels})
+
+
+def test_images_that_take_more_places_than_they_have_tokens():
     model = types.SimpleNamespace(
         config=types.SimpleNamespace(is_encoder_decoder=False, image_token_id=39)
     )
     logits = torch.randn(2, 8, 40)
-    for labels in (torch.ones(2, 5, 3, dtype=torch.long), torch.ones(2, 5)):
-        with pytest.raises(ValueError, match="give captions x words, as integers"):
-            in_step(model, logits, labels)
     # One image's token in a row, which takes four places.
     tokens = torch.tensor([[5, 39, 6, 7, 8], [5, 39, 6, 7, 0]])
     labels = torch.tensor([[-100, -100, 6, 7, 8], [-100, -100, 6, 7, -100]])
-    found, aligned = in_step(model, logits, labels, tokens)
+    found, aligned = in_step(model, logits, labels, tokens=tokens)
     torch.testing.assert_close(found, logits[:, 3:-1])
     torch.testing.assert_close(aligned, labels[:, 1:])
     early = labels.clone()
@@ -263,19 +274,39 @@ def test_labels_that_do_not_fit():
     uneven[1, 0] = 39
     for wrong, given in ((early, tokens), (labels, uneven)):
         with pytest.raises(ValueError, match="let the processor repeat the image's token"):
-            in_step(model, logits, wrong, given)
-        in_step(model, logits[:, 3:], wrong, given)  # each place has its token
+            in_step(model, logits, wrong, tokens=given)
+        in_step(model, logits[:, 3:], wrong, tokens=given)  # each place has its token
 
 
 @pytest.mark.skipif("MixtralForCausalLM" not in hf_models.HERE, reason="no Mixtral")
 def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     family = hf_models.make("MixtralForCausalLM")
-    output = family.model(**family.batch)
-    added, parts = auxiliary(family.model, output, saw_labels=True)
-    torch.testing.assert_close(parts, {"aux_loss": output.aux_loss.detach()})
-    torch.testing.assert_close(added, family.model.router_aux_loss_coef * output.aux_loss)
-    output = {key: value for key, value in output.items() if key != "aux_loss"}
+    output = {**family.model(**family.batch), "loss": None}
+    added, parts = auxiliary(family.model, known_of(family.model), output)
+    torch.testing.assert_close(parts, {"aux_loss": output["aux_loss"].detach()})
+    torch.testing.assert_close(added, family.model.router_aux_loss_coef * output["aux_loss"])
+    del output["aux_loss"]
     with pytest.raises(ValueError, match="MixtralForCausalLM has the losses of its routers only"):
-        auxiliary(family.model, output, saw_labels=True)
+        auxiliary(family.model, known_of(family.model), output)
     del output["router_logits"]
-    assert auxiliary(family.model, output, saw_labels=True) == (None, {})
+    assert auxiliary(family.model, known_of(family.model), output) == (None, {})
+
+
+class Regularised(transformers.GPT2LMHeadModel):
+    """A model of somebody's own, whose loss has a part that no labels are needed for."""
+
+    def forward(self, *args, labels=None, **kwargs):
+        output = super().forward(*args, labels=labels, **kwargs)
+        norm = self.lm_head.weight.norm()
+        output["loss"] = norm if output.loss is None else output.loss + norm
+        return output
+
+
+def test_a_loss_that_comes_without_labels_is_kept():
+    family = gpt2()
+    family.model.__class__ = Regularised
+    own = family.model(**family.batch).loss
+    use_smile(family.model, Objective("mle", label_smoothing=0.0))
+    torch.testing.assert_close(family.model(**family.batch).loss, own, atol=1e-6, rtol=0)
+    norm = family.model.lm_head.weight.norm().detach()
+    torch.testing.assert_close(last_parts(family.model)["own_loss"], norm)

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from smile.hf.auxiliary import auxiliary
-from smile.hf.families import check_from_hidden
-from smile.hf.head import logits_of
+from smile.hf.families import readable_head
+from smile.hf.head import transform_of
+from smile.hf.known import known_of
 from tests.smile import hf_models
 
 COMMAND = "python -m tests.smile.families.table --write"
@@ -24,7 +25,8 @@ OF_ROUTERS = {"aux_loss": "router loss", "z_loss": "z-loss"}
 
 def kept(family):
     """What there is of the model's loss and logits besides a head and the cross-entropy."""
-    logits = logits_of(family.model)
+    known = known_of(family.model)
+    logits = transform_of(family.model, known)
     found = {
         "scale": logits.scale != 1.0,
         "soft cap": logits.softcap is not None,
@@ -35,7 +37,7 @@ def kept(family):
         inputs = {key: value for key, value in family.batch.items() if key != "labels"}
         if not family.shift:
             inputs["decoder_input_ids"] = family.batch["labels"].clamp(min=0)
-        _, parts = auxiliary(family.model, family.model(**inputs))
+        _, parts = auxiliary(family.model, known, family.model(**inputs))
     for end, word in OF_ROUTERS.items():
         found[word] = any(name.endswith(end) for name in parts)
     return ", ".join(word for word, there in found.items() if there) or "-"
@@ -43,7 +45,7 @@ def kept(family):
 
 def made_from(family):
     try:
-        check_from_hidden(family.model)
+        readable_head(family.model, known_of(family.model))
     except ValueError:
         return "logits"
     return "logits, hidden"

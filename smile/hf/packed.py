@@ -1,0 +1,158 @@
+"""Which captions a batch of a trainer holds, where a row can be several texts one after another."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from smile.captions import (
+    captions_of_turns,
+    check_segments,
+    segments_from_cu_seq_lens,
+    segments_from_position_ids,
+)
+from smile.hf.families import IGNORED, check_words, encoder_decoder, in_step, without_media
+
+SAY = (
+    "give the batch position_ids that start again with each caption, seq_idx or cu_seq_lens_q, or "
+    "segments, in which the positions of a caption have the same number"
+)
+
+
+class Targets:
+    """What is to be predicted, by caption.
+
+    labels: int64 (B, N); with `shifted` the n-th is what position n of the text predicts, otherwise
+    what stands there. weights: (B, N), (B,) or None. segments: (B, N), the captions, or None.
+    given: the batch, of which seq_idx, cu_seq_lens_q or position_ids say where a row's texts begin;
+    the first label of a text is not scored, since it does not follow from the text before. In each
+    text an unbroken run of labels, as an assistant's turn, is a caption. read_values: whether to
+    look into attention_mask and labels for rows that are packed without saying so, which an
+    accelerator has to be waited for. ValueError for those, and for shapes that do not match.
+    """
+
+    def __init__(self, model, labels, shifted, segments, weights, given, read_values):
+        self.model, self.shifted, self.weights = model, shifted, weights
+        self.segments, self.texts = segments, None
+        self.tokens = given.get("input_ids")
+        self.read_values = read_values and segments is None
+        check_words(labels)
+        self.labels = without_media(model, labels)
+        per_token = weights is not None and weights.dim() != 1
+        if per_token and weights.shape != labels.shape:
+            raise ValueError(
+                f"weights is {tuple(weights.shape)}, but labels is {tuple(labels.shape)}; "
+                "give one for each label, or one for each row"
+            )
+        if encoder_decoder(model):
+            if shifted:
+                raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
+            return
+        if segments is not None:
+            check_segments(segments, labels)
+            segments = segments.to(labels.device)
+            self.segments = segments
+            # A prompt may have a number of its own: what follows it is no other text.
+            begins = (segments[:, 1:] != segments[:, :-1]) & (self.labels[:, :-1] != IGNORED)
+            self._leave_out(begins, in_step_with_labels=True)
+            return
+        self.texts = texts(given, labels)
+        if self.texts is None:
+            refuse_masks(given.get("attention_mask"), read_values)
+        else:
+            begins = self.texts[:, 1:] != self.texts[:, :-1]
+            self._leave_out(begins, in_step_with_labels=not shifted)
+
+    def _leave_out(self, begins: Tensor, in_step_with_labels: bool) -> None:
+        """Ignore the labels of tokens 1 to N - 1 where `begins`, bool (B, N - 1)."""
+        where = (1, 0) if in_step_with_labels else (0, 1)
+        self.labels = self.labels.masked_fill(torch.nn.functional.pad(begins, where), IGNORED)
+
+    def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
+        """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that
+        predict a label, the labels, segments and weights."""
+        predictions, labels = in_step(
+            self.model, predictions, self.labels, self.shifted, self.tokens
+        )
+        length = labels.size(1)
+        segments, weights = self.segments, self.weights
+        if weights is not None and weights.dim() == 2:
+            weights = weights[:, -length:].to(labels.device)
+        if segments is not None:
+            segments = segments[:, -length:].to(labels.device)
+        elif not encoder_decoder(self.model):
+            texts = self.texts
+            texts = None if texts is None else texts[:, -length:].to(labels.device)
+            segments = captions_of_turns(labels, texts)
+            if self.read_values:
+                refuse_ends(self.model, labels, segments)
+        return predictions, labels, segments, weights
+
+
+def texts(given: dict, labels: Tensor) -> Optional[Tensor]:
+    """int64 (B, N), the number of the text of its row that a token is in, where the batch says."""
+    if given.get("seq_idx") is not None:
+        name, found = "seq_idx", given["seq_idx"]
+    elif given.get("cu_seq_lens_q") is not None:
+        name = "cu_seq_lens_q"
+        found = segments_from_cu_seq_lens(given[name], labels.size(1))
+    elif given.get("position_ids") is not None:
+        name, found = "position_ids", segments_from_position_ids(given["position_ids"])
+        if len(found) == 1:
+            found = found.expand(len(labels), -1)
+    else:
+        return None
+    if found.shape != labels.shape:
+        raise ValueError(
+            f"{name} is for {tuple(found.shape)} tokens, but labels is {tuple(labels.shape)}"
+        )
+    return found.to(labels.device)
+
+
+def refuse_masks(mask, read_values: bool) -> None:
+    """ValueError for an attention mask that keeps texts of a row apart."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dim() > 2:
+        found = f"is {tuple(mask.shape)}" if isinstance(mask, Tensor) else "is of the model's own"
+    elif read_values and (mask > 1).any():
+        found = "has numbers above 1"
+    else:
+        return
+    raise ValueError(
+        f"attention_mask {found}, so a row can hold more than one caption, but not where; {SAY}"
+    )
+
+
+def refuse_ends(model: nn.Module, labels: Tensor, captions: Tensor) -> None:
+    """ValueError for a caption, of those numbered in (B, N), that ends more than once.
+
+    An end that follows another, as where padding is labelled, is the same one; a first token is a
+    beginning, for which some models have the same token.
+    """
+    ends = end_tokens(model)
+    if not ends:
+        return
+    labelled = labels != IGNORED
+    is_end = torch.isin(labels, labels.new_tensor(ends)) & labelled
+    word_before = (labelled & ~is_end)[:, :-1] & (captions[:, 1:] == captions[:, :-1])
+    row, place = (is_end[:, 1:] & word_before).nonzero().unbind(1)
+    same = (row[1:] == row[:-1]) & (captions[row, place + 1].diff() == 0)
+    if same.any():
+        first = row[1:][same][0].item()
+        token = labels[first][is_end[first]][0].item()
+        raise ValueError(
+            f"row {first} of the labels goes on after token {token}, which ends a caption, and "
+            f"ends again, so it seems to hold more than one; {SAY}, or label one turn of several"
+        )
+
+
+def end_tokens(model: nn.Module) -> list[int]:
+    """Those that the configurations name."""
+    config = model.config
+    places = (config, getattr(config, "text_config", None), getattr(model, "generation_config", 0))
+    found = set()
+    for place in places:
+        tokens = getattr(place, "eos_token_id", None)
+        found.update(tokens if isinstance(tokens, (list, tuple)) else [tokens])
+    return sorted(found - {None})
