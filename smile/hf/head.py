@@ -95,7 +95,8 @@ def _is_linear(head: Optional[nn.Module]) -> bool:
 
 
 def _is_lora(head: Optional[nn.Module]) -> bool:
-    if not (hasattr(head, "lora_A") and _is_linear(getattr(head, "base_layer", None))):
+    of_modules = isinstance(getattr(head, "lora_A", None), nn.ModuleDict)  # AdaLoRA's are not
+    if not (of_modules and _is_linear(getattr(head, "base_layer", None))):
         return False
     variants = (getattr(head, "use_dora", {}), getattr(head, "lora_variant", {}))
     return not any(variant.get(name) for variant in variants for name in head.active_adapters)

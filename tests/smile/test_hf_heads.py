@@ -116,9 +116,13 @@ def test_a_head_that_cannot_be_read_is_refused_at_once():
     with pytest.raises(ValueError, match=line):
         use_smile(model, from_hidden=True)
     peft = pytest.importorskip("peft")
-    dora = peft.LoraConfig(r=2, target_modules=["lm_head"], use_dora=True)
-    with pytest.raises(ValueError, match=line):
-        use_smile(peft.get_peft_model(gpt2().model, dora), from_hidden=True)
+    for adapter in (
+        peft.LoraConfig(r=2, target_modules=["lm_head"], use_dora=True),
+        peft.AdaLoraConfig(init_r=2, target_modules=["lm_head"], total_step=9, tinit=1, tfinal=1),
+        peft.IA3Config(target_modules=["lm_head"], feedforward_modules=[]),
+    ):
+        with pytest.raises(ValueError, match=line):
+            use_smile(peft.get_peft_model(gpt2().model, adapter), from_hidden=True)
 
 
 class Louder(transformers.GPT2LMHeadModel):
