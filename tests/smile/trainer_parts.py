@@ -1,0 +1,104 @@
+"""What tests of trainers share: tiny models, a tokeniser, captions, and a step's definition."""
+
+import copy
+
+import torch
+import transformers
+
+WORDS = "<pad> <s> </s> <unk> : user a the cat dog sits runs red blue ball on with small <image>"
+PAD, IMAGE = 0, 18
+# Of different lengths, with words that repeat.
+CAPTIONS = [
+    "the red cat sits on the red ball",
+    "a dog runs",
+    "a small dog runs with a red ball on a blue ball",
+    "the cat sits",
+    "a blue ball with a small cat on the blue ball",
+]
+LLAMA = {
+    **{"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 64},
+    **{"pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2},
+}
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content + ' </s> ' }}{% endgeneration %}{% else %}{{ 'user : ' + m.content + ' ' }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate(WORDS.split())}
+    whole = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=whole, chat_template=TEMPLATE, **special
+    )
+
+
+def ids(text):
+    known = WORDS.split()
+    return [known.index(word) for word in text.split()]
+
+
+def llama(**config):
+    """A tiny Llama in float64, always the same."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, **config}))
+    return model.double()
+
+
+def t5():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        **{"vocab_size": 24, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2},
+        **{"num_heads": 2, "dropout_rate": 0.0, "decoder_start_token_id": 1},
+    )
+    return transformers.T5ForConditionalGeneration(config).double()
+
+
+def rows(prompt="user : a cat"):
+    """Each caption behind a prompt that is not scored, as a data set's row."""
+    made = []
+    for number, caption in enumerate(CAPTIONS):
+        before, text = ids(prompt)[: 1 + number % 3], ids(caption + " </s>")
+        made.append({"input_ids": before + text, "labels": [-100] * len(before) + text})
+    return made
+
+
+def gradients(model):
+    return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
+
+
+def definition(model, rows, objective):
+    """The loss and every gradient of a step on the rows: each alone, unpadded, from its logits."""
+    model = copy.deepcopy(model).train()
+    total, tokens = 0.0, 0
+    for row in rows:
+        row = {key: torch.tensor([value]) for key, value in row.items()}
+        labels = row.pop("labels")
+        if model.config.is_encoder_decoder:
+            row["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+            result = objective(model(**row).logits, labels)
+        else:
+            result = objective(model(**row).logits[:, :-1], labels[:, 1:])
+        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
+    (total / tokens).backward()
+    return (total / tokens).item(), gradients(model)
+
+
+class Gradients(transformers.TrainerCallback):
+    """Keeps those of the last step."""
+
+    def on_pre_optimizer_step(self, arguments, state, control, model=None, **kwargs):
+        self.found = gradients(model)
+
+
+def settings(cls, folder, **options):
+    """A trainer's arguments: one step on a CPU that changes as little as can be."""
+    few = {"max_steps": 1, "per_device_train_batch_size": len(CAPTIONS), "logging_steps": 1}
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    return cls(str(folder), **{**few, **quiet, "max_grad_norm": 0, "bf16": False, **options})
