@@ -3,9 +3,8 @@
     pip install . trl peft pillow torchvision    # in a checkout of this repository
     python examples/vlm_lora.py photos --output adapter
 
-photos/captions.jsonl has one line a caption, {"image": "a.jpg", "caption": "a red disc"}; files
-are relative to the folder. A caption is printed before and after. `PeftModel.from_pretrained(model,
-"adapter")` loads what was trained.
+photos/captions.jsonl has one line a caption, {"image": "a.jpg", "caption": "a red disc"}. A caption
+is printed before and after. `PeftModel.from_pretrained(model, "adapter")` loads what was trained.
 
 Several photos are packed into one row. A caption's subset stays its own, and it sees no other
 photo: positions start again with each, and there is no attention mask.
@@ -25,8 +24,8 @@ from trl import SFTConfig, SFTTrainer
 from smile import Objective
 from smile.hf import SmileLossMixin
 
-QUESTION = "Describe the photo in detail."
-JOINED_ALIKE = ("idefics3", "smolvlm")  # whose rows of text and of pictures are (1, length, ...)
+QUESTION = [{"type": "image"}, {"type": "text", "text": "Describe the photo in detail."}]
+JOINED_ALIKE = ("idefics3", "smolvlm")  # text and pictures of a row are (1, length, ...)
 
 
 class SmileSFTTrainer(SmileLossMixin, SFTTrainer):
@@ -44,20 +43,26 @@ class Packing:
 
     def __init__(self, processor):
         self.processor = processor
+        self.asked = [{"role": "user", "content": QUESTION}]
+        self.prompt = processor.apply_chat_template(self.asked, add_generation_prompt=True)
 
-    def question(self, photo: str):
-        """What the model is asked about a photo; (1, length) ids, (1, pictures, ...) pixels."""
-        text = self.processor.apply_chat_template(messages(), add_generation_prompt=True)
+    def question(self, photo: str) -> dict[str, torch.Tensor]:
+        """What the model is asked about a photo: ids (1, length), pixels (1, pictures, ...)."""
         image = ImageOps.exif_transpose(Image.open(photo)).convert("RGB")
         # The template has put the special tokens there.
         how = {"add_special_tokens": False, "return_tensors": "pt"}
-        return text, self.processor(text=text, images=[image], **how)
+        return self.processor(text=self.prompt, images=[image], **how)
+
+    def answer(self, caption: str) -> torch.Tensor:
+        """The ids (1, length) of a caption as the assistant's turn, its end included."""
+        said = {"role": "assistant", "content": [{"type": "text", "text": caption}]}
+        text = self.processor.apply_chat_template([*self.asked, said])[len(self.prompt) :].rstrip()
+        how = {"add_special_tokens": False, "return_tensors": "pt"}
+        return self.processor.tokenizer(text, **how)["input_ids"]
 
     def row(self, photo: str, caption: str) -> dict[str, torch.Tensor]:
-        asked, inputs = self.question(photo)
-        said = self.processor.apply_chat_template(messages(caption))[len(asked) :].rstrip()
-        said = self.processor.tokenizer(said, add_special_tokens=False, return_tensors="pt")
-        asked, said = inputs["input_ids"], said["input_ids"]
+        inputs, said = self.question(photo), self.answer(caption)
+        asked = inputs["input_ids"]
         inputs["input_ids"] = torch.cat([asked, said], 1)
         inputs["labels"] = torch.cat([torch.full_like(asked, -100), said], 1)
         inputs["position_ids"] = torch.arange(asked.size(1) + said.size(1)).unsqueeze(0)
@@ -68,15 +73,9 @@ class Packing:
         return {name: torch.cat([row[name] for row in rows], 1) for name in rows[0]}
 
 
-def messages(caption=None) -> list[dict]:
-    asked = [{"type": "image"}, {"type": "text", "text": QUESTION}]
-    said = [{"role": "assistant", "content": [{"type": "text", "text": caption}]}]
-    return [{"role": "user", "content": asked}, *(said if caption else [])]
-
-
 @torch.inference_mode()
 def describe(model, packing: Packing, photo: str) -> str:
-    inputs = packing.question(photo)[1].to(model.device)
+    inputs = packing.question(photo).to(model.device)
     tokens = model.eval().generate(**inputs, max_new_tokens=64, do_sample=False)[0]
     said = tokens[inputs["input_ids"].size(1) :]
     return packing.processor.decode(said, skip_special_tokens=True).strip()
@@ -94,15 +93,13 @@ def main(argv=None) -> SmileSFTTrainer:
     rows, gpu = read_rows(given.folder), torch.cuda.is_available()
     model = AutoModelForImageTextToText.from_pretrained(given.model, dtype=torch.float32)
     if model.config.model_type not in JOINED_ALIKE:
-        parser.error(f"{given.model} is no SmolVLM: its pictures are joined otherwise in Packing")
+        parser.error(f"{given.model} is no SmolVLM: Packing has to join its pictures otherwise")
     packing = Packing(AutoProcessor.from_pretrained(given.model))
-    arguments = SFTConfig(
-        **{"output_dir": given.output, "save_strategy": "no", "report_to": "none"},
-        **{"max_steps": given.steps, "learning_rate": 1e-4, "logging_steps": 10, "bf16": gpu},
-        per_device_train_batch_size=given.photos,
-        # Packing makes the rows, when they are asked for.
-        **{"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False},
-    )
+    quiet = {"save_strategy": "no", "report_to": "none"}
+    # Packing makes the rows, when they are asked for.
+    as_they_are = {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
+    steps = {"max_steps": given.steps, "per_device_train_batch_size": given.photos, "bf16": gpu}
+    arguments = SFTConfig(given.output, learning_rate=1e-4, **steps, **as_they_are, **quiet)
     trainer = SmileSFTTrainer(
         model,
         arguments,

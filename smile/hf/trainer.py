@@ -4,10 +4,11 @@ Nothing of either is imported: what a trainer has is looked at when it is there.
 """
 
 from collections.abc import Mapping
-from typing import Optional, Union
+from typing import Union
 
 from torch import Tensor, nn
 
+from smile.hf.conflicts import conflicts, of_trl
 from smile.hf.forward import use_smile
 from smile.objective import Objective
 
@@ -29,15 +30,18 @@ class SmileLossMixin:
         from_hidden: bool = True,
         **kwargs,
     ):
-        if objective is not None and not isinstance(objective, Objective):
-            objective = Objective(objective)
-        self._objective, self._from_hidden = objective, from_hidden  # model_init is called below
+        if not isinstance(objective, Objective):
+            objective = Objective() if objective is None else Objective(objective)
+        self.objective, self._from_hidden = objective, from_hidden  # for model_init, called below
+        self._logits_wanted = True
         super().__init__(*args, **kwargs)
+        for conflict in conflicts(self):
+            raise ValueError(f"{type(self).__name__}: {conflict}")
         self._with_objective(self.model)
         self.model_accepts_loss_kwargs = True
 
     def _with_objective(self, model: nn.Module) -> nn.Module:
-        use_smile(model, self._objective, self._from_hidden)
+        use_smile(model, self.objective, self._from_hidden)
         return model
 
     def call_model_init(self, *args, **kwargs):
@@ -59,7 +63,7 @@ class SmileLossMixin:
         """compute_loss of the next trainer but TRL's, which reads a loss off its own head."""
         classes = type(self).__mro__
         for base in classes[classes.index(SmileLossMixin) + 1 :]:
-            if "compute_loss" in vars(base) and not base.__module__.startswith("trl."):
+            if "compute_loss" in vars(base) and not of_trl(base):
                 return base.compute_loss(self, *args, **kwargs)
         raise TypeError(f"{type(self).__name__} is no trainer: put SmileLossMixin before one")
 
