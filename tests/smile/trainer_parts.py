@@ -1,9 +1,17 @@
-"""What tests of trainers share: tiny models, a tokeniser, captions, and a step's definition."""
+"""What tests of trainers share: the trainers, tiny models, captions, and a step's definition."""
 
 import copy
 
+import pytest
 import torch
 import transformers
+
+from smile import Objective
+from smile.hf import SmileLossMixin
+
+pytest.importorskip("accelerate", reason="Trainer needs accelerate, in the tests from Python 3.10")
+trl = pytest.importorskip("trl", reason="TRL is in the tests from Python 3.11")
+datasets = pytest.importorskip("datasets")
 
 WORDS = "<pad> <s> </s> <unk> : user a the cat dog sits runs red blue ball on with small <image>"
 PAD, IMAGE = 0, 18
@@ -22,8 +30,8 @@ LLAMA = {
 }
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
-    "{{ m.content + ' </s> ' }}{% endgeneration %}{% else %}{{ 'user : ' + m.content + ' ' }}"
-    "{% endif %}{% endfor %}"
+    "{{ m.content + ' </s>' }}{% endgeneration %}{{ ' ' }}"
+    "{% else %}{{ 'user : ' + m.content + ' ' }}{% endif %}{% endfor %}"
 )
 
 
@@ -90,6 +98,21 @@ def definition(model, rows, objective):
     return (total / tokens).item(), gradients(model)
 
 
+MIXTURE = Objective({"mle": 0.3, "smile": 0.7}, label_smoothing=0.1)
+
+
+class SmileTrainer(SmileLossMixin, transformers.Trainer):
+    pass
+
+
+class SmileSeq2SeqTrainer(SmileLossMixin, transformers.Seq2SeqTrainer):
+    pass
+
+
+class SmileSFTTrainer(SmileLossMixin, trl.SFTTrainer):
+    pass
+
+
 class Gradients(transformers.TrainerCallback):
     """Keeps those of the last step."""
 
@@ -97,8 +120,46 @@ class Gradients(transformers.TrainerCallback):
         self.found = gradients(model)
 
 
-def settings(cls, folder, **options):
-    """A trainer's arguments: one step on a CPU that changes as little as can be."""
-    few = {"max_steps": 1, "per_device_train_batch_size": len(CAPTIONS), "logging_steps": 1}
+OF_TRAINERS = {
+    *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func", "model_init"),
+    *("from_hidden", "peft_config", "processing_class"),
+}
+
+
+def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
+    """A trainer of one step on a CPU, on all rows at once; options are its own or its arguments."""
+    given = {key: options.pop(key) for key in OF_TRAINERS & options.keys()}
+    model = llama() if model is None and "model_init" not in given else model
+    if issubclass(cls, trl.SFTTrainer):
+        given.setdefault("processing_class", tokenizer())
+        arguments = trl.SFTConfig
+        options.setdefault("activation_checkpointing", False)
+    else:
+        arguments = transformers.Seq2SeqTrainingArguments
+        given.setdefault("data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model))
+    if not isinstance(data, datasets.Dataset):
+        data = datasets.Dataset.from_list(rows() if data is None else data)
+    few = {"max_steps": 1, "per_device_train_batch_size": len(data), "logging_steps": 1}
+    few["per_device_eval_batch_size"] = len(data)
     quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
-    return cls(str(folder), **{**few, **quiet, "max_grad_norm": 0, "bf16": False, **options})
+    options = {**few, **quiet, "max_grad_norm": 0, "bf16": False, **options}
+    given.update(train_dataset=data, objective=objective, callbacks=[Gradients()])
+    return cls(model, arguments(str(folder), **options), **given)
+
+
+def logs(trainer, name="loss"):
+    return [entry for entry in trainer.state.log_history if name in entry]
+
+
+def found(trainer):
+    """The gradients of its last step."""
+    return next(c.found for c in trainer.callback_handler.callbacks if isinstance(c, Gradients))
+
+
+def check(trainer, expected):
+    """Train the only step, and compare."""
+    trainer.train()
+    loss, gradients = expected
+    (entry,) = logs(trainer)
+    assert entry["loss"] == pytest.approx(loss, rel=1e-6)  # it is added up in float32
+    torch.testing.assert_close(found(trainer), gradients)
