@@ -1,5 +1,10 @@
 """SmileLossMixin: one step of each trainer is the definition's, with all that the trainer does."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -144,3 +149,17 @@ def test_a_packed_step_of_trainer(tmp_path):
     collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     trainer = make(SmileTrainer, tmp_path, data_collator=collate)
     check(trainer, definition(llama(), rows(), MIXTURE))
+
+
+@pytest.mark.slow
+def test_two_processes(repository, tmp_path):
+    script = Path(__file__).with_name("hf_trainers_two_processes.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len([line for line in done.stdout.splitlines() if line.startswith("Smile")]) == 9

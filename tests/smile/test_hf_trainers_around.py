@@ -25,9 +25,11 @@ from tests.smile.trainer_parts import (
     llama,
     logs,
     make,
+    mixtral,
     rows,
     t5,
     trl,
+    with_routers,
 )
 
 ACCUMULATED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
@@ -187,40 +189,17 @@ def test_predict_with_generate(tmp_path):
     assert shapes[0][:1] == (len(CAPTIONS),)
 
 
-def mixtral(**config):
-    torch.manual_seed(0)
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
-    model = transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(**LLAMA, **experts, **config)
-    )
-    model.set_experts_implementation("eager")  # there is no grouped product in float64
-    return model.double()
-
-
 @BOTH
 def test_losses_of_routers(cls, tmp_path):
     """They are the mean over accumulated batches, of TRL's coefficient where that is given."""
-    coefficient = 0.5 if cls is SmileSFTTrainer else 0.25
-    options = {"router_aux_loss_coef": 0.5} if cls is SmileSFTTrainer else {}
-    model = mixtral(router_aux_loss_coef=0.25)
-    plain, length = mixtral().train(), [len(row["input_ids"]) for row in rows()]
-    loss, expected = definition(plain, rows(), MIXTURE)
-    auxiliary = []
-    for row in rows():  # a batch of its own each
-        words = torch.tensor([row["input_ids"]])
-        auxiliary.append(plain(input_ids=words, attention_mask=torch.ones_like(words)).aux_loss)
-    auxiliary = sum(auxiliary) / len(length)
-    (coefficient * auxiliary).backward()
-    for name, value in plain.named_parameters():
-        if value.grad is not None:
-            expected[name] = expected[name] + value.grad
-    options.update(per_device_train_batch_size=1, gradient_accumulation_steps=5)
-    trainer = make(cls, tmp_path, model=model, **options)
-    trainer.train()
-    (entry,) = logs(trainer)
-    assert entry["aux_loss"] == pytest.approx(auxiliary.item(), rel=1e-5)
-    assert entry["loss"] == pytest.approx(loss + coefficient * auxiliary.item(), rel=1e-6)
-    torch.testing.assert_close(found(trainer), expected)
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
+    coefficient = 0.25
+    if cls is SmileSFTTrainer:
+        options["router_aux_loss_coef"] = coefficient = 0.5
+    trainer = make(cls, tmp_path, model=mixtral(), **options)
+    loss, auxiliary, gradients = with_routers(rows(), coefficient)
+    check(trainer, (loss, gradients))
+    assert logs(trainer)[0]["aux_loss"] == pytest.approx(auxiliary, rel=1e-5)
 
 
 def collate(parts):

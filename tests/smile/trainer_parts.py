@@ -101,6 +101,28 @@ def definition(model, rows, objective):
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7}, label_smoothing=0.1)
 
 
+def mixtral():
+    torch.manual_seed(0)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    config = transformers.MixtralConfig(**LLAMA, **experts, router_aux_loss_coef=0.25)
+    model = transformers.MixtralForCausalLM(config)
+    model.set_experts_implementation("eager")  # there is no grouped product in float64
+    return model.double()
+
+
+def with_routers(rows, coefficient):
+    """Loss, routers' part of it, and gradients, of a step in which each row is a batch."""
+    model = mixtral().train()
+    loss, expected = definition(model, rows, MIXTURE)
+    words = [torch.tensor([row["input_ids"]]) for row in rows]
+    losses = [model(input_ids=x, attention_mask=torch.ones_like(x)).aux_loss for x in words]
+    auxiliary = sum(losses) / len(rows)
+    (coefficient * auxiliary).backward()
+    for name, gradient in gradients(model).items():
+        expected[name] = expected[name] + gradient
+    return loss + coefficient * auxiliary.item(), auxiliary.item(), expected
+
+
 class SmileTrainer(SmileLossMixin, transformers.Trainer):
     pass
 
