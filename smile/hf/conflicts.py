@@ -42,7 +42,7 @@ def conflicts(trainer: Any) -> Iterator[str]:
             f"{type(peft).__name__} takes no position_ids, so packed captions would see each "
             "other; leave packing and padding_free out"
         )
-    if set(trainer.objective.weights) == {"mle"}:
+    if set(trainer.smile_objective.weights) == {"mle"}:
         return  # its captions may be cut
     if packed and args.packing_strategy == "wrapped":
         yield 'packing_strategy "wrapped" cuts captions and does not say where; give "bfd"'

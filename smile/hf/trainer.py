@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from smile.hf.conflicts import conflicts, of_trl, other_losses
-from smile.hf.families import IGNORED, generative
+from smile.hf.families import IGNORED
 from smile.hf.forward import last_parts, use_smile
 from smile.hf.interval import Interval
 from smile.hf.packed import Targets
@@ -45,7 +45,7 @@ class SmileLossMixin:
         self._refuse(other_losses(type(self)))
         if not isinstance(objective, Objective):
             objective = Objective() if objective is None else Objective(objective)
-        self.objective, self._from_hidden = objective, from_hidden  # for model_init, called below
+        self.smile_objective, self._from_hidden = objective, from_hidden
         self._logits_wanted, self._trained, self._evaluated = True, Interval(), Interval()
         given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         columns = getattr(given.get("train_dataset"), "column_names", None) or ()
@@ -62,7 +62,7 @@ class SmileLossMixin:
             raise ValueError(f"{type(self).__name__}: {problem}")
 
     def _with_objective(self, model: nn.Module) -> nn.Module:
-        use_smile(model, self.objective, self._from_hidden)
+        self._inner = use_smile(model, self.smile_objective, self._from_hidden)  # in all wrappers
         # TRL's own coefficient is in the trainer, and models have read their configuration.
         for module in model.modules() if hasattr(self, "router_aux_loss_coef") else ():
             if "router_aux_loss_coef" in vars(module):
@@ -94,11 +94,11 @@ class SmileLossMixin:
 
     def _scored(self, batch: Mapping[str, Tensor]):
         """Labels of a batch, IGNORED where they are not scored, and their weights or None."""
-        model, shifted = generative(self.model), batch.get("shift_labels") is not None
+        shifted = batch.get("shift_labels") is not None
         labels = batch["shift_labels" if shifted else "labels"]
         given = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
         own = (batch.get(name) for name in OF_A_BATCH)
-        targets = Targets(model, labels, shifted, *own, given, read_values=False)
+        targets = Targets(self._inner, labels, shifted, *own, given, read_values=False)
         _, labels, _, weights = targets.of(labels.unsqueeze(2))
         return weigh(labels, weights, IGNORED)
 
@@ -141,14 +141,16 @@ class SmileLossMixin:
 
     def _keep(self, inputs, steps: int, processes: int, num_items_in_batch) -> None:
         """Add a batch's parts to those to be logged, as much as they are of the logged loss."""
-        parts = last_parts(self.model)
-        values = {name: parts[name] for name in parts.keys() - self.objective.weights.keys()}
-        if len(self.objective.weights) > 1:
+        parts = last_parts(self._inner)
+        values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
+        if len(self.smile_objective.weights) > 1:
             share = 1.0
             if num_items_in_batch is not None:
                 tokens = count(*self._scored(inputs), IGNORED)
                 share = tokens * steps * processes / num_items_in_batch
-            values.update({f"loss_{name}": parts[name] * share for name in self.objective.weights})
+            values.update(
+                {f"loss_{name}": parts[name] * share for name in self.smile_objective.weights}
+            )
         if self.model.training:
             self._trained.add(values, 1 / steps)
         else:
