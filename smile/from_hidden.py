@@ -8,14 +8,16 @@ a piece of the positions at a time. Each piece leaves its gradient and is forgot
 Liger-Kernel's fused cross-entropy (arXiv 2410.10989), so that nothing is computed twice.
 """
 
+import ast
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smile.captions import blocks
-from smile.head import POSITIONS, Head, Transform, computed_in, slices
+from smile.head import POSITIONS, Head, Transform, slices
 from smile.labels import caption_types, count, first_labelled, reduce
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
@@ -23,108 +25,97 @@ from smile.subsetting import random_subset_loss, reverse_subset_excludes
 HERE = -100  # the ignore_index of labels that count a caption's own words
 
 
+class Mixture(NamedTuple):
+    """Which losses, and their settings: those of `Objective`, by the same names."""
+
+    weights: dict[str, float]
+    label_smoothing: float
+    first_token_mle: bool
+    pad_token_id: Optional[int]
+    ignore_index: int
+
+    def text(self) -> str:
+        """As an operator can take it; compiled programs make it while they are traced."""
+        weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
+        return (
+            f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
+            f"{self.pad_token_id!r}, {self.ignore_index!r}"
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> "Mixture":
+        return cls(*ast.literal_eval(text))
+
+
 class Given(NamedTuple):
     """What has no gradient: labels (B, N); words (B, N, R), drawn for random subsetting; segments
-    and weights (B, N), each of the three perhaps None; how losses are reduced, what is made of
-    logits, and the `Objective` that says which losses."""
+    and weights (B, N), each of the three perhaps None; which losses, and how they are reduced; what
+    is made of logits, the dtype in which they are computed, and which of hidden states, weight and
+    bias get a gradient."""
 
     labels: Tensor
     words: Optional[Tensor]
     segments: Optional[Tensor]
     weights: Optional[Tensor]
+    mixture: Mixture
     reduction: str
     transform: Transform
-    mixture: nn.Module
+    dtype: torch.dtype
+    wanted: tuple[bool, bool, bool]
+
+    def waits(self) -> bool:
+        """Whether gradients are made in backward. The range of float16 needs the scale of the
+        loss, and losses that are not summed need theirs, which backward alone knows."""
+        return self.dtype == torch.float16 or self.reduction == "none"
 
 
-@torch.compiler.disable
-def mixture_from_hidden(hidden, weight, bias, given: Given):
-    """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
-
-    Compiled code calls it as it is.
-    """
-    inputs = [x for x in (hidden, weight, bias) if x is not None]
-    differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return _MixtureFromHidden.apply(hidden, weight, bias, given, differentiate)
-
-
-class _MixtureFromHidden(torch.autograd.Function):
-    """(hidden (B, N, D), weight, bias, given, whether gradients will be asked for) -> the loss, a
-    scalar or (B, N), and the parts (len(weights), ...), which have no gradient."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, given, differentiate):
-        ctx.save_for_backward(hidden, weight, bias)
-        device = hidden.device.type
-        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        ctx.given, ctx.autocast = given, {"dtype": dtype, "enabled": enabled}
-        # The range of float16 needs the scale of the loss, and losses that are not summed need
-        # theirs, which backward alone knows.
-        wait = computed_in(hidden) == torch.float16 or given.reduction == "none"
-        losses, ctx.gradients = _compute(
-            hidden, weight, bias, given, None if wait or not differentiate else 1.0
-        )
-        ignore, labels = given.mixture.ignore_index, given.labels
-        parts = torch.stack(
-            [reduce(x, labels, ignore, given.reduction, given.weights) for x in losses]
-        )
-        ctx.mark_non_differentiable(parts)
-        weights = list(given.mixture.weights.values())
-        return sum(each * part for each, part in zip(weights, parts)), parts
-
-    @staticmethod
-    def backward(ctx, d_loss, _):
-        if torch.is_grad_enabled():  # create_graph=True
-            raise RuntimeError(
-                "the objective from hidden states has no second derivative; give it logits instead"
-            )
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # float16, no reduction, or a second backward
-            with torch.autocast(d_loss.device.type, **ctx.autocast):
-                _, gradients = _compute(*ctx.saved_tensors, ctx.given, d_loss)
-        else:
-            for gradient in gradients:
-                if gradient is not None:
-                    gradient.mul_(d_loss)
-        typed = (None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients))
-        return (*typed, None, None)
+def loss_and_parts(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], given: Given):
+    """The loss, a scalar or (B, N), the parts (len(weights), ...), and the gradients of hidden,
+    weight and bias for a d_loss of 1, each None where it is not wanted or waits."""
+    losses, gradients = mixture(
+        hidden, weight, bias, given, 1.0 if any(given.wanted) and not given.waits() else None
+    )
+    ignore, labels = given.mixture.ignore_index, given.labels
+    parts = torch.stack([reduce(x, labels, ignore, given.reduction, given.weights) for x in losses])
+    weights = given.mixture.weights.values()
+    return sum(each * part for each, part in zip(weights, parts)), parts, gradients
 
 
-def _compute(hidden, weight, bias, given, d_loss):
+def mixture(hidden, weight, bias, given, d_loss):
     """Each objective's losses (B, N), and gradients of hidden, weight and bias.
 
     d_loss: the gradient of the reduced loss, a scalar or (B, N); None where none are asked for.
     """
-    labels, mixture = given.labels, given.mixture
-    head = Head(hidden.flatten(0, 1), weight, bias, d_loss is not None, given.transform)
+    labels, settings = given.labels, given.mixture
+    wanted = given.wanted if d_loss is not None else (False, False, False)
+    head = Head(hidden.flatten(0, 1), weight, bias, given.transform, given.dtype, wanted)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
         if given.weights is not None:
             d_losses = given.weights.to(head.wide)
         if given.reduction == "mean":
-            tokens = count(labels, given.weights, mixture.ignore_index)
+            tokens = count(labels, given.weights, settings.ignore_index)
             d_losses = d_losses / tokens.masked_fill(tokens == 0, 1)
         if d_loss is not None:
             d_losses = d_losses * d_loss
-        losses = _Losses(head, labels, mixture, d_losses)
-        for rows, own in blocks(labels, given.segments, mixture.ignore_index):
-            padding = mixture.pad_token_id if given.segments is None else None
+        losses = _Losses(head, labels, settings, d_losses)
+        for rows, own in blocks(labels, given.segments, settings.ignore_index):
+            padding = settings.pad_token_id if given.segments is None else None
             losses.add_whole_vocabulary(rows, own, padding)
-            if "smile" in mixture.weights:
+            if "smile" in settings.weights:
                 losses.add_smile(rows, own)
-            if "random" in mixture.weights:
+            if "random" in settings.weights:
                 losses.add_random(rows, own, given.words)
-    found = [losses.of[name][:-1].view_as(labels) for name in mixture.weights]
-    if d_loss is None:
-        return found, None
-    return found, (head.d_hidden.view_as(hidden), head.d_weight, head.d_bias)
+    found = [losses.of[name][:-1].view_as(labels) for name in settings.weights]
+    d_hidden = None if head.d_hidden is None else head.d_hidden.view(hidden.shape)
+    return found, (d_hidden, head.d_weight, head.d_bias)
 
 
 class _Losses:
     """Losses of tokens by objective, `of[name]` (B * N + 1,), found for some captions at a time,
     and their gradients, which the head collects. d_losses: (B, N), of each token's weighted sum."""
 
-    def __init__(self, head: Head, labels: Tensor, mixture: nn.Module, d_losses: Tensor):
+    def __init__(self, head: Head, labels: Tensor, mixture: Mixture, d_losses: Tensor):
         self.head, self.mixture = head, mixture
         self.d_losses = d_losses.flatten()
         # The last place takes what is found where no loss is looked for.
@@ -231,7 +222,7 @@ class _Losses:
         for piece in slices(len(rows), self.head.elements // each):
             logits, slope = self.head.logits_of(rows[piece], words[piece])
             here = counted[piece]
-            with torch.enable_grad():
+            with _recorded():
                 losses = losses_of(logits.requires_grad_(self.head.differentiate), piece)
             self.of[name][rows[piece].where(here, nowhere)] = losses.detach()
             if self.head.differentiate:
@@ -244,6 +235,15 @@ class _Losses:
         ignore = self.mixture.ignore_index
         first = first_labelled(labels, ignore) & self.mixture.first_token_mle
         return (labels != ignore) & ~first
+
+
+@contextlib.contextmanager
+def _recorded():
+    """Autograd is on, beneath an operator too, where it is off. What it keeps for a gradient that
+    is asked for at once is kept as it is, and not as activation checkpointing would."""
+    as_it_is = (lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*as_it_is):
+        yield
 
 
 def softmax_(logits: Tensor) -> Tensor:

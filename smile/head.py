@@ -43,10 +43,9 @@ class Head:
     """Logits of some rows or words from hidden states, and the gradients of all that makes them.
 
     hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
-    `hidden @ weight.T + bias`. Under autocast the product is computed in its dtype, as a linear
-    layer's would be; otherwise in that of the arguments. With `differentiate` the gradients are
-    collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight` (None where the weight
-    is frozen) and `d_bias`. Logits come with their slope, which goes back with their gradient.
+    `hidden @ weight.T + bias`, a product in `dtype`. The gradients that are `wanted` of the three
+    are collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight` and `d_bias`, the
+    others None. Logits come with their slope, which goes back with their gradient.
     """
 
     def __init__(
@@ -54,21 +53,21 @@ class Head:
         hidden: Tensor,
         weight: Tensor,
         bias: Optional[Tensor],
-        differentiate: bool,
         transform: Transform,
+        dtype: torch.dtype,
+        wanted: tuple[bool, bool, bool],
     ):
         self.transform = transform
-        self.dtype = computed_in(hidden)
+        self.dtype = dtype
         self.hidden, self.weight = hidden.to(self.dtype), weight
         self.bias = None if bias is None else bias.to(self.dtype)
         self.wide = torch.promote_types(self.dtype, torch.float32)
-        self.differentiate = differentiate
+        self.differentiate = any(wanted)
         self.elements = ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
-        if differentiate:
-            self.d_hidden, self.d_weight, self.d_bias = (
-                None if x is None else torch.zeros_like(x, dtype=self.wide)
-                for x in (hidden, weight if weight.requires_grad else None, bias)
-            )
+        self.d_hidden, self.d_weight, self.d_bias = (
+            x.new_zeros(x.shape, dtype=self.wide) if want else None
+            for x, want in zip((hidden, weight, bias), wanted)
+        )
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Slope]:
         """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
@@ -84,14 +83,18 @@ class Head:
         d_logits = times(d_logits, slope)
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
+        if self.d_hidden is None and self.d_weight is None:
+            return
         hidden = self.hidden[rows]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
         for words in self._slices():
             d_words = d_logits[:, words].to(self.dtype)
-            _add_product(d_hidden, d_words, self._rows(words))
+            if self.d_hidden is not None:
+                _add_product(d_hidden, d_words, self._rows(words))
             if self.d_weight is not None:
                 _add_product(self.d_weight[words], d_words.T, hidden)
-        self.d_hidden.index_add_(0, rows, d_hidden)
+        if self.d_hidden is not None:
+            self.d_hidden.index_add_(0, rows, d_hidden)
 
     def _slices(self) -> Iterator[slice]:
         """Of the vocabulary: in half precision no whole weight is converted, nor a gradient made,
@@ -117,8 +120,9 @@ class Head:
         if self.d_bias is not None:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
         d_logits = d_logits.to(self.dtype)
-        d_hidden = torch.bmm(d_logits, self._rows(words)).to(self.wide)
-        self.d_hidden.index_add_(0, rows.flatten(), d_hidden.flatten(0, 1))
+        if self.d_hidden is not None:
+            d_hidden = torch.bmm(d_logits, self._rows(words)).to(self.wide)
+            self.d_hidden.index_add_(0, rows.flatten(), d_hidden.flatten(0, 1))
         if self.d_weight is not None:
             d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[rows]).to(self.wide)
             self.d_weight.index_add_(0, words.flatten(), d_weight.flatten(0, 1))

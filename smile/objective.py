@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from smile.captions import check_segments
-from smile.from_hidden import Given, mixture_from_hidden
+from smile.from_hidden import Mixture
 from smile.head import Transform
 from smile.labels import check_labels, check_reduction, count, weigh
 from smile.mle import mle_loss
+from smile.operator import mixture_from_hidden
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
 
@@ -129,10 +130,10 @@ class Objective(nn.Module):
         if segments is not None:
             check_segments(segments, labels)
         check_labels(labels, len(weight), self.ignore_index)
-        words = self._draw(labels, len(weight))
-        transform = Transform(scale, softcap)
-        given = Given(labels, words, segments, weights, reduction, transform, self)
-        loss, values = mixture_from_hidden(hidden, weight, bias, given)
+        without_gradient = (labels, self._draw(labels, len(weight)), segments, weights)
+        mixture = Mixture(*(getattr(self, name) for name in Mixture._fields))
+        how = (mixture, reduction, Transform(scale, softcap))
+        loss, values = mixture_from_hidden(hidden, weight, bias, *without_gradient, *how)
         parts = dict(zip(self.weights, values.unbind()))
         return ObjectiveOutput(loss, parts, count(labels, weights, self.ignore_index))
 
