@@ -8,71 +8,28 @@ a piece of the positions at a time. Each piece leaves its gradient and is forgot
 Liger-Kernel's fused cross-entropy (arXiv 2410.10989), so that nothing is computed twice.
 """
 
-import ast
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 
 from smile.captions import blocks
-from smile.head import POSITIONS, Head, Transform, slices
+from smile.head import POSITIONS, Head, slices
 from smile.labels import caption_types, count, first_labelled, reduce
+from smile.mixture import Given, Mixture
+from smile.sharded import ShardedHead, agree
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
 
 HERE = -100  # the ignore_index of labels that count a caption's own words
 
 
-class Mixture(NamedTuple):
-    """Which losses, and their settings: those of `Objective`, by the same names."""
-
-    weights: dict[str, float]
-    label_smoothing: float
-    first_token_mle: bool
-    pad_token_id: Optional[int]
-    ignore_index: int
-
-    def text(self) -> str:
-        """As an operator can take it; compiled programs make it while they are traced."""
-        weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
-        return (
-            f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
-            f"{self.pad_token_id!r}, {self.ignore_index!r}"
-        )
-
-    @classmethod
-    def from_text(cls, text: str) -> "Mixture":
-        return cls(*ast.literal_eval(text))
-
-
-class Given(NamedTuple):
-    """What has no gradient: labels (B, N); words (B, N, R), drawn for random subsetting; segments
-    and weights (B, N), each of the three perhaps None; which losses, and how they are reduced; what
-    is made of logits, the dtype in which they are computed, and which of hidden states, weight and
-    bias get a gradient."""
-
-    labels: Tensor
-    words: Optional[Tensor]
-    segments: Optional[Tensor]
-    weights: Optional[Tensor]
-    mixture: Mixture
-    reduction: str
-    transform: Transform
-    dtype: torch.dtype
-    wanted: tuple[bool, bool, bool]
-
-    def waits(self) -> bool:
-        """Whether gradients are made in backward. The range of float16 needs the scale of the
-        loss, and losses that are not summed need theirs, which backward alone knows."""
-        return self.dtype == torch.float16 or self.reduction == "none"
-
-
 def loss_and_parts(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], given: Given):
     """The loss, a scalar or (B, N), the parts (len(weights), ...), and the gradients of hidden,
     weight and bias for a d_loss of 1, each None where it is not wanted or waits."""
-    losses, gradients = mixture(
+    losses, gradients = losses_and_gradients(
         hidden, weight, bias, given, 1.0 if any(given.wanted) and not given.waits() else None
     )
     ignore, labels = given.mixture.ignore_index, given.labels
@@ -81,14 +38,18 @@ def loss_and_parts(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], given
     return sum(each * part for each, part in zip(weights, parts)), parts, gradients
 
 
-def mixture(hidden, weight, bias, given, d_loss):
+def losses_and_gradients(hidden, weight, bias, given, d_loss):
     """Each objective's losses (B, N), and gradients of hidden, weight and bias.
 
     d_loss: the gradient of the reduced loss, a scalar or (B, N); None where none are asked for.
     """
-    labels, settings = given.labels, given.mixture
+    labels, words, settings, shards = given.labels, given.words, given.mixture, given.shards
     wanted = given.wanted if d_loss is not None else (False, False, False)
-    head = Head(hidden.flatten(0, 1), weight, bias, given.transform, given.dtype, wanted)
+    head = (hidden.flatten(0, 1), weight, bias, given.transform, given.dtype, wanted)
+    if shards is not None:
+        words = agree(labels, words, shards)
+    divided = shards is not None and shards.first is not None
+    head = ShardedHead(shards, *head) if divided else Head(*head)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
         if given.weights is not None:
@@ -105,10 +66,10 @@ def mixture(hidden, weight, bias, given, d_loss):
             if "smile" in settings.weights:
                 losses.add_smile(rows, own)
             if "random" in settings.weights:
-                losses.add_random(rows, own, given.words)
+                losses.add_random(rows, own, words)
     found = [losses.of[name][:-1].view_as(labels) for name in settings.weights]
-    d_hidden = None if head.d_hidden is None else head.d_hidden.view(hidden.shape)
-    return found, (d_hidden, head.d_weight, head.d_bias)
+    d_hidden, d_weight, d_bias = head.gradients()
+    return found, (None if d_hidden is None else d_hidden.view(hidden.shape), d_weight, d_bias)
 
 
 class _Losses:
@@ -144,12 +105,12 @@ class _Losses:
         others = sum(self.mixture.weights.values()) - mle
         smoothing = self.mixture.label_smoothing if mle else 0.0
         logits, slope = self.head.logits(rows)  # (R, V)
-        target = logits.gather(1, label)
+        target = self.head.pick(logits, label)
         if reverse:
-            subset = logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
-            self.of["reverse"][rows] = (softmax_(subset) - target).squeeze(1)
-        mean = logits.mean(1, keepdim=True) if smoothing else target
-        total = softmax_(logits)
+            subset = self.head.without(logits, excluded, label, target)
+            self.of["reverse"][rows] = (self.head.softmax_(subset) - target).squeeze(1)
+        mean = self.head.mean(logits) if smoothing else target
+        total = self.head.softmax_(logits)
         if mle:
             smoothed = total - (1 - smoothing) * target - smoothing * mean
             self.of["mle"][rows] = smoothed.squeeze(1)
@@ -166,9 +127,9 @@ class _Losses:
             if reverse:
                 d_logits += subset.mul_(in_subset * scale)
             if smoothing:
-                d_logits -= mle * smoothing / logits.size(1) * scale
+                d_logits -= mle * smoothing / self.head.vocabulary * scale
             asked = in_all - mle * smoothing + in_subset
-            d_logits.scatter_add_(1, label, -asked * scale)
+            self.head.add_(d_logits, label, -asked * scale)
             self.head.backward(rows, d_logits, slope)
 
     def add_smile(self, rows: Tensor, labels: Tensor) -> None:
@@ -244,10 +205,3 @@ def _recorded():
     as_it_is = (lambda x: x, lambda x: x)
     with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*as_it_is):
         yield
-
-
-def softmax_(logits: Tensor) -> Tensor:
-    """Turn logits (R, V) into probabilities in their place; the logsumexp (R, 1) of each row."""
-    largest, where = logits.max(1, keepdim=True)
-    torch.softmax(logits, 1, out=logits)
-    return largest - logits.gather(1, where).log()

@@ -62,6 +62,7 @@ class Head:
         self.hidden, self.weight = hidden.to(self.dtype), weight
         self.bias = None if bias is None else bias.to(self.dtype)
         self.wide = torch.promote_types(self.dtype, torch.float32)
+        self.vocabulary = len(weight)
         self.differentiate = any(wanted)
         self.elements = ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
         self.d_hidden, self.d_weight, self.d_bias = (
@@ -96,6 +97,33 @@ class Head:
         if self.d_hidden is not None:
             self.d_hidden.index_add_(0, rows, d_hidden)
 
+    def pick(self, logits: Tensor, words: Tensor) -> Tensor:
+        """Those of `logits` (R, V) for `words` (R, J)."""
+        return logits.gather(1, words)
+
+    def without(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
+        """A copy in which the words `excluded` (R, J) cannot be, but for `label` (R, 1), whose
+        logit is `target`."""
+        return logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """(R, 1), over the whole vocabulary."""
+        return logits.mean(1, keepdim=True)
+
+    def softmax_(self, logits: Tensor) -> Tensor:
+        """Make logits (R, V) probabilities in their place; the logsumexp (R, 1) of each row."""
+        largest, where = logits.max(1, keepdim=True)
+        torch.softmax(logits, 1, out=logits)
+        return largest - logits.gather(1, where).log()
+
+    def add_(self, d_logits: Tensor, label: Tensor, values: Tensor) -> None:
+        """Add `values` (R, 1) to what `d_logits` (R, V) have for `label` (R, 1)."""
+        d_logits.scatter_add_(1, label, values)
+
+    def gradients(self) -> tuple[Optional[Tensor], ...]:
+        """All that was collected, of hidden, weight and bias; once, at the end."""
+        return self.d_hidden, self.d_weight, self.d_bias
+
     def _slices(self) -> Iterator[slice]:
         """Of the vocabulary: in half precision no whole weight is converted, nor a gradient made,
         and in any precision a slice's logits are still in the cache when they are put in place."""
@@ -107,12 +135,13 @@ class Head:
 
     def logits_of(self, rows: Tensor, words: Tensor) -> tuple[Tensor, Slope]:
         """Those of `rows` (G, R) for `words` (G, J) of each group: (G, R, J), float32 or wider."""
+        return self.transform(at_least_float32(self._product_of(rows, words)))
+
+    def _product_of(self, rows: Tensor, words: Tensor) -> Tensor:
         weight = self._rows(words).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
-            logits = torch.bmm(self.hidden[rows], weight)
-        else:
-            logits = torch.baddbmm(self.bias[words].unsqueeze(1), self.hidden[rows], weight)
-        return self.transform(at_least_float32(logits))
+            return torch.bmm(self.hidden[rows], weight)
+        return torch.baddbmm(self.bias[words].unsqueeze(1), self.hidden[rows], weight)
 
     def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
         """Collect what the gradient (G, R, J) of `logits_of(rows, words)` adds."""

@@ -9,9 +9,11 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.from_hidden import Given, Mixture, loss_and_parts, mixture
+from smile.from_hidden import loss_and_parts, losses_and_gradients
 from smile.head import Transform, computed_in
 from smile.labels import check_labels, check_weights
+from smile.mixture import Given, Mixture
+from smile.sharded import Shards
 
 NO_SECOND = "the objective from hidden states has no second derivative; give it logits instead"
 
@@ -27,6 +29,7 @@ def mixture_from_hidden(
     mixture: Mixture,
     reduction: str,
     transform: Transform,
+    shards: Optional[Shards],
 ) -> tuple[Tensor, Tensor]:
     """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
 
@@ -37,9 +40,12 @@ def mixture_from_hidden(
     without_gradient = (labels, words, segments, weights)
     dtype = computed_in(hidden)
     if torch.compiler.is_compiling():
-        how = (mixture.text(), reduction, *transform, dtype, wanted)
+        shared = ("", None, 0)
+        if shards is not None:
+            shared = (shards.group.group_name, shards.first, shards.vocabulary)
+        how = (mixture.text(), reduction, *transform, dtype, wanted, *shared)
         return _operator(hidden, weight, bias, *without_gradient, *how)[:2]
-    given = Given(*without_gradient, mixture, reduction, transform, dtype, tuple(wanted))
+    given = Given(*without_gradient, mixture, reduction, transform, dtype, tuple(wanted), shards)
     return _MixtureFromHidden.apply(hidden, weight, bias, given)
 
 
@@ -61,7 +67,7 @@ class _MixtureFromHidden(torch.autograd.Function):
             raise RuntimeError(NO_SECOND)
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None or ctx.given.waits():
-            _, gradients = mixture(*ctx.saved_tensors, ctx.given, d_loss)
+            _, gradients = losses_and_gradients(*ctx.saved_tensors, ctx.given, d_loss)
         else:
             for gradient in gradients:
                 if gradient is not None:
@@ -73,16 +79,22 @@ class _MixtureFromHidden(torch.autograd.Function):
 _ARGUMENTS = (
     "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? words, Tensor? segments, "
     "Tensor? weights, str mixture, str reduction, float scale, float? softcap, ScalarType dtype, "
-    "bool[] wanted"
+    "bool[] wanted, str group, int? first, int vocabulary"
 )
 # It waits for the number of labels, which no CUDA graph can.
 _KIND = {"mutates_args": (), "tags": (torch.Tag.cudagraph_unsafe,)}
 
 
-def _given(labels, words, segments, weights, text, reduction, scale, softcap, dtype, wanted):
-    mixture, transform = Mixture.from_text(text), Transform(scale, softcap)
-    tensors = (labels, words, segments, weights)
-    return Given(*tensors, mixture, reduction, transform, dtype, tuple(wanted))
+def _given(*arguments):
+    """From the operator's, but hidden, weight and bias. A group of processes goes by its name."""
+    *tensors, text, reduction, scale, softcap, dtype, wanted, group, first, vocabulary = arguments
+    shards = None
+    if group:
+        from torch.distributed.distributed_c10d import _resolve_process_group
+
+        shards = Shards(_resolve_process_group(group), first, vocabulary)
+    how = (Mixture.from_text(text), reduction, Transform(scale, softcap), dtype, tuple(wanted))
+    return Given(*tensors, *how, shards)
 
 
 @torch.library.custom_op(
@@ -94,7 +106,8 @@ def _operator(hidden, weight, bias, *others):
     Values of labels and weights are looked at here; they are not there when a program is compiled.
     """
     given = _given(*others)
-    check_labels(given.labels, len(weight), given.mixture.ignore_index)
+    vocabulary = len(weight) if given.shards is None else given.shards.vocabulary
+    check_labels(given.labels, vocabulary, given.mixture.ignore_index)
     check_weights(given.weights)
     loss, parts, gradients = loss_and_parts(hidden, weight, bias, given)
     return (loss, parts, *(parts.new_empty(0) if g is None else g for g in gradients))
@@ -107,7 +120,7 @@ def _operator(hidden, weight, bias, *others):
 )
 def _backward_operator(d_loss, hidden, weight, bias, *others):
     """The gradients of hidden, weight and bias for that of the loss, empty where there is none."""
-    _, gradients = mixture(hidden, weight, bias, _given(*others), d_loss)
+    _, gradients = losses_and_gradients(hidden, weight, bias, _given(*others), d_loss)
     return tuple(d_loss.new_empty(0) if g is None else g for g in gradients)
 
 
@@ -147,7 +160,7 @@ def _backward(ctx, d_loss, *_):
         gradients = _backward_operator(d_loss, *inputs, *ctx.how)
     else:
         gradients = [gradient * d_loss for gradient in gradients]
-    wanted = ctx.how[-1]
+    wanted = ctx.how[5]
     typed = (g.to(x.dtype) if want else None for x, g, want in zip(inputs, gradients, wanted))
     return (*typed, *(None for _ in range(len(_ARGUMENTS.split(",")) - 3)))
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import smile.operator
 from smile import Objective
-from smile.from_hidden import Mixture
+from smile.mixture import Mixture
 
 IGNORE = -100
 SPECS = [
@@ -204,7 +204,7 @@ def operands(dtype=torch.float64, wanted=(True, True, True), spec=SPECS[-1], how
     text = Mixture(Objective(spec).weights, 0.1, True, 1, IGNORE).text()
     others = (example()[1], torch.randint(23, (5, 7, 4)), how["segments"], how["weights"], text)
     others = (*others, how.get("reduction", "mean"), how["scale"], how["softcap"])
-    return (*inputs, *others, dtype, list(wanted))
+    return (*inputs, *others, dtype, list(wanted), "", None, 0)
 
 
 @pytest.mark.parametrize("how", ["mean", "none", "all"])
