@@ -8,123 +8,75 @@ a piece of the positions at a time. Each piece leaves its gradient and is forgot
 Liger-Kernel's fused cross-entropy (arXiv 2410.10989), so that nothing is computed twice.
 """
 
+import contextlib
 from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from smile.captions import blocks
-from smile.head import POSITIONS, Head, Transform, computed_in, slices
+from smile.head import POSITIONS, Head, slices
 from smile.labels import caption_types, count, first_labelled, reduce
+from smile.mixture import Given, Mixture
+from smile.sharded import ShardedHead, agree
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
 
 HERE = -100  # the ignore_index of labels that count a caption's own words
 
 
-class Given(NamedTuple):
-    """What has no gradient: labels (B, N); words (B, N, R), drawn for random subsetting; segments
-    and weights (B, N), each of the three perhaps None; how losses are reduced, what is made of
-    logits, and the `Objective` that says which losses."""
-
-    labels: Tensor
-    words: Optional[Tensor]
-    segments: Optional[Tensor]
-    weights: Optional[Tensor]
-    reduction: str
-    transform: Transform
-    mixture: nn.Module
+def loss_and_parts(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], given: Given):
+    """The loss, a scalar or (B, N), the parts (len(weights), ...), and the gradients of hidden,
+    weight and bias for a d_loss of 1, each None where it is not wanted or waits."""
+    losses, gradients = losses_and_gradients(
+        hidden, weight, bias, given, 1.0 if any(given.wanted) and not given.waits() else None
+    )
+    ignore, labels = given.mixture.ignore_index, given.labels
+    parts = torch.stack([reduce(x, labels, ignore, given.reduction, given.weights) for x in losses])
+    weights = given.mixture.weights.values()
+    return sum(each * part for each, part in zip(weights, parts)), parts, gradients
 
 
-@torch.compiler.disable
-def mixture_from_hidden(hidden, weight, bias, given: Given):
-    """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
-
-    Compiled code calls it as it is.
-    """
-    inputs = [x for x in (hidden, weight, bias) if x is not None]
-    differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return _MixtureFromHidden.apply(hidden, weight, bias, given, differentiate)
-
-
-class _MixtureFromHidden(torch.autograd.Function):
-    """(hidden (B, N, D), weight, bias, given, whether gradients will be asked for) -> the loss, a
-    scalar or (B, N), and the parts (len(weights), ...), which have no gradient."""
-
-    @staticmethod
-    def forward(ctx, hidden, weight, bias, given, differentiate):
-        ctx.save_for_backward(hidden, weight, bias)
-        device = hidden.device.type
-        dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-        ctx.given, ctx.autocast = given, {"dtype": dtype, "enabled": enabled}
-        # The range of float16 needs the scale of the loss, and losses that are not summed need
-        # theirs, which backward alone knows.
-        wait = computed_in(hidden) == torch.float16 or given.reduction == "none"
-        losses, ctx.gradients = _compute(
-            hidden, weight, bias, given, None if wait or not differentiate else 1.0
-        )
-        ignore, labels = given.mixture.ignore_index, given.labels
-        parts = torch.stack(
-            [reduce(x, labels, ignore, given.reduction, given.weights) for x in losses]
-        )
-        ctx.mark_non_differentiable(parts)
-        weights = list(given.mixture.weights.values())
-        return sum(each * part for each, part in zip(weights, parts)), parts
-
-    @staticmethod
-    def backward(ctx, d_loss, _):
-        if torch.is_grad_enabled():  # create_graph=True
-            raise RuntimeError(
-                "the objective from hidden states has no second derivative; give it logits instead"
-            )
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:  # float16, no reduction, or a second backward
-            with torch.autocast(d_loss.device.type, **ctx.autocast):
-                _, gradients = _compute(*ctx.saved_tensors, ctx.given, d_loss)
-        else:
-            for gradient in gradients:
-                if gradient is not None:
-                    gradient.mul_(d_loss)
-        typed = (None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients))
-        return (*typed, None, None)
-
-
-def _compute(hidden, weight, bias, given, d_loss):
+def losses_and_gradients(hidden, weight, bias, given, d_loss):
     """Each objective's losses (B, N), and gradients of hidden, weight and bias.
 
     d_loss: the gradient of the reduced loss, a scalar or (B, N); None where none are asked for.
     """
-    labels, mixture = given.labels, given.mixture
-    head = Head(hidden.flatten(0, 1), weight, bias, d_loss is not None, given.transform)
+    labels, words, settings, shards = given.labels, given.words, given.mixture, given.shards
+    wanted = given.wanted if d_loss is not None else (False, False, False)
+    head = (hidden.flatten(0, 1), weight, bias, given.transform, given.dtype, wanted)
+    if shards is not None:
+        words = agree(labels, words, shards)
+    divided = shards is not None and shards.first is not None
+    head = ShardedHead(shards, *head) if divided else Head(*head)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
         if given.weights is not None:
             d_losses = given.weights.to(head.wide)
         if given.reduction == "mean":
-            tokens = count(labels, given.weights, mixture.ignore_index)
+            tokens = count(labels, given.weights, settings.ignore_index)
             d_losses = d_losses / tokens.masked_fill(tokens == 0, 1)
         if d_loss is not None:
             d_losses = d_losses * d_loss
-        losses = _Losses(head, labels, mixture, d_losses)
-        for rows, own in blocks(labels, given.segments, mixture.ignore_index):
-            padding = mixture.pad_token_id if given.segments is None else None
+        losses = _Losses(head, labels, settings, d_losses)
+        for rows, own in blocks(labels, given.segments, settings.ignore_index):
+            padding = settings.pad_token_id if given.segments is None else None
             losses.add_whole_vocabulary(rows, own, padding)
-            if "smile" in mixture.weights:
+            if "smile" in settings.weights:
                 losses.add_smile(rows, own)
-            if "random" in mixture.weights:
-                losses.add_random(rows, own, given.words)
-    found = [losses.of[name][:-1].view_as(labels) for name in mixture.weights]
-    if d_loss is None:
-        return found, None
-    return found, (head.d_hidden.view_as(hidden), head.d_weight, head.d_bias)
+            if "random" in settings.weights:
+                losses.add_random(rows, own, words)
+    found = [losses.of[name][:-1].view_as(labels) for name in settings.weights]
+    d_hidden, d_weight, d_bias = head.gradients()
+    return found, (None if d_hidden is None else d_hidden.view(hidden.shape), d_weight, d_bias)
 
 
 class _Losses:
     """Losses of tokens by objective, `of[name]` (B * N + 1,), found for some captions at a time,
     and their gradients, which the head collects. d_losses: (B, N), of each token's weighted sum."""
 
-    def __init__(self, head: Head, labels: Tensor, mixture: nn.Module, d_losses: Tensor):
+    def __init__(self, head: Head, labels: Tensor, mixture: Mixture, d_losses: Tensor):
         self.head, self.mixture = head, mixture
         self.d_losses = d_losses.flatten()
         # The last place takes what is found where no loss is looked for.
@@ -153,12 +105,12 @@ class _Losses:
         others = sum(self.mixture.weights.values()) - mle
         smoothing = self.mixture.label_smoothing if mle else 0.0
         logits, slope = self.head.logits(rows)  # (R, V)
-        target = logits.gather(1, label)
+        target = self.head.pick(logits, label)
         if reverse:
-            subset = logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
-            self.of["reverse"][rows] = (softmax_(subset) - target).squeeze(1)
-        mean = logits.mean(1, keepdim=True) if smoothing else target
-        total = softmax_(logits)
+            subset = self.head.without(logits, excluded, label, target)
+            self.of["reverse"][rows] = (self.head.softmax_(subset) - target).squeeze(1)
+        mean = self.head.mean(logits) if smoothing else target
+        total = self.head.softmax_(logits)
         if mle:
             smoothed = total - (1 - smoothing) * target - smoothing * mean
             self.of["mle"][rows] = smoothed.squeeze(1)
@@ -175,9 +127,9 @@ class _Losses:
             if reverse:
                 d_logits += subset.mul_(in_subset * scale)
             if smoothing:
-                d_logits -= mle * smoothing / logits.size(1) * scale
+                d_logits -= mle * smoothing / self.head.vocabulary * scale
             asked = in_all - mle * smoothing + in_subset
-            d_logits.scatter_add_(1, label, -asked * scale)
+            self.head.add_(d_logits, label, -asked * scale)
             self.head.backward(rows, d_logits, slope)
 
     def add_smile(self, rows: Tensor, labels: Tensor) -> None:
@@ -231,7 +183,7 @@ class _Losses:
         for piece in slices(len(rows), self.head.elements // each):
             logits, slope = self.head.logits_of(rows[piece], words[piece])
             here = counted[piece]
-            with torch.enable_grad():
+            with _recorded():
                 losses = losses_of(logits.requires_grad_(self.head.differentiate), piece)
             self.of[name][rows[piece].where(here, nowhere)] = losses.detach()
             if self.head.differentiate:
@@ -246,8 +198,10 @@ class _Losses:
         return (labels != ignore) & ~first
 
 
-def softmax_(logits: Tensor) -> Tensor:
-    """Turn logits (R, V) into probabilities in their place; the logsumexp (R, 1) of each row."""
-    largest, where = logits.max(1, keepdim=True)
-    torch.softmax(logits, 1, out=logits)
-    return largest - logits.gather(1, where).log()
+@contextlib.contextmanager
+def _recorded():
+    """Autograd is on, beneath an operator too, where it is off. What it keeps for a gradient that
+    is asked for at once is kept as it is, and not as activation checkpointing would."""
+    as_it_is = (lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*as_it_is):
+        yield

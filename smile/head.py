@@ -43,10 +43,9 @@ class Head:
     """Logits of some rows or words from hidden states, and the gradients of all that makes them.
 
     hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
-    `hidden @ weight.T + bias`. Under autocast the product is computed in its dtype, as a linear
-    layer's would be; otherwise in that of the arguments. With `differentiate` the gradients are
-    collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight` (None where the weight
-    is frozen) and `d_bias`. Logits come with their slope, which goes back with their gradient.
+    `hidden @ weight.T + bias`, a product in `dtype`. The gradients that are `wanted` of the three
+    are collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight` and `d_bias`, the
+    others None. Logits come with their slope, which goes back with their gradient.
     """
 
     def __init__(
@@ -54,21 +53,22 @@ class Head:
         hidden: Tensor,
         weight: Tensor,
         bias: Optional[Tensor],
-        differentiate: bool,
         transform: Transform,
+        dtype: torch.dtype,
+        wanted: tuple[bool, bool, bool],
     ):
         self.transform = transform
-        self.dtype = computed_in(hidden)
+        self.dtype = dtype
         self.hidden, self.weight = hidden.to(self.dtype), weight
         self.bias = None if bias is None else bias.to(self.dtype)
         self.wide = torch.promote_types(self.dtype, torch.float32)
-        self.differentiate = differentiate
+        self.vocabulary = len(weight)
+        self.differentiate = any(wanted)
         self.elements = ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
-        if differentiate:
-            self.d_hidden, self.d_weight, self.d_bias = (
-                None if x is None else torch.zeros_like(x, dtype=self.wide)
-                for x in (hidden, weight if weight.requires_grad else None, bias)
-            )
+        self.d_hidden, self.d_weight, self.d_bias = (
+            x.new_zeros(x.shape, dtype=self.wide) if want else None
+            for x, want in zip((hidden, weight, bias), wanted)
+        )
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Slope]:
         """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
@@ -84,14 +84,45 @@ class Head:
         d_logits = times(d_logits, slope)
         if self.d_bias is not None:
             self.d_bias += d_logits.sum(0)
+        if self.d_hidden is None and self.d_weight is None:
+            return
         hidden = self.hidden[rows]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
         for words in self._slices():
             d_words = d_logits[:, words].to(self.dtype)
-            _add_product(d_hidden, d_words, self._rows(words))
+            if self.d_hidden is not None:
+                _add_product(d_hidden, d_words, self._rows(words))
             if self.d_weight is not None:
                 _add_product(self.d_weight[words], d_words.T, hidden)
-        self.d_hidden.index_add_(0, rows, d_hidden)
+        if self.d_hidden is not None:
+            self.d_hidden.index_add_(0, rows, d_hidden)
+
+    def pick(self, logits: Tensor, words: Tensor) -> Tensor:
+        """Those of `logits` (R, V) for `words` (R, J)."""
+        return logits.gather(1, words)
+
+    def without(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
+        """A copy in which the words `excluded` (R, J) cannot be, but for `label` (R, 1), whose
+        logit is `target`."""
+        return logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """(R, 1), over the whole vocabulary."""
+        return logits.mean(1, keepdim=True)
+
+    def softmax_(self, logits: Tensor) -> Tensor:
+        """Make logits (R, V) probabilities in their place; the logsumexp (R, 1) of each row."""
+        largest, where = logits.max(1, keepdim=True)
+        torch.softmax(logits, 1, out=logits)
+        return largest - logits.gather(1, where).log()
+
+    def add_(self, d_logits: Tensor, label: Tensor, values: Tensor) -> None:
+        """Add `values` (R, 1) to what `d_logits` (R, V) have for `label` (R, 1)."""
+        d_logits.scatter_add_(1, label, values)
+
+    def gradients(self) -> tuple[Optional[Tensor], ...]:
+        """All that was collected, of hidden, weight and bias; once, at the end."""
+        return self.d_hidden, self.d_weight, self.d_bias
 
     def _slices(self) -> Iterator[slice]:
         """Of the vocabulary: in half precision no whole weight is converted, nor a gradient made,
@@ -104,12 +135,13 @@ class Head:
 
     def logits_of(self, rows: Tensor, words: Tensor) -> tuple[Tensor, Slope]:
         """Those of `rows` (G, R) for `words` (G, J) of each group: (G, R, J), float32 or wider."""
+        return self.transform(at_least_float32(self._product_of(rows, words)))
+
+    def _product_of(self, rows: Tensor, words: Tensor) -> Tensor:
         weight = self._rows(words).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
-            logits = torch.bmm(self.hidden[rows], weight)
-        else:
-            logits = torch.baddbmm(self.bias[words].unsqueeze(1), self.hidden[rows], weight)
-        return self.transform(at_least_float32(logits))
+            return torch.bmm(self.hidden[rows], weight)
+        return torch.baddbmm(self.bias[words].unsqueeze(1), self.hidden[rows], weight)
 
     def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
         """Collect what the gradient (G, R, J) of `logits_of(rows, words)` adds."""
@@ -117,8 +149,9 @@ class Head:
         if self.d_bias is not None:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
         d_logits = d_logits.to(self.dtype)
-        d_hidden = torch.bmm(d_logits, self._rows(words)).to(self.wide)
-        self.d_hidden.index_add_(0, rows.flatten(), d_hidden.flatten(0, 1))
+        if self.d_hidden is not None:
+            d_hidden = torch.bmm(d_logits, self._rows(words)).to(self.wide)
+            self.d_hidden.index_add_(0, rows.flatten(), d_hidden.flatten(0, 1))
         if self.d_weight is not None:
             d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[rows]).to(self.wide)
             self.d_weight.index_add_(0, words.flatten(), d_weight.flatten(0, 1))

@@ -78,6 +78,16 @@ def weigh(
     return labels, weights.masked_fill(labels == ignore_index, 0)
 
 
+def check_weights(weights: Optional[Tensor]) -> None:
+    """Raise ValueError, where `check_labels` would, for one that is negative or not finite."""
+    if weights is None or weights.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = ~(weights.isfinite() & (weights >= 0))
+    if wrong.any():
+        found = weights[wrong][0].item()
+        raise ValueError(f"a weight is {found}; weights are finite numbers, at least 0")
+
+
 def count(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
     """What losses are divided by: the number of labels, or the sum of their weights; a scalar."""
     return (labels != ignore_index).sum() if weights is None else weights.sum()

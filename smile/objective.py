@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from smile.captions import check_segments
-from smile.from_hidden import Given, mixture_from_hidden
 from smile.head import Transform
 from smile.labels import check_labels, check_reduction, count, weigh
+from smile.mixture import Mixture
 from smile.mle import mle_loss
+from smile.operator import mixture_from_hidden
+from smile.sharded import is_distributed, on_one_process, whole
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
 
@@ -95,6 +97,7 @@ class Objective(nn.Module):
         `from_hidden` gives the same with less. On a CPU a label that is no word of the head raises
         ValueError.
         """
+        logits = whole(logits)
         words = self._draw(labels, logits.size(2))
         how = {"reduction": reduction, "weights": weights}
         parts = {
@@ -122,17 +125,28 @@ class Objective(nn.Module):
         bias times `scale`, and with a cap softcap * tanh(scale * z / softcap). The rest is as in
         `forward`. Gradients are the same up to rounding; under autocast z is computed in its dtype
         there and here. Hidden states whose label is `ignore_index` are not looked at. Gradients of
-        gradients are not to be had.
+        gradients are not to be had. DTensors are taken as `smile.sharded` says: a weight whose rows
+        are divided stays so.
         """
         check_reduction(reduction)
+        vocabulary, shards = len(weight), None
+        if any(map(is_distributed, (hidden, weight, bias))):
+            hidden, weight, bias, shards = on_one_process(hidden, weight, bias)
+            each = (labels, segments, weights)
+            labels, segments, weights = (x.full_tensor() if is_distributed(x) else x for x in each)
+        if hidden.shape[:2] != labels.shape:
+            raise ValueError(
+                f"hidden is {tuple(hidden.shape)}, but labels is {tuple(labels.shape)}; "
+                "give a hidden state for each label"
+            )
         labels, weights = weigh(labels, weights, self.ignore_index)
         if segments is not None:
             check_segments(segments, labels)
-        check_labels(labels, len(weight), self.ignore_index)
-        words = self._draw(labels, len(weight))
-        transform = Transform(scale, softcap)
-        given = Given(labels, words, segments, weights, reduction, transform, self)
-        loss, values = mixture_from_hidden(hidden, weight, bias, given)
+        check_labels(labels, vocabulary, self.ignore_index)
+        without_gradient = (labels, self._draw(labels, vocabulary), segments, weights)
+        mixture = Mixture(*(getattr(self, name) for name in Mixture._fields))
+        how = (mixture, reduction, Transform(scale, softcap), shards)
+        loss, values = mixture_from_hidden(hidden, weight, bias, *without_gradient, *how)
         parts = dict(zip(self.weights, values.unbind()))
         return ObjectiveOutput(loss, parts, count(labels, weights, self.ignore_index))
 

@@ -1,8 +1,10 @@
-"""The objective from hidden states under DistributedDataParallel, on gloo."""
+"""The objective from hidden states under DistributedDataParallel, compiled or not, on gloo."""
 
 import os
 import subprocess
 import sys
+
+import pytest
 
 IN_TWO_PROCESSES = """
 import gc
@@ -25,12 +27,15 @@ class Captioner(torch.nn.Module):
 
 def compare():
     tokens = torch.randint(30, (4, 6), generator=torch.Generator().manual_seed(1))
-    model = DistributedDataParallel(Captioner())
-    model(tokens.chunk(2)[dist.get_rank()]).backward()
     alone = Captioner()
     alone(tokens).backward()
-    for ours, theirs in zip(model.module.parameters(), alone.parameters()):
-        torch.testing.assert_close(ours.grad, theirs.grad)
+    eager = DistributedDataParallel(Captioner())
+    wrapped = torch.compile(DistributedDataParallel(Captioner()), backend="aot_eager")
+    within = torch.compile(Captioner(), backend="aot_eager", fullgraph=True)
+    for model in (eager, wrapped, DistributedDataParallel(within)):
+        model(tokens.chunk(2)[dist.get_rank()]).backward()
+        for ours, theirs in zip(model.parameters(), alone.parameters()):
+            torch.testing.assert_close(ours.grad, theirs.grad)
 
 dist.init_process_group("gloo")
 compare()
@@ -39,6 +44,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_gradient_of_the_whole_batch(tmp_path, repository):
     script = tmp_path / "two.py"
     script.write_text(IN_TWO_PROCESSES)

@@ -1,0 +1,55 @@
+"""What is asked of the objective from hidden states besides hidden states and the head."""
+
+import ast
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from smile.head import Transform
+from smile.sharded import Shards
+
+
+class Mixture(NamedTuple):
+    """Which losses, and their settings: those of `Objective`, by the same names."""
+
+    weights: dict[str, float]
+    label_smoothing: float
+    first_token_mle: bool
+    pad_token_id: Optional[int]
+    ignore_index: int
+
+    def text(self) -> str:
+        """As an operator can take it; compiled programs make it while they are traced."""
+        weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
+        return (
+            f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
+            f"{self.pad_token_id!r}, {self.ignore_index!r}"
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> "Mixture":
+        return cls(*ast.literal_eval(text))
+
+
+class Given(NamedTuple):
+    """What has no gradient: labels (B, N); words (B, N, R), drawn for random subsetting; segments
+    and weights (B, N), each of the three perhaps None; which losses, and how they are reduced; what
+    is made of logits, the dtype in which they are computed, which of hidden states, weight and
+    bias get a gradient, and what several processes share, if they do."""
+
+    labels: Tensor
+    words: Optional[Tensor]
+    segments: Optional[Tensor]
+    weights: Optional[Tensor]
+    mixture: Mixture
+    reduction: str
+    transform: Transform
+    dtype: torch.dtype
+    wanted: tuple[bool, bool, bool]
+    shards: Optional[Shards]
+
+    def waits(self) -> bool:
+        """Whether gradients are made in backward. The range of float16 needs the scale of the
+        loss, and losses that are not summed need theirs, which backward alone knows."""
+        return self.dtype == torch.float16 or self.reduction == "none"

@@ -1,0 +1,161 @@
+"""A head whose rows are divided over processes, as tensor parallelism divides them.
+
+No process has the whole weight or all logits of a position. What is found is the same everywhere:
+sums, maxima and the logits of single words are reduced over the group.
+"""
+
+from typing import NamedTuple, Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from smile.head import Head, Slope
+
+
+class Shards(NamedTuple):
+    """The processes that compute one loss together. Of a vocabulary's rows each has those from
+    `first`; all of them where that is None."""
+
+    group: "dist.ProcessGroup"
+    first: Optional[int]
+    vocabulary: int
+
+
+def is_distributed(tensor: Optional[Tensor]) -> bool:
+    """Whether it is a DTensor; their module takes long to import where nobody has one."""
+    return hasattr(tensor, "placements")
+
+
+def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
+    """The three as plain tensors, and what the processes share.
+
+    weight: (V, D), plain, or a DTensor with Replicate() or Shard(0) on a mesh of one dimension.
+    Hidden states of any placement on that mesh are made whole, and a bias is divided as the weight
+    is. Gradients come back as the arguments were. Raises ValueError for what is placed otherwise.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    given = {"hidden": hidden, "weight": weight, "bias": bias}
+    meshes = {name: x.device_mesh for name, x in given.items() if is_distributed(x)}
+    mesh, vocabulary = next(iter(meshes.values())), len(weight)
+    for name, other in meshes.items():
+        if other.ndim != 1 or other != mesh:
+            raise ValueError(
+                f"{name} is on {other}; the objective from hidden states takes one mesh of one "
+                "dimension, that of tensor parallelism within what FSDP has gathered"
+            )
+    if is_distributed(hidden):
+        hidden = hidden.redistribute(placements=[Replicate()]).to_local()
+    if not is_distributed(weight) or weight.placements == (Replicate(),):
+        weight = weight.to_local() if is_distributed(weight) else weight
+        bias = bias.full_tensor() if is_distributed(bias) else bias
+        return hidden, weight, bias, Shards(mesh.get_group(), None, vocabulary)
+    if weight.placements != (Shard(0),):
+        raise ValueError(
+            f"the head's weight is placed {weight.placements[0]}; divide its rows, Shard(0), as "
+            "ColwiseParallel does, or give weight.full_tensor()"
+        )
+    share = -(-vocabulary // mesh.size())  # the last process may have fewer
+    if share * (mesh.size() - 1) >= vocabulary:
+        raise ValueError(f"{mesh.size()} processes divide a head of {vocabulary} words: too few")
+    if bias is not None:
+        if not is_distributed(bias):
+            bias = DTensor.from_local(bias, mesh, [Replicate()], run_check=False)
+        bias = bias.redistribute(placements=[Shard(0)]).to_local()
+    group = mesh.get_group()
+    return hidden, weight.to_local(), bias, Shards(group, dist.get_rank(group) * share, vocabulary)
+
+
+def whole(logits: Tensor) -> Tensor:
+    """Logits that may be a DTensor as a plain tensor. Raises ValueError where they are divided."""
+    if is_distributed(logits):
+        if not all(placement.is_replicate() for placement in logits.placements):
+            raise ValueError(
+                f"logits are placed {logits.placements}; give logits.full_tensor(), or, without "
+                "making them whole, hidden states and the divided head to from_hidden"
+            )
+        return logits.to_local()
+    return logits
+
+
+def agree(labels: Tensor, words: Optional[Tensor], shards: Shards) -> Optional[Tensor]:
+    """The words (B, N, R) of random subsetting that the group's first process drew, if there are.
+
+    Raises ValueError, on every process of the group, where they have other labels. So they would,
+    each with its part of a batch, if it were FSDP that divided the weight.
+    """
+    order = torch.arange(1, labels.numel() + 1, device=labels.device)
+    sizes = order.new_tensor(labels.shape)
+    found = torch.cat([sizes, (order * labels.flatten()).sum().unsqueeze(0)])
+    both = torch.stack([found, -found])
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=shards.group)
+    if (both[0] != -both[1]).any():
+        raise ValueError(
+            "the processes that divide the head have different labels; give each the same batch, "
+            "or, where FSDP divides it, call the objective in the forward of what FSDP wraps"
+        )
+    if words is not None:
+        words = words.clone()
+        dist.broadcast(words, dist.get_global_rank(shards.group, 0), group=shards.group)
+    return words
+
+
+class ShardedHead(Head):
+    """A `Head` of own rows, `weight` (V', D) and `bias` (V',). Logits (R, V') are of own words.
+
+    Hidden states, the rows and the words that are asked for are the same in the whole group.
+    """
+
+    def __init__(self, shards: Shards, *args):
+        super().__init__(*args)
+        self.group, self.first, self.vocabulary = shards
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """Over the group, in the place of `tensor`."""
+        dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def _own(self, words: Tensor) -> tuple[Tensor, Tensor]:
+        """The own rows of `words`, 0 for those of others, and which are the others'."""
+        rows = words - self.first
+        others = (rows < 0) | (rows >= len(self.weight))
+        return rows.masked_fill(others, 0), others
+
+    def pick(self, logits: Tensor, words: Tensor) -> Tensor:
+        own, others = self._own(words)
+        return self._sum(logits.gather(1, own).masked_fill(others, 0))
+
+    def without(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
+        own, others = self._own(excluded)
+        change = torch.full(own.shape, float("-inf"), dtype=logits.dtype, device=logits.device)
+        return logits.scatter_add(1, own, change.masked_fill(others | (excluded == label), 0))
+
+    def mean(self, logits: Tensor) -> Tensor:
+        return self._sum(logits.sum(1, keepdim=True)) / self.vocabulary
+
+    def softmax_(self, logits: Tensor) -> Tensor:
+        largest = logits.amax(1, keepdim=True)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        total = self._sum(logits.sub_(largest).exp_().sum(1, keepdim=True))
+        logits.div_(total)
+        return largest + total.log()
+
+    def add_(self, d_logits: Tensor, label: Tensor, values: Tensor) -> None:
+        own, others = self._own(label)
+        super().add_(d_logits, own, values.masked_fill(others, 0))
+
+    def gradients(self) -> tuple[Optional[Tensor], ...]:
+        """Hidden states' is the sum of what each process's words add; those of rows are whole."""
+        if self.d_hidden is not None:
+            self._sum(self.d_hidden)
+        return super().gradients()
+
+    def _product_of(self, rows: Tensor, words: Tensor) -> Tensor:
+        own, others = self._own(words)
+        product = super()._product_of(rows, own).to(self.wide)
+        return self._sum(product.masked_fill(others.unsqueeze(1), 0))
+
+    def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
+        own, others = self._own(words)
+        super().backward_of(rows, own, d_logits.masked_fill(others.unsqueeze(1), 0), slope)

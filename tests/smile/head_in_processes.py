@@ -1,0 +1,336 @@
+"""A head whose rows processes divide, and a model that FSDP2 divides, against one process.
+
+python head_in_processes.py FOLDER PROCESSES CASE ...
+
+A process of its own that forks, so that libraries are imported once.
+"""
+
+import gc
+import itertools
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smile import Objective
+
+IGNORE = -100
+SPECS = [
+    "mle",
+    "smile",
+    "random",
+    "reverse",
+    {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
+]
+SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1]] * 5)
+HOW = [
+    {},
+    {"reduction": "none"},
+    {"reduction": "sum", "scale": 0.5, "softcap": 2.0},
+    {"segments": SEGMENTS, "weights": torch.tensor([1.0, 2.0, 0.5, 0.0, 1.0])},
+]
+
+
+def example(vocabulary=23, dtype=torch.float64, width=8):
+    """Hidden states, weight, bias, and labels; the same on every process."""
+    torch.manual_seed(0)
+    sizes = ((5, 7, width), (vocabulary, width), (vocabulary,))
+    inputs = [torch.randn(*size, dtype=dtype) for size in sizes]
+    labels = torch.randint(vocabulary, (5, 7))
+    labels[0, 4:] = labels[1, 1:] = labels[2, :] = IGNORE
+    labels[3, 0] = IGNORE
+    return inputs, labels
+
+
+def objective(spec, **settings):
+    return Objective(spec, **{"random_subset_size": 4, "pad_token_id": 1, **settings})
+
+
+def leaf(x):
+    return None if x is None else x.detach().requires_grad_()
+
+
+def whole(x):
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def results(output, inputs):
+    """Loss, parts and tokens, and the gradients of the inputs that there are."""
+    loss = output.loss * torch.arange(1, 1 + output.loss.numel()).view_as(output.loss)
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    return [
+        output.loss.detach(),
+        output.parts,
+        output.tokens,
+        torch.autograd.grad(loss.sum(), wanted),
+    ]
+
+
+def definition(losses, inputs, labels, scale=1.0, softcap=None, **how):
+    inputs = [leaf(x) for x in inputs]
+    torch.manual_seed(0)  # of the words that random subsetting draws
+    logits = F.linear(*inputs) * scale
+    if softcap is not None:
+        logits = softcap * (logits / softcap).tanh()
+    return results(losses(logits, labels, **how), inputs)
+
+
+def found(losses, inputs, labels, **how):
+    torch.manual_seed(dist.get_rank())
+    return results(losses.from_hidden(*inputs, labels, **how), inputs)
+
+
+def divided(inputs, mesh):
+    """Hidden states as they are; weight and bias by rows."""
+    hidden, *head = inputs
+    return [leaf(hidden), *(leaf(distribute_tensor(x, mesh, [Shard(0)])) for x in head)]
+
+
+def equal(ours, theirs, **tolerance):
+    ours[-1] = tuple(whole(x) for x in ours[-1])
+    torch.testing.assert_close(ours, theirs, **tolerance)
+
+
+def refused(what, call):
+    try:
+        call()
+    except ValueError as error:
+        assert what in str(error), error
+        assert "\n" not in str(error)
+    else:
+        raise AssertionError(f"nothing said {what!r}")
+
+
+def definitions(mesh):
+    every = [(23, spec, first, how) for spec in SPECS for first in (True, False) for how in HOW]
+    for vocabulary, spec, first, how in (*every, (2, SPECS[-1], True, {})):
+        inputs, labels = example(vocabulary)
+        losses = objective(spec, first_token_mle=first)
+        ours = found(losses, divided(inputs, mesh), labels, **how)
+        assert [x.placements for x in ours[-1][1:]] == [(Shard(0),)] * 2
+        equal(ours, definition(losses, inputs, labels, **how))
+
+
+def placements(mesh):
+    """Of hidden states, weight and bias; gradients are placed as they are."""
+    inputs, labels = example()
+    losses = objective(SPECS[-1])
+    expected = definition(losses, inputs, labels)
+    for hidden in (None, Replicate(), Shard(0), Shard(1), Shard(2)):
+        for weight, bias in itertools.product((None, Replicate(), Shard(0)), repeat=2):
+            where = (hidden, weight, bias)
+            if any(where):
+                placed = [
+                    leaf(x if each is None else distribute_tensor(x, mesh, [each]))
+                    for x, each in zip(inputs, where)
+                ]
+                ours = found(losses, placed, labels)
+                assert [getattr(x, "placements", (None,)) for x in ours[-1]] == [
+                    (x,) for x in where
+                ]
+                equal(ours, expected)
+    _, *head = divided(inputs, mesh)
+    part = leaf([inputs[0] * 0.25, inputs[0] * 0.75][dist.get_rank()])
+    sum_of_parts = DTensor.from_local(part, mesh, [Partial()])
+    copies = distribute_tensor(labels, mesh, [Replicate()])
+    equal(found(losses, [sum_of_parts, *head], copies), expected)
+
+
+def frozen(mesh):
+    inputs, labels = example()
+    losses = objective(SPECS[-1])
+    *_, expected = definition(losses, inputs, labels)
+    for still in range(3):
+        placed = divided(inputs, mesh)
+        placed[still] = placed[still].detach()
+        *_, gradients = found(losses, placed, labels)
+        wanted = [x for i, x in enumerate(expected) if i != still]
+        torch.testing.assert_close([whole(x) for x in gradients], wanted)
+    with torch.no_grad():
+        assert not losses.from_hidden(*divided(inputs, mesh), labels).loss.requires_grad
+
+
+def half_precision(mesh):
+    """What one process gives, up to the order in which gradients are summed."""
+    inputs, labels = example(dtype=torch.float32)
+    losses = objective(SPECS[-1])
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            torch.manual_seed(0)
+            alone = [leaf(x) for x in inputs]
+            expected = results(losses.from_hidden(*alone, labels), alone)
+            equal(found(losses, divided(inputs, mesh), labels), expected, rtol=0.02, atol=0.02)
+
+
+def no_whole_weight(mesh):
+    class Made(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                self.largest = max(self.largest, result.numel())
+            return result
+
+    inputs, labels = example(4000)
+    for spec in SPECS:
+        placed = divided(inputs, mesh)
+        with Made() as made:
+            local = [x.to_local() if isinstance(x, DTensor) else x for x in placed]
+            found(objective(spec), placed, labels)
+        # The most is the logits, for own words, of all labels.
+        assert made.largest <= (labels != IGNORE).sum() * len(local[1]), made.largest
+
+
+def what_is_refused(mesh):
+    inputs, labels = example()
+    losses = objective("smile")
+    hidden, weight, _ = inputs
+    square = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    columns = distribute_tensor(weight, mesh, [Shard(1)])
+    refused("divide its rows", lambda: losses.from_hidden(hidden, columns, None, labels))
+    partial = DTensor.from_local(weight, mesh, [Partial()])
+    refused("divide its rows", lambda: losses.from_hidden(hidden, partial, None, labels))
+    both = distribute_tensor(weight, square, [Shard(0), Shard(0)])
+    refused("one mesh of one dimension", lambda: losses.from_hidden(hidden, both, None, labels))
+    one = distribute_tensor(weight[:1], mesh, [Shard(0)])
+    refused("too few", lambda: losses.from_hidden(hidden, one, None, labels.clamp(max=0)))
+    rows = distribute_tensor(weight, mesh, [Shard(0)])
+    other = labels.roll(dist.get_rank(), 1)
+    refused("different labels", lambda: losses.from_hidden(hidden, rows, None, other))
+    shorter = 7 - dist.get_rank()
+    refused(
+        "different labels",
+        lambda: losses.from_hidden(hidden[:, :shorter], rows, None, labels[:, :shorter]),
+    )
+    wrong = labels.masked_fill(labels == labels[0, 0], 23)
+    refused("the head has 23 words", lambda: losses.from_hidden(hidden, rows, None, wrong))
+    logits = F.linear(*inputs)
+    by_words = distribute_tensor(logits, mesh, [Shard(2)])
+    refused("logits.full_tensor()", lambda: losses(by_words, labels))
+    copies = distribute_tensor(logits, mesh, [Replicate()])
+    torch.testing.assert_close(losses(copies, labels), losses(logits, labels))
+
+
+class Captioner(nn.Module):
+    def __init__(self, spec=SPECS[-1]):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(23, 8, dtype=torch.float64)
+        self.up = nn.Linear(8, 12, dtype=torch.float64)
+        self.down = nn.Linear(12, 8, dtype=torch.float64)
+        self.head = nn.Linear(8, 23, dtype=torch.float64)
+        self.objective = objective(spec)
+
+    def hidden(self, tokens):
+        return self.down(self.up(self.words(tokens)).tanh())
+
+    def forward(self, tokens, labels):
+        head = (self.head.weight, self.head.bias)
+        return self.objective.from_hidden(self.hidden(tokens), *head, labels).loss
+
+
+def step(model, *inputs):
+    model.zero_grad()
+    torch.manual_seed(0)
+    loss = model(*inputs)
+    loss.backward()
+    return loss.detach(), {name: whole(p.grad) for name, p in model.named_parameters()}
+
+
+def tensor_parallel(mesh):
+    """A model as torch's recipes divide it, its embedding tied to its head or not, compiled too."""
+    labels = example()[1][:, 1:]  # torch 2.8 divides no odd number of positions
+    tokens = labels.clamp(min=0).roll(1, 1)
+    plain = {
+        "words": RowwiseParallel(input_layouts=Replicate()),
+        "up": ColwiseParallel(),
+        "down": RowwiseParallel(),
+        "head": ColwiseParallel(),
+    }
+    sequence = {"down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False)}
+    for tied in (False, True):
+        for plan in (plain, {**plain, **sequence}):
+            models = [Captioner(), Captioner()]
+            parallelize_module(models[0], mesh, plan)
+            for model in models:
+                if tied:
+                    model.head.weight = model.words.weight
+            expected = step(models[1], tokens, labels)
+            torch.testing.assert_close(step(models[0], tokens, labels), expected)
+            if tied:
+                models[0].compile(fullgraph=True, backend="aot_eager")
+                torch.testing.assert_close(step(models[0], tokens, labels), expected)
+
+
+def fsdp(mesh):
+    """FSDP2 of the root, or of the layers too, each process with half a batch."""
+    _, labels = example()
+    labels = torch.cat([labels, labels.flip(0)])  # as many labels in either half
+    tokens = labels.clamp(min=0).roll(1, 1)
+    half = [x.chunk(2)[dist.get_rank()] for x in (tokens, labels)]
+    spec = {"mle": 0.5, "smile": 0.3, "reverse": 0.2}
+    loss, gradients = step(Captioner(spec), tokens, labels)
+    for layers in ((), ("up", "down")):
+        model = Captioner(spec)
+        for name in layers:
+            fully_shard(getattr(model, name))
+        part, ours = step(fully_shard(model), *half)
+        dist.all_reduce(part)
+        torch.testing.assert_close((part / 2, ours), (loss, gradients))
+    head = (model.head.weight, model.head.bias)  # divided again, after the step
+    hidden = torch.randn(*half[1].shape, 8, dtype=torch.float64)
+    other = half[1].roll(dist.get_rank(), 1)
+    refused("where FSDP divides it", lambda: model.objective.from_hidden(hidden, *head, other))
+
+
+def fsdp_and_tensor_parallel(_):
+    """Of four processes two have half of the batch, and divide the head between them."""
+    labels = example()[1]
+    labels = torch.cat([labels, labels.flip(0)])
+    tokens = labels.clamp(min=0).roll(1, 1)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    spec = {"mle": 0.5, "smile": 0.3, "reverse": 0.2}
+    model = parallelize_module(Captioner(spec), mesh["tensor"], {"head": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    half = [x.chunk(2)[mesh.get_local_rank("data")] for x in (tokens, labels)]
+    part, ours = step(model, *half)
+    dist.all_reduce(part)
+    torch.testing.assert_close((part / 4, ours), step(Captioner(spec), tokens, labels))
+
+
+CASES = {
+    each.__name__: each
+    for each in (
+        *(definitions, placements, frozen, half_precision, no_whole_weight, what_is_refused),
+        *(tensor_parallel, fsdp, fsdp_and_tensor_parallel),
+    )
+}
+
+
+def main(rank, folder, processes, cases):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=processes)
+    mesh = init_device_mesh("cpu", (processes,))
+    for case in cases:
+        CASES[case](mesh)
+    gc.collect()  # a wrapped model that outlives the group can abort the process at its end
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    folder, processes, *cases = sys.argv[1:]
+    torch.multiprocessing.start_processes(
+        main, (folder, int(processes), cases), nprocs=int(processes), start_method="fork"
+    )

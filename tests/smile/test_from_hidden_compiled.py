@@ -1,0 +1,236 @@
+"""Compiled programs with the objective from hidden states: one graph, what eager gives."""
+
+import contextlib
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import smile.operator
+from smile import Objective
+from smile.mixture import Mixture
+
+IGNORE = -100
+SPECS = [
+    "mle",
+    "smile",
+    "random",
+    "reverse",
+    {"mle": 0.01, "smile": 0.99},
+    {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
+]
+SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1]] * 5)
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 0.0, 1.0])
+WITH = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "segments and weights": {"segments": SEGMENTS, "weights": WEIGHTS},
+    "scale and cap": {"scale": 0.5, "softcap": 2.0},
+    "all": {
+        **{"segments": SEGMENTS, "weights": WEIGHTS, "reduction": "none"},
+        **{"scale": 0.5, "softcap": 2.0},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled_yet():
+    torch._dynamo.reset()
+
+
+class Captioner(nn.Module):
+    """Words in, the objective's output out; one row of the embedding a word, its head's too."""
+
+    def __init__(self, spec, bias=True, dtype=torch.float64, **settings):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(23, 8, dtype=dtype)
+        self.layer = nn.Linear(8, 8, dtype=dtype)
+        self.bias = nn.Parameter(torch.randn(23, dtype=dtype)) if bias else None
+        settings = {"random_subset_size": 4, "pad_token_id": 1, **settings}
+        self.objective = Objective(spec, **settings)
+
+    def forward(self, tokens, labels, **how):
+        hidden = self.layer(self.words(tokens)).tanh()
+        return self.objective.from_hidden(hidden, self.words.weight, self.bias, labels, **how)
+
+
+def example(length=7):
+    torch.manual_seed(1)
+    tokens, labels = torch.randint(23, (2, 5, length))
+    labels[0, 4:] = labels[1, 1:] = labels[2, :] = IGNORE
+    labels[3, 0] = IGNORE
+    return tokens, labels
+
+
+def step(run, model, inputs, times=1, **how):
+    """The last output, and the sum of the gradients of `times` steps."""
+    model.zero_grad()
+    torch.manual_seed(2)  # of the words that random subsetting draws
+    for _ in range(times):
+        output = run(*inputs, **how)
+        each = torch.arange(1, 1 + output.loss.numel()).view_as(output.loss)
+        (output.loss * each).sum().mul(3).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return [output.loss.detach(), output.parts, output.tokens, gradients]
+
+
+def compare(model, inputs, compiled=None, autocast=None, times=1, tolerance=0, **how):
+    if compiled is None:
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
+        found, expected = (step(each, model, inputs, times, **how) for each in (compiled, model))
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    return compiled
+
+
+@pytest.mark.parametrize("how", WITH)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_it_is_eager_s_in_one_graph(spec, how):
+    compare(Captioner(spec), example(), **WITH[how])
+
+
+@pytest.mark.parametrize("how", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", ["smile", SPECS[-1]], ids=str)
+def test_in_half_precision(spec, dtype, how):
+    compare(Captioner(spec, dtype=torch.float32), example(), autocast=dtype, **WITH[how])
+    compare(Captioner(spec, dtype=dtype), example(), **WITH[how])
+
+
+@pytest.mark.parametrize("frozen", [["words"], ["layer"], ["bias"], ["words", "layer"]], ids=str)
+def test_what_is_frozen(frozen):
+    model = Captioner(SPECS[-1])
+    for name in frozen:
+        getattr(model, name).requires_grad_(False)
+    compare(model, example())
+    compare(model, example(), reduction="none")
+
+
+def test_without_gradients_and_without_bias():
+    model, inputs = Captioner(SPECS[-1], bias=False), example()
+    run = compare(model, inputs)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        found = run(*inputs)
+        torch.manual_seed(0)
+        torch.testing.assert_close(found, model(*inputs), rtol=0, atol=0)
+    assert not found.loss.requires_grad
+
+
+def test_batches_of_other_sizes_and_settings_that_change():
+    model = Captioner(SPECS[-1])
+    run = compare(model, example())
+    for length in (9, 4, 12):
+        compare(model, example(length), run)
+    model.objective.label_smoothing = 0.3
+    model.objective.weights["mle"] = 2.0
+    compare(model, example(9), run)
+    dynamic = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (7, 9):
+        compare(model, example(length), dynamic)
+
+
+def test_gradients_accumulate():
+    compare(Captioner(SPECS[-1]), example(), times=2)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_in_a_checkpointed_part_of_a_model(reentrant):
+    model, (_, labels) = Captioner(SPECS[-1]), example()
+    hidden = torch.randn(5, 7, 8, dtype=torch.float64, requires_grad=True)
+    computed = []
+
+    def loss(hidden):
+        computed.append(torch.is_grad_enabled())
+        head = (model.words.weight, model.bias)
+        return model.objective.from_hidden(hidden.tanh(), *head, labels).loss
+
+    def with_checkpoint(hidden):
+        return checkpoint(loss, hidden, use_reentrant=reentrant)
+
+    results = []
+    for call in (loss, with_checkpoint):
+        model.zero_grad()
+        hidden.grad = None
+        torch.manual_seed(0)
+        value = call(hidden)
+        value.backward()
+        results.append([value.detach(), hidden.grad, model.words.weight.grad, model.bias.grad])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    assert len(computed) == 1 + 2  # once more for the backward pass, and no oftener
+
+
+def test_a_compiled_model_with_a_checkpointed_part():
+    class Checkpointed(Captioner):
+        def forward(self, *inputs):
+            return checkpoint(super().forward, *inputs, use_reentrant=False)
+
+    compare(Checkpointed("smile"), example())
+
+
+def test_what_is_wrong_with_values_is_said_when_the_program_runs():
+    model, (tokens, labels) = Captioner("smile"), example()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager")
+    run(tokens, labels)
+    with pytest.raises(ValueError, match=r"label at caption 4, position 2 is -5, but the head has"):
+        run(tokens, labels.index_put((torch.tensor(4), torch.tensor(2)), torch.tensor(-5)))
+    with pytest.raises(ValueError, match="a weight is -1"):
+        run(tokens, labels, weights=-torch.ones(5))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="Inductor needs a C++ compiler")
+def test_by_inductor():
+    model = Captioner(SPECS[-1], dtype=torch.float32)
+    run = torch.compile(model, fullgraph=True, options={"fallback_random": True})
+    compare(model, example(), run, tolerance=1e-5)
+    compare(model, example(9), run, tolerance=1e-5, reduction="none")
+    compare(model, example(), run, autocast=torch.float16, tolerance=0.02)
+
+
+def operands(dtype=torch.float64, wanted=(True, True, True), spec=SPECS[-1], how="mean"):
+    """Arguments of the operator."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(*size, dtype=dtype) for size in ((5, 7, 8), (23, 8), (23,))]
+    for each, want in zip(inputs, wanted):
+        each.requires_grad_(want)
+    how = {"segments": None, "weights": None, "scale": 1.0, "softcap": None, **WITH[how]}
+    if how["weights"] is not None:
+        how["weights"] = how["weights"].unsqueeze(1).expand(5, 7)
+    text = Mixture(Objective(spec).weights, 0.1, True, 1, IGNORE).text()
+    others = (example()[1], torch.randint(23, (5, 7, 4)), how["segments"], how["weights"], text)
+    others = (*others, how.get("reduction", "mean"), how["scale"], how["softcap"])
+    return (*inputs, *others, dtype, list(wanted), "", None, 0)
+
+
+@pytest.mark.parametrize("how", ["mean", "none", "all"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_the_operator_keeps_to_what_torch_asks_of_operators(dtype, how):
+    for wanted in ((True, True, True), (True, False, False)):
+        torch.library.opcheck(smile.operator._operator, operands(dtype, wanted, how=how))
+    arguments = operands(dtype, how=how)
+    with torch.no_grad():
+        d_loss = torch.ones_like(smile.operator._operator(*arguments)[0])
+        plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+        torch.library.opcheck(smile.operator._backward_operator, (d_loss, *plain))
+
+
+def test_the_operator_makes_no_gradient_that_is_not_wanted():
+    for wanted in ((True, False, True), (False, True, False)):
+        arguments = operands(wanted=wanted)
+        for gradients in (
+            smile.operator._operator(*arguments)[2:],
+            smile.operator._backward_operator(torch.ones((), dtype=torch.float64), *arguments),
+        ):
+            assert [g.numel() > 0 for g in gradients] == list(wanted)
+
+
+def test_a_gradient_of_the_operator_s_gradient_is_refused():
+    arguments = operands()
+    loss = smile.operator._operator(*arguments)[0]
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(loss, arguments[0], create_graph=True)
