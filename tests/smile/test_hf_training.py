@@ -106,7 +106,7 @@ def test_ddp_and_fsdp_in_two_processes(repository, tmp_path):
     assert done.stdout.count("from_hidden=") == 2 * 2 * len(BOTH_KINDS), done.stdout
 
 
-PYTHON, EXAMPLE = r"```python\n(.*?)```", "def draw("
+PYTHON = r"```python\n(.*?)```"
 NEW_TRAINER = "compute_loss_func" in inspect.signature(transformers.Trainer).parameters
 
 
@@ -180,14 +180,12 @@ def test_what_pages_say_to_write_runs(repository):
 
 
 @pytest.mark.slow
-def test_the_example_of_the_docs(repository, tmp_path):
+def test_the_example_of_a_table(repository, tmp_path):
     """SMILE tells more of the table than MLE, and no more of it is wrong."""
     if NEW_TRAINER:
         pytest.importorskip("accelerate")
-    page = (repository / "docs" / "any_model.md").read_text(encoding="utf-8")
-    (program,) = (code for code in re.findall(PYTHON, page, re.S) if EXAMPLE in code)
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, str(repository / "examples" / "table.py")],
         env={**os.environ, "PYTHONPATH": str(repository)},
         cwd=tmp_path,
         capture_output=True,

@@ -1,0 +1,103 @@
+"""A T5 says what it reads in a row of a table, of which people leave out the most.
+
+    pip install . transformers accelerate    # in a checkout of this repository
+    python examples/table.py
+
+The data are rows of a table and sentences about them, which mention each of size, colour and place
+two times in five. The likeliest sentence mentions none, and maximum likelihood teaches that one.
+After a quarter of a minute it prints what is said of 100 new rows, which have 400 facts.
+"""
+
+import random
+
+import torch
+from transformers import (
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    set_seed,
+)
+
+from smile import Objective
+from smile.hf import use_smile
+
+TABLE = {
+    "size": ["small", "large"],
+    "colour": ["red", "blue", "green"],
+    "kind": ["ball", "box", "kite"],
+    "place": ["garden", "house", "park"],
+}
+WORDS = ["<pad>", "</s>", "a", "in", "the", *(word for words in TABLE.values() for word in words)]
+PAD, END = 0, 1
+
+
+def ids(text):
+    return [WORDS.index(word) for word in text.split()] + [END]
+
+
+def draw(generator):
+    """A row of the table, and what a person says of it."""
+    size, colour, kind, place = (generator.choice(words) for words in TABLE.values())
+    said = [generator.random() < 0.4 for _ in range(3)]
+    words = ["a", size * said[0], colour * said[1], kind, f"in the {place}" * said[2]]
+    return {"input_ids": ids(f"{size} {colour} {kind} {place}"), "labels": ids(" ".join(words))}
+
+
+def collate(examples):
+    """Padding is PAD in the input and -100 in the labels."""
+
+    def padded(key, value):
+        rows = [torch.tensor(example[key]) for example in examples]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+    inputs = padded("input_ids", PAD)
+    return {"input_ids": inputs, "attention_mask": inputs.ne(PAD), "labels": padded("labels", -100)}
+
+
+def train(model, rows, steps):
+    arguments = Seq2SeqTrainingArguments(
+        "output/t5",
+        per_device_train_batch_size=32,
+        max_steps=steps,
+        learning_rate=2e-3,
+        save_strategy="no",
+        disable_tqdm=True,
+        report_to=[],
+    )
+    Seq2SeqTrainer(model, arguments, train_dataset=rows, data_collator=collate).train()
+
+
+def tell(model, name, rows):
+    model.eval()
+    inputs = torch.tensor([row["input_ids"] for row in rows]).to(model.device)
+    told = model.generate(inputs, max_length=12, do_sample=False).tolist()
+    texts = [[WORDS[token] for token in text if token > END] for text in told]
+    words = sum(map(len, texts)) / len(rows)
+    facts = [[token for token in text if token > WORDS.index("the")] for text in told]
+    wrong = sum(token not in row["input_ids"] for row, f in zip(rows, facts) for token in f)
+    right = sum(map(len, facts)) - wrong
+    print(f"{name:<6}{words:.1f} words, {right} facts and {wrong} wrong ones: {' '.join(texts[0])}")
+
+
+set_seed(0)
+generator = random.Random(0)
+rows, held_out = ([draw(generator) for _ in range(count)] for count in (2000, 100))
+model = T5ForConditionalGeneration(
+    T5Config(
+        vocab_size=len(WORDS),
+        d_model=48,
+        d_kv=12,
+        d_ff=96,
+        num_layers=2,
+        num_heads=4,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+    )
+)
+train(model, rows, steps=150)
+tell(model, "MLE", held_out)
+use_smile(model, Objective({"mle": 0.3, "smile": 0.7}, label_smoothing=0.0))
+train(model, rows, steps=120)
+tell(model, "SMILE", held_out)
