@@ -29,7 +29,7 @@ class _Settings:
     objective: Objective
     from_hidden: bool
     arguments: list[str]  # of the class's forward, by place
-    calls: Calls = field(default_factory=Calls)
+    calls: Calls
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: bool = False  # found so in the first step
     values_read: bool = False  # in the first step too
@@ -57,11 +57,12 @@ def use_smile(
     given, model = model, _inside(model)
     undo(model)
     objective = _checked(objective)
+    calls = Calls()
     if from_hidden:
-        language_head(model)
+        watch_head(language_head(model), calls)
+    watch_decoder(model, calls)
     arguments = list(inspect.signature(type(model).forward).parameters)[1:]
-    model._smile = _Settings(objective, from_hidden, arguments)
-    watch_decoder(model, model._smile.calls)
+    model._smile = _Settings(objective, from_hidden, arguments, calls)
     put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch
     return given if "_orig_mod" in given._modules else model
 
@@ -79,7 +80,7 @@ def undo(model: nn.Module) -> nn.Module:
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
     """Each objective's value in the last step, by name: unweighted, a mean over tokens, detached;
     with `aux_loss`, as the model has it, where it adds one. Empty before the first step."""
-    settings = _inside(model).__dict__.get("_smile")
+    settings = getattr(_inside(model), "_smile", None)
     if settings is None:
         raise ValueError(f"{type(model).__name__} has its own loss; call use_smile on it")
     return settings.parts
@@ -96,7 +97,7 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        targets = Targets(model, labels, False, None, None, {}, labels.is_cpu)
+        targets = Targets(model, labels, read_values=labels.is_cpu)
         return _loss(objective(*targets.of(logits)), num_items_in_batch)
 
     return compute_loss
@@ -104,7 +105,7 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
 def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> Any:
     """The model's forward, of which `below` is what it would be without the objective."""
-    settings = model.__dict__.get("_smile")
+    settings = getattr(model, "_smile", None)
     if settings is None or settings.calls.of(model):
         return below(*args, **kwargs)
     named = dict(zip(settings.arguments, args))

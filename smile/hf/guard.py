@@ -92,7 +92,7 @@ def watch_decoder(model: nn.Module, calls: Calls) -> None:
 
 def watch_head(head: nn.Module, calls: Calls) -> None:
     """Have the head's input and output seen, for those calls that want them; once is enough."""
-    if head.__dict__.get("_smile_calls") is not calls:
+    if getattr(head, "_smile_calls", None) is not calls:
         head._smile_calls = calls
         head.register_forward_pre_hook(_BeforeHead(calls))
         head.register_forward_hook(_AfterHead(calls))
@@ -101,7 +101,7 @@ def watch_head(head: nn.Module, calls: Calls) -> None:
 def unwatch(model: nn.Module, calls: Calls) -> None:
     """Take all hooks off again."""
     for module in model.modules():
-        if module.__dict__.get("_smile_calls") is calls:
+        if getattr(module, "_smile_calls", None) is calls:
             del module._smile_calls
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in [*hooks.items()]:
