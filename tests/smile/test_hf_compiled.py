@@ -78,6 +78,7 @@ def test_a_whole_graph_with_the_objective_in_it(way):
     assert_same(model, CAUSAL, MLE)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
 def test_a_whole_graph_of_an_encoder_decoder_model():
     name = "T5ForConditionalGeneration"
@@ -85,6 +86,7 @@ def test_a_whole_graph_of_an_encoder_decoder_model():
     assert_same(model, name, SMILE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [after, its_forward_before])
 @pytest.mark.parametrize("from_hidden", [False, True])
 def test_smile_of_a_compiled_model(way, from_hidden):
@@ -92,6 +94,7 @@ def test_smile_of_a_compiled_model(way, from_hidden):
     assert_same(use_smile(model, SMILE, from_hidden), CAUSAL, SMILE)
 
 
+@pytest.mark.slow
 def test_a_model_that_has_run_is_compiled_again():
     model = torch.compile(made(CAUSAL).model, backend="eager")
     own = model(**made(CAUSAL).batch).loss.detach()
