@@ -52,7 +52,7 @@ class Calls:
                 self.running.remove(call)
 
 
-class _Decoder:
+class _RunOutside:
     """A hook before the decoder, which is to be run in a forward of ours."""
 
     def __init__(self, calls: Calls, name: str):
@@ -87,7 +87,7 @@ def watch_decoder(model: nn.Module, calls: Calls) -> None:
     """Have the decoder refuse to be trained outside of the model's forward."""
     decoder = decoder_of(model)
     if decoder is not None:
-        decoder.register_forward_pre_hook(_Decoder(calls, type(model).__name__))
+        decoder.register_forward_pre_hook(_RunOutside(calls, type(model).__name__))
 
 
 def watch_head(head: nn.Module, calls: Calls) -> None:

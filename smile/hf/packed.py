@@ -57,30 +57,34 @@ class Targets:
         if model.config.is_encoder_decoder:
             if shifted:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
-        elif segments is not None:
-            # What follows a prompt is no other text, though it has a number of its own.
-            begins = (segments[:, 1:] != segments[:, :-1]) & (self.labels[:, :-1] != IGNORED)
-            self._leave_out(begins, in_step=True)
         else:
-            self._find_captions(given or {}, read_values)
+            self._leave_out_firsts(given or {})
+            if segments is None:
+                self._find_captions(given or {}, read_values)
+
+    def _leave_out_firsts(self, given: dict) -> None:
+        """Ignore the label of each text's first token."""
+        self.rows, in_step = texts(given, self.labels), not self.shifted
+        if self.rows is not None:
+            begins = self.rows[:, 1:] != self.rows[:, :-1]  # (B, N - 1), of tokens 1 to N - 1
+        elif self.segments is not None:
+            # What follows a prompt is no other text, though it has a number of its own.
+            begins = self.segments[:, 1:] != self.segments[:, :-1]
+            begins, in_step = begins & (self.labels[:, :-1] != IGNORED), True
+        else:
+            return
+        begins = nn.functional.pad(begins, (1, 0) if in_step else (0, 1))
+        self.labels = self.labels.masked_fill(begins, IGNORED)
 
     def _find_captions(self, given: dict, read_values: bool) -> None:
-        rows = texts(given, self.labels)
-        if rows is None:
+        if self.rows is None:
             refuse_masks(given.get("attention_mask"), read_values)
-        else:
-            self._leave_out(rows[:, 1:] != rows[:, :-1], in_step=not self.shifted)
-        captions = captions_of_turns(self.labels, rows)
+        captions = captions_of_turns(self.labels, self.rows)
         if read_values:
             refuse_ends(self.model, self.labels, captions)
         # A row that is one caption needs no segments, and costs less without them.
         if torch.compiler.is_compiling() or captions.amax() > 1:
             self.segments = captions
-
-    def _leave_out(self, begins: Tensor, in_step: bool) -> None:
-        """Ignore the labels of tokens 1 to N - 1 where `begins`, bool (B, N - 1)."""
-        begins = nn.functional.pad(begins, (1, 0) if in_step else (0, 1))
-        self.labels = self.labels.masked_fill(begins, IGNORED)
 
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
         """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that
