@@ -1,8 +1,9 @@
 """The objective in models of transformers. That is not imported; a model is only looked at.
 
-There are two ways in. `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of
-an objective, with every version of transformers. `compute_loss_func(model)` is for `Trainer` and
-`Seq2SeqTrainer` of 4.46 and later, and leaves the model alone.
+There are three ways in. `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of
+an objective, with every version of transformers. `SmileLossMixin` makes a trainer do so, TRL's
+SFTTrainer too. `compute_loss_func(model)` is for `Trainer` and `Seq2SeqTrainer` of 4.46 and later,
+and leaves the model alone.
 
 Labels are as transformers has them: -100 where nothing is scored, which is padding, a prompt and
 the places of an image. An encoder-decoder model gets the labels moved to the right as its input, so
@@ -10,5 +11,6 @@ that its logits are in step with them; any other model's logits are one ahead.
 """
 
 from smile.hf.forward import compute_loss_func, last_parts, undo, use_smile
+from smile.hf.trainer import SmileLossMixin
 
-__all__ = ["compute_loss_func", "last_parts", "undo", "use_smile"]
+__all__ = ["SmileLossMixin", "compute_loss_func", "last_parts", "undo", "use_smile"]

@@ -1,9 +1,14 @@
 """What is known of a family of transformers' models: its head, its labels, its decoder's input."""
 
 import inspect
+import re
 from typing import Optional
 
+import torch
 from torch import Tensor, nn
+
+from smile.hf.head import language_head
+from smile.hf.known import Known, of_version
 
 IGNORED = -100
 # What configurations call the tokens that stand where the features of an image, a video or a sound
@@ -13,62 +18,134 @@ MEDIA_TOKENS = tuple(
 )
 
 
+# Families by a pattern of their names, and why their loss is none of text that is written on.
+REFUSED = {
+    "MaskedLM": "fills in words",
+    "Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining": "writes no text",
+    "ForCTC|ForRNNT|ForTDT": "aligns sound with text",
+    "XLNet|XLMWithLMHead|Flaubert": "reads words in an order of its own",
+    "ProphetNet": "predicts several words at a time",
+    "Rag(Token|Sequence)": "weighs what several documents say",
+    "Csm|HiggsAudio|VibeVoice": "writes sound beside text",
+}
+
+
 def generative(model: nn.Module) -> nn.Module:
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    known = inspect.signature(type(model).forward).parameters
-    if "MaskedLM" in type(model).__name__:
-        raise ValueError(f"{type(model).__name__} fills in words; give a model that generates text")
+    name, known = type(model).__name__, inspect.signature(type(model).forward).parameters
+    for pattern, reason in REFUSED.items():
+        if re.search(pattern, name):
+            raise ValueError(f"{name} {reason}; give a model that generates text")
     if not hasattr(model, "config") or "labels" not in known:
         raise ValueError(
-            f"{type(model).__name__} takes no labels; give a generative model of transformers, "
+            f"{name} takes no labels; give a generative model of transformers, "
             "before DDP, FSDP or torch.compile is around it"
         )
     return model
 
 
-def language_head(model: nn.Module) -> nn.Linear:
-    """The linear layer that makes logits; ValueError where there is none."""
-    for module in (model, *model.children()):
-        if hasattr(module, "get_output_embeddings"):
-            head = module.get_output_embeddings()
-            if isinstance(head, nn.Linear):
-                return head
-    raise ValueError(
-        f"{type(model).__name__} has no linear language head that can be read; "
-        "use_smile needs from_hidden=False for it"
-    )
+def give_labels(model: nn.Module, known: Known, labels: Tensor, inputs: dict) -> None:
+    """Put labels into `inputs` for a model that masks by them.
+
+    ValueError where token types are not there: its text would see itself with labels too.
+    """
+    if not known.masks_by_labels:
+        return
+    if inputs.get("token_type_ids") is None:
+        raise ValueError(
+            f"{of_version(model)} masks text by token_type_ids, which are not in the batch; its "
+            "processor makes them where it is given suffix=captions"
+        )
+    inputs["labels"] = labels
+
+
+def needs_use_smile(model: nn.Module, known: Known) -> None:
+    """ValueError for a model that a trainer would spoil by keeping labels from it."""
+    if known.masks_by_labels:
+        raise ValueError(f"{of_version(model)} masks text by its labels; call use_smile for it")
+
+
+def readable_head(model: nn.Module, known: Known) -> nn.Module:
+    """The head whose input the objective is made of; ValueError, in one line, where it cannot."""
+    reason = None
+    if known.masks_by_labels:
+        reason = "masks text by its labels (5.0 and later do not)"
+    elif known.value(model, "z_loss_coefficient"):
+        reason = "has a loss of all its logits"
+    if reason is not None:
+        raise ValueError(f"{of_version(model)} {reason}; use_smile needs from_hidden=False for it")
+    return language_head(model)
+
+
+def encoder_decoder(model: nn.Module) -> bool:
+    """Whether its decoder reads labels moved to the right, so that logits are in step with them."""
+    configs = (model.config, getattr(model.config, "text_config", None))
+    return any(getattr(config, "is_encoder_decoder", False) for config in configs)
+
+
+def check_words(labels: Tensor) -> None:
+    """ValueError for labels that are no words (B, N)."""
+    if labels.dim() != 2 or labels.is_floating_point():
+        shape = tuple(labels.shape)
+        raise ValueError(f"labels of {shape} in {labels.dtype}; give captions x words, as integers")
 
 
 def without_media(model: nn.Module, labels: Tensor) -> Tensor:
     """Labels that do not score the places of an image, a video or a sound."""
-    for name in MEDIA_TOKENS:
-        token = getattr(model.config, name, None)
-        if token is not None:
-            labels = labels.masked_fill(labels == token, IGNORED)
-    return labels
+    return labels.masked_fill(_media(model, labels), IGNORED)
 
 
 def in_step(
-    model: nn.Module, predictions: Tensor, labels: Tensor, shifted: bool = False
+    model: nn.Module,
+    predictions: Tensor,
+    labels: Tensor,
+    shifted: bool = False,
+    tokens: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:
     """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
 
     Places before the text, which are an image's, have no labels and are left out. shifted: labels
-    are in step already.
+    are in step already. tokens: the model's input (B, N), if known.
     """
     labels = without_media(model, labels.to(predictions.device))
     before = predictions.size(1) - labels.size(1)
     if before < 0:
         raise ValueError(f"{labels.size(1)} labels for {predictions.size(1)} predictions")
-    if model.config.is_encoder_decoder or shifted:
+    if encoder_decoder(model):
+        return predictions[:, before:], labels
+    if before > 0 and tokens is not None and tokens.shape == labels.shape:
+        _check_before(model, tokens, labels)
+    if shifted:
         return predictions[:, before:], labels
     return predictions[:, before:-1], labels[:, 1:]
+
+
+def _media(model: nn.Module, tokens: Tensor) -> Tensor:
+    """bool (B, N): the tokens that stand for an image, a video or a sound."""
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    for name in MEDIA_TOKENS:
+        token = getattr(model.config, name, None)
+        if token is not None:
+            found |= tokens == token
+    return found
+
+
+def _check_before(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
+    """Raise ValueError where an image that takes more places than it has tokens, as LLaVA's did
+    before transformers 4.45, moves some scored words and not others, or not all rows alike."""
+    media = _media(model, tokens)
+    to_come = media.flip(1).cumsum(1).flip(1) > 0  # (B, N), also where the image is
+    if (to_come & (labels != IGNORED)).any() or media.sum(1).unique().numel() > 1:
+        raise ValueError(
+            f"{type(model).__name__} puts more places than tokens of an image between scored words;"
+            " let the processor repeat the image's token for each place"
+        )
 
 
 def give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     """Put what an encoder-decoder model would make of its labels into `inputs`, where it is not."""
     given = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
-    if not model.config.is_encoder_decoder or any(value is not None for value in given):
+    if not encoder_decoder(model) or any(value is not None for value in given):
         return
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
@@ -76,15 +153,6 @@ def give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     moved = labels.roll(1, dims=1)
     moved[:, 0] = _of_text(model, "decoder_start_token_id")
     inputs["decoder_input_ids"] = moved.where(moved != IGNORED, _of_text(model, "pad_token_id"))
-
-
-def auxiliary(model: nn.Module, output: dict) -> tuple[Optional[Tensor], dict[str, Tensor]]:
-    """What a model adds to its loss of itself, weighted; and by name, as the model has it."""
-    loss = output.get("aux_loss")
-    weight = getattr(model, "router_aux_loss_coef", None)
-    if loss is None or weight is None:
-        return None, {}
-    return weight * loss, {"aux_loss": loss}
 
 
 def _of_text(model: nn.Module, name: str) -> int:

@@ -8,8 +8,16 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from smile.hf.auxiliary import auxiliary
 from smile.hf.chain import put_on, take_off
-from smile.hf.families import IGNORED, auxiliary, generative, give_decoder_inputs, language_head
+from smile.hf.families import (
+    IGNORED,
+    generative,
+    give_decoder_inputs,
+    give_labels,
+    needs_use_smile,
+    readable_head,
+)
 from smile.hf.guard import (
     Calls,
     Running,
@@ -20,6 +28,8 @@ from smile.hf.guard import (
     watch_head,
     watch_output,
 )
+from smile.hf.head import from_states, transform_of
+from smile.hf.known import Known, known_of
 from smile.hf.packed import Targets
 from smile.objective import Objective, ObjectiveOutput
 
@@ -29,6 +39,7 @@ class _Settings:
     objective: Objective
     from_hidden: bool
     arguments: list[str]  # of the class's forward, by place
+    known: Known
     calls: Calls
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: bool = False  # found so in the first step
@@ -56,13 +67,13 @@ def use_smile(
     """
     given, model = model, _inside(model)
     undo(model)
-    objective = _checked(objective)
+    objective, known = _checked(objective), known_of(model)
     calls = Calls()
     if from_hidden:
-        watch_head(language_head(model), calls)
+        watch_head(readable_head(model, known), calls)
     watch_decoder(model, calls)
     arguments = list(inspect.signature(type(model).forward).parameters)[1:]
-    model._smile = _Settings(objective, from_hidden, arguments, calls)
+    model._smile = _Settings(objective, from_hidden, arguments, known, calls)
     put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch
     return given if "_orig_mod" in given._modules else model
 
@@ -94,11 +105,15 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     sees the labels alone: rows that are packed need `use_smile`, and are refused where it shows.
     """
     model, objective = _inside(model), _checked(objective)
+    known = known_of(model)
+    needs_use_smile(model, known)
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         targets = Targets(model, labels, read_values=labels.is_cpu)
-        return _loss(objective(*targets.of(logits)), num_items_in_batch)
+        fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
+        weighted, _ = auxiliary(model, known, fields)
+        return _loss(objective(*targets.of(logits)), num_items_in_batch, weighted)
 
     return compute_loss
 
@@ -126,17 +141,17 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     if "use_cache" in settings.arguments:
         given["use_cache"] = False
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
-    give_decoder_inputs(model, labels, given)
     targets = Targets(
         model, labels, shifted, segments, weights, given, _reads_values(settings, labels)
     )
-    # What is below sees no labels, so that it computes no loss of its own.
+    give_decoder_inputs(model, labels, given)
+    # What is below sees no labels otherwise, so that it computes no loss of its own.
+    give_labels(model, settings.known, labels, given)
     run = _run_from_hidden if from_hidden else _run
     output, result = run(model, settings, below, given, targets)
-    weighted, raw = auxiliary(model, output)
-    loss = _loss(result, num_items_in_batch)
-    loss = loss if weighted is None else loss + weighted.to(loss.device)
-    settings.parts = {**result.parts, **{name: value.detach() for name, value in raw.items()}}
+    weighted, raw = auxiliary(model, settings.known, output)
+    loss = _loss(result, num_items_in_batch, weighted)
+    settings.parts = {**result.parts, **raw}
     fields = {**output, "loss": loss}
     if from_hidden:
         del fields["logits"]
@@ -158,11 +173,11 @@ def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, Obje
 
     The objective is taken in the head's call, where FSDP has the head's weights whole.
     """
-    head, results = language_head(model), []
+    head, transform = readable_head(model, settings.known), transform_of(model, settings.known)
+    results = []
 
     def take(states: Tensor) -> tuple[Tensor]:
-        hidden, *rest = targets.of(states)
-        results.append(settings.objective.from_hidden(hidden, head.weight, head.bias, *rest))
+        results.append(from_states(settings.objective, head, transform, *targets.of(states)))
         return (states[:, -1:].detach(),)
 
     call = Running(model, head, take)
@@ -175,8 +190,7 @@ def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, Obje
             "language head; use_smile needs from_hidden=False for it"
         )
     if not settings.head_is_last and not torch.compiler.is_compiling():
-        seen = call.seen.detach()
-        if last.shape != seen.shape or not torch.equal(last, seen.to(last.dtype)):
+        if not transform.makes(last, call.seen.detach()):
             raise ValueError(
                 f"{type(model).__name__} changes the logits of its language head; "
                 "use_smile needs from_hidden=False for it"
@@ -185,10 +199,12 @@ def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, Obje
     return output, results[-1]
 
 
-def _loss(result: ObjectiveOutput, num_items_in_batch) -> Tensor:
-    if num_items_in_batch is None:
-        return result.loss
-    return result.loss * result.tokens / num_items_in_batch
+def _loss(result: ObjectiveOutput, num_items_in_batch, weighted: Optional[Tensor]) -> Tensor:
+    """The objective, and what the model adds to it of itself."""
+    loss = result.loss
+    if num_items_in_batch is not None:
+        loss = loss * result.tokens / num_items_in_batch
+    return loss if weighted is None else loss + weighted.to(loss.device)
 
 
 def _reads_values(settings: _Settings, labels: Tensor) -> bool:

@@ -11,7 +11,7 @@ from smile.captions import (
     segments_from_cu_seq_lens,
     segments_from_position_ids,
 )
-from smile.hf.families import IGNORED, in_step, without_media
+from smile.hf.families import IGNORED, check_words, encoder_decoder, in_step, without_media
 
 SAY = (
     "give the batch position_ids that start again with each caption, seq_idx or cu_seq_lens_q, or "
@@ -41,6 +41,7 @@ class Targets:
         given: Optional[dict] = None,
         read_values: bool = True,
     ):
+        check_words(labels)
         if weights is not None and weights.shape not in (labels.shape, labels.shape[:1]):
             raise ValueError(
                 f"weights is {tuple(weights.shape)}, but labels is {tuple(labels.shape)}; "
@@ -50,17 +51,19 @@ class Targets:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
         self.model, self.shifted, self.weights = model, shifted, weights
+        given = given or {}
+        self.tokens = given.get("input_ids")
         self.labels, self.segments = without_media(model, labels), segments
         if weights is not None:  # a label of weight 0 is none, and ends a run
             none = (weights == 0).to(labels.device)
             self.labels = self.labels.masked_fill(none.view(len(labels), -1), IGNORED)
-        if model.config.is_encoder_decoder:
+        if encoder_decoder(model):
             if shifted:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
         else:
-            self._leave_out_firsts(given or {})
+            self._leave_out_firsts(given)
             if segments is None:
-                self._find_captions(given or {}, read_values)
+                self._find_captions(given, read_values)
 
     def _leave_out_firsts(self, given: dict) -> None:
         """Ignore the label of each text's first token."""
@@ -89,7 +92,9 @@ class Targets:
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
         """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that
         predict a label, the labels, segments and weights."""
-        predictions, labels = in_step(self.model, predictions, self.labels, self.shifted)
+        predictions, labels = in_step(
+            self.model, predictions, self.labels, self.shifted, self.tokens
+        )
         segments, weights = self.segments, self.weights
         if segments is not None:
             segments = segments[:, -labels.size(1) :].to(labels.device)

@@ -1,6 +1,5 @@
 """transformers' models with the objective as their loss, against formulas written out."""
 
-import copy
 import importlib.util
 import inspect
 import math
@@ -14,110 +13,14 @@ import transformers
 
 from smile import Objective
 from smile.hf import compute_loss_func, undo, use_smile
+from tests.smile.families.expected import expected_smile
 
 _spec = importlib.util.spec_from_file_location(
     "hf_models", Path(__file__).with_name("hf_models.py")
 )
 hf_models = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(hf_models)
-MLE = Objective("mle", label_smoothing=0.0)
-SMILE = Objective("smile")
 each_family = pytest.mark.parametrize("name", hf_models.HERE)
-
-
-def naive_smile(logits, labels):
-    """SMILE with first-token MLE, one caption and one token at a time; the sum, and the tokens."""
-    total, tokens = 0.0, 0
-    for caption_logits, caption in zip(logits, labels):
-        own = set(caption.tolist()) - {-100}
-        outside = [word for word in range(logits.size(2)) if word not in own]
-        first = True
-        for row, label in zip(caption_logits, caption):
-            if label == -100:
-                continue
-            row = row.clone()
-            if not first:
-                row[outside] = -math.inf
-            total, tokens, first = total - F.log_softmax(row, 0)[label], tokens + 1, False
-    return total, tokens
-
-
-def expected_smile(family):
-    """From the logits that the model as it is gives, moved as the family does."""
-    logits, labels = family.model(**family.batch).logits[:, family.before :], family.batch["labels"]
-    if family.shift:
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    return naive_smile(logits, labels)
-
-
-@each_family
-def test_mle_is_the_models_own_loss(name):
-    family = hf_models.make(name)
-    own = family.model(**family.batch)
-    ours = use_smile(family.model, MLE)(**family.batch)
-    torch.testing.assert_close(ours.loss, own.loss.double(), atol=1e-6, rtol=0)
-    labelled = torch.cat([family.batch["labels"] != -100] * 2, 1)[:, -ours.logits.size(1) :]
-    torch.testing.assert_close(ours.logits[labelled], own.logits[labelled])
-    assert type(ours) is type(own)
-
-
-@each_family
-def test_smile_is_the_formula_and_undo_restores(name):
-    family = hf_models.make(name)
-    before, own = type(family.model), family.model(**family.batch).loss
-    total, tokens = expected_smile(family)
-    signature = inspect.signature(family.model.forward)
-    use_smile(family.model)
-    assert inspect.signature(family.model.forward) == signature  # Trainer reads it
-    loss = family.model(**family.batch).loss
-    torch.testing.assert_close(loss, total / tokens, atol=1e-6, rtol=0)
-    of_more = family.model(**family.batch, num_items_in_batch=3 * tokens).loss
-    torch.testing.assert_close(of_more, total / tokens / 3, atol=1e-6, rtol=0)
-    as_tuple = family.model(**family.batch, return_dict=False)
-    torch.testing.assert_close(as_tuple[0], loss)
-    undo(family.model)
-    assert type(family.model) is before
-    torch.testing.assert_close(family.model(**family.batch).loss, own)
-
-
-@each_family
-@pytest.mark.parametrize("spec", ["smile", {"mle": 0.3, "smile": 0.7}])
-def test_from_hidden_states_gives_the_same_loss_and_gradients(name, spec):
-    family, runs = hf_models.make(name), []
-    family.model.train()
-    for from_hidden in (False, True):
-        torch.manual_seed(1)  # the same dropout
-        use_smile(family.model, Objective(spec), from_hidden)
-        family.model.zero_grad()
-        output = family.model(**family.batch, num_items_in_batch=11)
-        output.loss.backward()
-        gradients = {k: v.grad for k, v in family.model.named_parameters() if v.grad is not None}
-        runs.append((output, gradients))
-    (logged, expected), (output, gradients) = runs
-    assert output.logits is None and logged.logits is not None
-    torch.testing.assert_close(output.loss, logged.loss)
-    assert gradients.keys() == expected.keys()
-    for key, gradient in gradients.items():
-        torch.testing.assert_close(gradient, expected[key], msg=key)
-    family.model.eval()
-    assert family.model(**family.batch).logits is not None
-
-
-@each_family
-def test_generates_as_before_and_a_copy_is_a_model_of_its_own(name):
-    family = hf_models.make(name)
-    inputs = {key: value for key, value in family.batch.items() if key != "labels"}
-    expected = family.model(**inputs).logits if family.shift else None
-    model = use_smile(copy.deepcopy(family.model))
-    twin = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    if family.shift:
-        torch.testing.assert_close(twin(**inputs).logits, expected)
-    total, tokens = expected_smile(family)
-    torch.testing.assert_close(twin(**family.batch).loss, total / tokens, atol=1e-6, rtol=0)
-    assert type(twin).__name__ == name
 
 
 def test_published_t5_loss():
@@ -134,14 +37,15 @@ def test_published_t5_loss():
 
 
 def test_compute_loss_func_of_both_kinds():
-    for name in {"T5ForConditionalGeneration", "GPT2LMHeadModel"}:
+    kinds = ["T5ForConditionalGeneration", "GPT2LMHeadModel", "MixtralForCausalLM"]
+    for name in {*kinds} & {*hf_models.HERE}:
         family = hf_models.make(name)
-        total, tokens = expected_smile(family)
         function = compute_loss_func(family.model)
         outputs, labels = family.model(**family.batch), family.batch["labels"]
-        torch.testing.assert_close(function(outputs, labels), total / tokens)
+        loss = function(outputs, labels)
+        torch.testing.assert_close(loss, expected_smile(family), atol=1e-6, rtol=0)
         by_items = function(outputs, labels, num_items_in_batch=torch.tensor(50))
-        torch.testing.assert_close(by_items, total / 50)
+        torch.testing.assert_close(by_items, expected_smile(family, 50), atol=1e-6, rtol=0)
 
 
 @pytest.mark.skipif(
@@ -173,24 +77,13 @@ def test_what_cannot_be_done_is_said():
         family.model(input_ids=hf_models.text(), labels=torch.ones(3, 9, dtype=torch.long))
 
 
-def test_logits_that_are_changed_after_the_head_are_not_made_from_hidden_states():
-    family = hf_models.make("BartForConditionalGeneration")
-    family.model.final_logits_bias += 1
-    use_smile(family.model, from_hidden=True).train()
-    with pytest.raises(ValueError, match="changes the logits"):
-        family.model(**family.batch)
-    family.model.lm_head = torch.nn.Sequential(family.model.lm_head)
-    with pytest.raises(ValueError, match="no linear language head"):
-        use_smile(family.model, from_hidden=True)
-
-
 @each_family
 @pytest.mark.parametrize("positional", [False, True])
 def test_a_forward_of_the_instances_own_is_called_with_the_objective_around_it(name, positional):
     """As accelerate leaves one behind, for autocast or to move inputs between devices."""
     family = hf_models.make(name)
     model, batch, calls = family.model, dict(family.batch), []
-    total, tokens = expected_smile(family)
+    expected = expected_smile(family)
     class_forward = type(model).forward
 
     def own_forward(self, *args, **kwargs):
@@ -205,7 +98,7 @@ def test_a_forward_of_the_instances_own_is_called_with_the_objective_around_it(n
         loss = model(*[batch.pop(key, None) for key in before], **batch).loss
     else:
         loss = model(**batch).loss
-    torch.testing.assert_close(loss, total / tokens, atol=1e-6, rtol=0)
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=0)
     assert calls == [None]
     undo(model)
     model(**family.batch)

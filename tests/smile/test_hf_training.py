@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smile.hf import compute_loss_func, undo, use_smile
+from smile.hf import SmileLossMixin, compute_loss_func, undo, use_smile
 
 HF_MODELS = Path(__file__).with_name("hf_models.py")
 _spec = importlib.util.spec_from_file_location("hf_models", HF_MODELS)
@@ -110,8 +110,12 @@ PYTHON, EXAMPLE = r"```python\n(.*?)```", "def draw("
 NEW_TRAINER = "compute_loss_func" in inspect.signature(transformers.Trainer).parameters
 
 
+class SmileTrainer(SmileLossMixin, transformers.Seq2SeqTrainer):
+    pass
+
+
 @pytest.mark.parametrize("name", BOTH_KINDS)
-@pytest.mark.parametrize("way", ["use_smile", "compute_loss_func"])
+@pytest.mark.parametrize("way", ["use_smile", "compute_loss_func", "SmileLossMixin"])
 def test_a_step_of_the_trainer(name, way, tmp_path):
     """Every token counts alike in it, also where batches of different lengths are accumulated."""
     if way == "compute_loss_func" and not NEW_TRAINER:
@@ -147,7 +151,8 @@ def test_a_step_of_the_trainer(name, way, tmp_path):
         disable_tqdm=True,
         report_to=[],
     )
-    transformers.Seq2SeqTrainer(
+    trainer = SmileTrainer if way == "SmileLossMixin" else transformers.Seq2SeqTrainer
+    trainer(
         model, arguments, train_dataset=rows, optimizers=(optimizer, constant), **options
     ).train()
     for key, value in model.named_parameters():

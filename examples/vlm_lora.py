@@ -1,0 +1,120 @@
+"""Fine-tune a vision-language model with SMILE on a folder of photos with captions: TRL, LoRA.
+
+    pip install . trl peft pillow torchvision    # in a checkout of this repository
+    python examples/vlm_lora.py photos --output adapter
+
+photos/captions.jsonl has one line a caption, {"image": "a.jpg", "caption": "a red disc"}. A caption
+is printed before and after. `PeftModel.from_pretrained(model, "adapter")` loads what was trained.
+
+Several photos are packed into one row. A caption's subset stays its own, and it sees no other
+photo: positions start again with each, and there is no attention mask.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from PIL import Image, ImageOps
+from transformers import AutoModelForImageTextToText, AutoProcessor
+from trl import SFTConfig, SFTTrainer
+
+from smile import Objective
+from smile.hf import SmileLossMixin
+
+QUESTION = [{"type": "image"}, {"type": "text", "text": "Describe the photo in detail."}]
+JOINED_ALIKE = ("idefics3", "smolvlm")  # text and pictures of a row are (1, length, ...)
+
+
+class SmileSFTTrainer(SmileLossMixin, SFTTrainer):
+    """TRL's trainer, which minimises SMILE."""
+
+
+def read_rows(folder: Path) -> list[dict[str, str]]:
+    lines = (folder / "captions.jsonl").read_text(encoding="utf-8").split("\n")
+    rows = [json.loads(line) for line in lines if line.strip()]
+    return [{"photo": str(folder / row["image"]), "caption": row["caption"]} for row in rows]
+
+
+class Packing:
+    """Makes one row of several photos, each followed by its caption. TRL's own packs text alone."""
+
+    def __init__(self, processor):
+        self.processor = processor
+        self.asked = [{"role": "user", "content": QUESTION}]
+        self.prompt = processor.apply_chat_template(self.asked, add_generation_prompt=True)
+
+    def question(self, photo: str) -> dict[str, torch.Tensor]:
+        """What the model is asked about a photo: ids (1, length), pixels (1, pictures, ...)."""
+        image = ImageOps.exif_transpose(Image.open(photo)).convert("RGB")
+        # The template has put the special tokens there.
+        how = {"add_special_tokens": False, "return_tensors": "pt"}
+        return self.processor(text=self.prompt, images=[image], **how)
+
+    def answer(self, caption: str) -> torch.Tensor:
+        """The ids (1, length) of a caption as the assistant's turn, its end included."""
+        said = {"role": "assistant", "content": [{"type": "text", "text": caption}]}
+        text = self.processor.apply_chat_template([*self.asked, said])[len(self.prompt) :].rstrip()
+        how = {"add_special_tokens": False, "return_tensors": "pt"}
+        return self.processor.tokenizer(text, **how)["input_ids"]
+
+    def row(self, photo: str, caption: str) -> dict[str, torch.Tensor]:
+        inputs, said = self.question(photo), self.answer(caption)
+        asked = inputs["input_ids"]
+        inputs["input_ids"] = torch.cat([asked, said], 1)
+        inputs["labels"] = torch.cat([torch.full_like(asked, -100), said], 1)
+        inputs["position_ids"] = torch.arange(asked.size(1) + said.size(1)).unsqueeze(0)
+        return {name: value for name, value in inputs.items() if name != "attention_mask"}
+
+    def __call__(self, examples: list[dict[str, str]]) -> dict[str, torch.Tensor]:
+        rows = [self.row(**example) for example in examples]
+        return {name: torch.cat([row[name] for row in rows], 1) for name in rows[0]}
+
+
+@torch.inference_mode()
+def describe(model, packing: Packing, photo: str) -> str:
+    inputs = packing.question(photo).to(model.device)
+    tokens = model.eval().generate(**inputs, max_new_tokens=64, do_sample=False)[0]
+    said = tokens[inputs["input_ids"].size(1) :]
+    return packing.processor.decode(said, skip_special_tokens=True).strip()
+
+
+def main(argv=None) -> SmileSFTTrainer:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, help="photos, and captions.jsonl")
+    parser.add_argument("--model", default="HuggingFaceTB/SmolVLM-256M-Instruct")
+    parser.add_argument("--output", default="adapter")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--photos", type=int, default=8, help="in one row")
+    parser.add_argument("--rank", type=int, default=16, help="of LoRA")
+    given = parser.parse_args(argv)
+    rows, gpu = read_rows(given.folder), torch.cuda.is_available()
+    model = AutoModelForImageTextToText.from_pretrained(given.model, dtype=torch.float32)
+    if model.config.model_type not in JOINED_ALIKE:
+        parser.error(f"{given.model} is no SmolVLM: Packing has to join its pictures otherwise")
+    packing = Packing(AutoProcessor.from_pretrained(given.model))
+    quiet = {"save_strategy": "no", "report_to": "none"}
+    # Packing makes the rows, when they are asked for.
+    as_they_are = {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
+    steps = {"max_steps": given.steps, "per_device_train_batch_size": given.photos, "bf16": gpu}
+    arguments = SFTConfig(given.output, learning_rate=1e-4, **steps, **as_they_are, **quiet)
+    trainer = SmileSFTTrainer(
+        model,
+        arguments,
+        packing,
+        Dataset.from_list(rows),
+        processing_class=packing.processor,
+        peft_config=LoraConfig(r=given.rank, target_modules=r".*text_model.*_proj"),
+        objective=Objective({"mle": 0.01, "smile": 0.99}),
+    )
+    print("before:", describe(trainer.model, packing, rows[0]["photo"]))
+    trainer.train()
+    trainer.save_model(given.output)
+    print("after:", describe(trainer.model, packing, rows[0]["photo"]))
+    return trainer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Means over the batches between two logs, of all processes."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Interval:
+    """Sums of values and of how much each counts, where they were made; read when it is logged."""
+
+    def __init__(self):
+        self.sums: dict[str, Tensor] = {}
+        self.total = 0.0
+
+    def add(self, values: Mapping[str, Tensor], weight: float) -> None:
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0) + weight * value.detach().float()
+        self.total += weight
+
+    def means(self) -> dict[str, float]:
+        """The mean of each, over all processes, which have to ask together; begins anew."""
+        sums, total = self.sums, self.total
+        self.__init__()
+        if not sums:
+            return {}
+        numbers = torch.stack([*sums.values(), next(iter(sums.values())).new_tensor(total)])
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(numbers)
+        *found, total = numbers.tolist()
+        return {name: value / total for name, value in zip(sums, found)}

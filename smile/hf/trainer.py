@@ -1,0 +1,199 @@
+"""A mixin that makes a trainer of transformers, or TRL's SFTTrainer, minimise the objective.
+
+Nothing of either is imported: what a trainer has is looked at when it is there.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Union
+
+import torch
+from torch import Tensor, nn
+
+from smile.hf.conflicts import conflicts, of_trl, other_losses
+from smile.hf.families import IGNORED
+from smile.hf.forward import last_parts, use_smile
+from smile.hf.interval import Interval
+from smile.hf.packed import Targets
+from smile.labels import count, weigh
+from smile.objective import Objective
+
+OF_A_BATCH = ("segments", "weights")  # what the objective takes of it besides labels
+
+
+class SmileLossMixin:
+    """The objective in place of a trainer's loss: `class SmileTrainer(SmileLossMixin, Trainer)`.
+
+    For `Trainer` and `Seq2SeqTrainer` of transformers and `SFTTrainer` of TRL. Two keywords are
+    added to the trainer's own. objective: an Objective, or what one is made of, such as
+    {"mle": 0.01, "smile": 0.99}; SMILE with first-token MLE if none is given. from_hidden: whether
+    the loss is taken from hidden states, so that logits are never all there. A batch may have
+    `segments` and `weights`, as `use_smile` takes them. ValueError where the trainer is told of
+    another loss, or to cut captions in pieces.
+
+    Logs have the parts of a mixture (`loss_smile`, `loss_mle`) and the losses that a model adds of
+    itself (`aux_loss`), and lack what TRL reads off logits: entropy and mean_token_accuracy.
+    """
+
+    def __init__(
+        self,
+        *args,
+        objective: Union[Objective, str, Mapping[str, float], None] = None,
+        from_hidden: bool = True,
+        **kwargs,
+    ):
+        self._refuse(other_losses(type(self)))
+        if not isinstance(objective, Objective):
+            objective = Objective() if objective is None else Objective(objective)
+        self.smile_objective, self._from_hidden = objective, from_hidden
+        self._logits_wanted, self._trained, self._evaluated = True, Interval(), Interval()
+        given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
+        columns = getattr(given.get("train_dataset"), "column_names", None) or ()
+        self._columns = [name for name in OF_A_BATCH if name in columns]
+        super().__init__(*args, **kwargs)
+        self._refuse(conflicts(self))
+        self._with_objective(self.model)
+        # So that tokens are counted. Under sequence parallelism the trainer counts them later.
+        parallel = getattr(getattr(self, "accelerator", None), "parallelism_config", None)
+        self.model_accepts_loss_kwargs = not getattr(parallel, "sp_enabled", False)
+
+    def _refuse(self, problems: Iterable[str]) -> None:
+        for problem in problems:
+            raise ValueError(f"{type(self).__name__}: {problem}")
+
+    def _with_objective(self, model: nn.Module) -> nn.Module:
+        self._inner = use_smile(model, self.smile_objective, self._from_hidden)  # in all wrappers
+        # TRL's own coefficient is in the trainer, and models have read their configuration.
+        for module in model.modules() if hasattr(self, "router_aux_loss_coef") else ():
+            if "router_aux_loss_coef" in vars(module):
+                module.router_aux_loss_coef = self.router_aux_loss_coef
+        return model
+
+    def call_model_init(self, *args, **kwargs):
+        """The model that `model_init` makes, with the objective; train() asks for a new one."""
+        return self._with_objective(super().call_model_init(*args, **kwargs))
+
+    def _set_signature_columns_if_needed(self):
+        super()._set_signature_columns_if_needed()
+        self._signature_columns = list(dict.fromkeys([*self._signature_columns, *OF_A_BATCH]))
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        """The number of labels that are scored, or the sum of their weights, in all processes."""
+        if not batch_samples or batch_samples[0].keys().isdisjoint(("labels", "shift_labels")):
+            return super()._get_num_items_in_batch(batch_samples, device)
+        scored = [self._scored(batch) for batch in batch_samples]
+        if all(weights is None for _, weights in scored):
+            samples = [{"labels": labels, "shift_labels": labels} for labels, _ in scored]
+            items = super()._get_num_items_in_batch(samples, device)
+        else:
+            items = sum(count(*each, IGNORED) for each in scored).to(device)
+            if self.args.average_tokens_across_devices and self.args.world_size > 1:
+                items = self.accelerator.gather(items).sum()
+            items = items / (self.get_tp_size() * self.get_cp_size() * self.get_sp_size())
+        return items.masked_fill(items == 0, 1)
+
+    def _scored(self, batch: Mapping[str, Tensor]):
+        """Labels of a batch, IGNORED where they are not scored, and their weights or None."""
+        shifted = batch.get("shift_labels") is not None
+        labels = batch["shift_labels" if shifted else "labels"]
+        given = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
+        own = (batch.get(name) for name in OF_A_BATCH)
+        targets = Targets(self._inner, labels, shifted, *own, given, read_values=False)
+        _, labels, _, weights = targets.of(labels.unsqueeze(2))
+        return weigh(labels, weights, IGNORED)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The loss that the model's forward returns, scaled as the trainer of transformers does.
+
+        A loss that the model adds of itself is the mean over accumulated batches and processes.
+        """
+        inputs, training = dict(inputs), self.model.training
+        for name in self._columns if training else ():
+            if name not in inputs:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} of the data set is not in its batches; give a "
+                    "data_collator that hands it on"
+                )
+        if getattr(self, "aux_loss_enabled", False):  # TRL's, which some models take here alone
+            inputs["output_router_logits"] = True
+        if self._from_hidden and not training and not self._logits_wanted:
+            inputs["keep_logits"] = False
+        steps = getattr(self, "current_gradient_accumulation_steps", 1) if training else 1
+        processes, items = 1, {}
+        if num_items_in_batch is not None:
+            if self.args.average_tokens_across_devices:
+                processes = self.accelerator.num_processes // self.get_tp_size()
+            # The sum over tokens has been divided by what is in all of these, and the rest has not.
+            items["num_items_in_batch"] = _divided(num_items_in_batch, steps * processes)
+        loss, outputs = self._own_compute_loss(model, inputs, return_outputs=True, **items)
+        if items:
+            loss = loss / (steps * processes)
+        self._keep(inputs, steps, processes, num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def _own_compute_loss(self, *args, **kwargs):
+        """compute_loss of the next trainer but TRL's, which reads a loss off its own head."""
+        classes = type(self).__mro__
+        for base in classes[classes.index(SmileLossMixin) + 1 :]:
+            if "compute_loss" in vars(base) and not of_trl(base):
+                return base.compute_loss(self, *args, **kwargs)
+        raise TypeError(f"{type(self).__name__} is no trainer: put SmileLossMixin before one")
+
+    def _keep(self, inputs, steps: int, processes: int, num_items_in_batch) -> None:
+        """Add a batch's parts to those to be logged, as much as they are of the logged loss."""
+        parts = last_parts(self._inner)
+        values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
+        if len(self.smile_objective.weights) > 1:
+            share = 1.0
+            if num_items_in_batch is not None:
+                tokens = count(*self._scored(inputs), IGNORED)
+                share = tokens * steps * processes / num_items_in_batch
+            values.update(
+                {f"loss_{name}": parts[name] * share for name in self.smile_objective.weights}
+            )
+        if self.model.training:
+            self._trained.add(values, 1 / steps)
+        else:
+            labels = inputs.get("labels", inputs.get("shift_labels"))
+            self._evaluated.add(values, len(labels))
+        if hasattr(self, "_total_train_tokens"):
+            self._count_tokens(inputs)
+
+    def _count_tokens(self, inputs: Mapping[str, Tensor]) -> None:
+        """TRL's num_tokens, those of padding left out."""
+        mode = "train" if self.model.training else "eval"
+        if mode == "train":
+            seen = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum()
+            self._total_train_tokens += self.accelerator.gather(seen).sum().item() // self._tp_size
+        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+
+    def train(self, *args, **kwargs):
+        self._trained = Interval()
+        return super().train(*args, **kwargs)
+
+    def log(self, logs, *args, **kwargs):
+        if "loss" in logs:
+            logs.update(self._trained.means())
+        return super().log(logs, *args, **kwargs)
+
+    def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
+        self._logits_wanted = not prediction_loss_only
+        try:
+            return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
+        finally:
+            self._logits_wanted = True
+
+    def evaluation_loop(self, *args, metric_key_prefix="eval", **kwargs):
+        self._evaluated = Interval()
+        kwargs["metric_key_prefix"] = metric_key_prefix
+        result = super().evaluation_loop(*args, **kwargs)
+        for name, value in self._evaluated.means().items():
+            result.metrics[f"{metric_key_prefix}_{name}"] = value
+        return result
+
+
+def _divided(items: Union[Tensor, int], by: int) -> Union[Tensor, int, float]:
+    """Without rounding the whole number to float32, where there is more."""
+    if by == 1 or not isinstance(items, Tensor):
+        return items / by if by > 1 else items
+    return (items if items.device.type == "mps" else items.double()) / by

@@ -1,0 +1,115 @@
+"""The recipe: a tiny vision-language model, made here, is fine-tuned by it on photos drawn here."""
+
+import importlib.util
+import inspect
+import json
+import random
+
+import pytest
+import torch
+import transformers
+
+from captioning.scenes.make import draw
+from captioning.scenes.world import random_scene
+from smile import Objective
+from smile.hf import use_smile
+from tests.smile import tiny_vlm
+
+for library in ("trl", "peft", "accelerate", "datasets"):
+    pytest.importorskip(library, reason="what TRL needs is in the tests from Python 3.11")
+
+# Of other sizes, so that they are cut into other numbers of pictures.
+PHOTOS = {
+    (48, 24): "a red disc on sand",
+    (24, 48): "a small blue block on the grass",
+    (40, 40): "a disc",
+    (16, 48): "two blue blocks and a small red disc",
+}
+
+
+@pytest.fixture(scope="module")
+def example(repository):
+    path = repository / "examples" / "vlm_lora.py"
+    spec = importlib.util.spec_from_file_location("vlm_lora", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_is_short(example):
+    assert len(inspect.getsource(example).splitlines()) <= 120
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("model"))
+    tiny_vlm.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("photos"), random.Random(0)
+    with (folder / "captions.jsonl").open("w") as file:
+        for number, (size, caption) in enumerate(PHOTOS.items()):
+            draw(random_scene(rng), rng).resize(size).save(folder / f"{number}.png")
+            # As captioning.caption writes it.
+            line = {"image": f"{number}.png", "caption": caption, "score": -1.5}
+            file.write(json.dumps(line) + "\n")
+    return folder
+
+
+def one_by_one(example, packing, model, photos, objective):
+    """The loss and gradients of each caption alone with its photo, written out from its logits."""
+    total, tokens = 0.0, 0
+    for row in example.read_rows(photos):
+        alone = packing.row(**row)
+        labels = alone.pop("labels")[:, 1:]
+        del alone["position_ids"]
+        alone["pixel_values"] = alone["pixel_values"].double()
+        result = objective(model(**alone).logits[:, :-1], labels)
+        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
+    return total / tokens
+
+
+def test_a_packed_row_is_each_photo_alone(example, model_folder, photos):
+    packing = example.Packing(transformers.AutoProcessor.from_pretrained(model_folder))
+    load = transformers.AutoModelForImageTextToText.from_pretrained
+    objective = Objective({"mle": 0.01, "smile": 0.99})
+    model = load(model_folder, dtype=torch.float64).train()
+    expected = one_by_one(example, packing, model, photos, objective)
+    expected.backward()
+    gradients = {key: value.grad for key, value in model.named_parameters()}
+    row = packing(example.read_rows(photos))
+    assert len(row["input_ids"]) == 1 and (row["position_ids"] == 0).sum() == len(PHOTOS)
+    said = packing.processor.tokenizer.decode(row["labels"][row["labels"] != -100])
+    assert said == "".join(f" {caption}<end_of_utterance>" for caption in PHOTOS.values())
+    row["pixel_values"] = row["pixel_values"].double()
+    model = load(model_folder, dtype=torch.float64).train()
+    loss = use_smile(model, objective)(**row).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    found = {key: value.grad for key, value in model.named_parameters()}
+    torch.testing.assert_close(found, gradients)
+
+
+def test_the_recipe(example, model_folder, photos, tmp_path, capsys):
+    from peft import PeftModel
+
+    output = tmp_path / "adapter"
+    arguments = ["--model", model_folder, "--output", str(output), "--steps", "1", "--photos", "4"]
+    trainer = example.main([str(photos), *arguments])
+    printed = capsys.readouterr().out
+    assert "before: " in printed and "after: " in printed
+    # What it began with: the adapter does nothing yet, and the step has all photos.
+    packing = example.Packing(transformers.AutoProcessor.from_pretrained(model_folder))
+    load = transformers.AutoModelForImageTextToText.from_pretrained
+    plain = load(model_folder, dtype=torch.float64)
+    objective = Objective({"mle": 0.01, "smile": 0.99})
+    with torch.no_grad():
+        expected = one_by_one(example, packing, plain, photos, objective).item()
+    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(expected, rel=1e-4)
+    loaded = PeftModel.from_pretrained(load(model_folder), output)
+    changed = [value for key, value in loaded.named_parameters() if "lora_B" in key]
+    assert changed and all(value.abs().max() > 0 for value in changed)
+    assert not [key for key, _ in loaded.named_parameters() if "lora" in key and "vision" in key]

@@ -1,0 +1,81 @@
+"""The table of families in docs/any_model.md, made of the tiny models of the tests.
+
+python -m tests.smile.families.table --write
+"""
+
+import argparse
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+from smile.hf.auxiliary import auxiliary
+from smile.hf.families import readable_head
+from smile.hf.head import transform_of
+from smile.hf.known import known_of
+from tests.smile import hf_models
+
+COMMAND = "python -m tests.smile.families.table --write"
+PAGE = "docs/any_model.md"
+BEGIN, END = f"<!-- {COMMAND} -->\n", "<!-- end -->\n"
+HEADER = ["class", "objective from", "kept besides cross-entropy"]
+OF_ROUTERS = {"aux_loss": "router loss", "z_loss": "z-loss"}
+
+
+def kept(family):
+    """What there is of the model's loss and logits besides a head and the cross-entropy."""
+    known = known_of(family.model)
+    logits = transform_of(family.model, known)
+    found = {
+        "scale": logits.scale != 1.0,
+        "soft cap": logits.softcap is not None,
+        "bias": logits.bias is not None,
+        "padded vocabulary": logits.words is not None,
+    }
+    with torch.no_grad():
+        inputs = {key: value for key, value in family.batch.items() if key != "labels"}
+        if not family.shift:
+            inputs["decoder_input_ids"] = family.batch["labels"].clamp(min=0)
+        _, parts = auxiliary(family.model, known, family.model(**inputs))
+    for end, word in OF_ROUTERS.items():
+        found[word] = any(name.endswith(end) for name in parts)
+    return ", ".join(word for word, there in found.items() if there) or "-"
+
+
+def made_from(family):
+    try:
+        readable_head(family.model, known_of(family.model))
+    except ValueError:
+        return "logits"
+    return "logits, hidden"
+
+
+def table():
+    rows = defaultdict(set)
+    for name in hf_models.FAMILIES:
+        family = hf_models.make(name)
+        rows[made_from(family), kept(family)].add(f"`{hf_models.class_of(name)}`")
+    lines = [HEADER, ["-"] * len(HEADER)]
+    lines += [[", ".join(sorted(names)), *row] for row, names in sorted(rows.items())]
+    return "".join("|" + "|".join(line) + "|\n" for line in lines)
+
+
+def put_into(page):
+    """The page with the table as it has to be between its two markers."""
+    found, made = re.findall(f"{BEGIN}.*?{END}", page, re.S), f"{BEGIN}\n{table()}\n{END}"
+    if len(found) != 1:
+        raise ValueError(
+            f"{PAGE} has {len(found)} places between {BEGIN.strip()} and {END.strip()}"
+        )
+    return page.replace(found[0], made)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE}; printed otherwise")
+    if parser.parse_args().write:
+        path = Path(PAGE)
+        path.write_text(put_into(path.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(table())

@@ -1,0 +1,265 @@
+"""Decoders that read an image among the words, each with what its processor gives it."""
+
+import inspect
+
+import torch
+import transformers
+
+from tests.smile.families.batches import (
+    DECODER,
+    IMAGE_END,
+    IMAGE_START,
+    IMAGE_TOKEN,
+    PAD,
+    SIZES,
+    START,
+    VIDEO_TOKEN,
+    VOCABULARY,
+    Family,
+    after_an_image,
+    causal_batch,
+    pixels,
+)
+from tests.smile.families.decoders import EXPERTS, llama_config
+
+SIGLIP = {"model_type": "siglip_vision_model", **SIZES["vit"], "vision_use_head": False}
+ROTARY = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_000.0}
+
+
+def llava():
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**SIZES["vit"]),
+        text_config=llama_config(),
+        image_token_index=IMAGE_TOKEN,
+        vision_feature_layer=-1,
+    )
+    batch = {**after_an_image(4, before=()), "pixel_values": pixels()}
+    return Family(transformers.LlavaForConditionalGeneration(config), batch, True)
+
+
+def llava_onevision():
+    """One tile of 4 places, the whole image's 4, and the ends of the tile's two lines."""
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=SIGLIP,
+        text_config={"model_type": "qwen2", **DECODER},
+        image_token_index=IMAGE_TOKEN,
+        video_token_index=VIDEO_TOKEN,
+        image_grid_pinpoints=[[8, 8]],
+    )
+    batch = {
+        **after_an_image(4 + 4 + 2),
+        "pixel_values": pixels(3, 2, 3, 8, 8),
+        "image_sizes": torch.tensor([[8, 8]] * 3),
+    }
+    return Family(transformers.LlavaOnevisionForConditionalGeneration(config), batch, True)
+
+
+def internvl():
+    config = transformers.InternVLConfig(
+        vision_config={**SIZES["vit"], "image_size": [8, 8], "patch_size": [2, 2]},
+        text_config={"model_type": "qwen2", **DECODER},
+        image_token_id=IMAGE_TOKEN,
+        image_seq_length=4,
+    )
+    batch = {**after_an_image(4, (START, IMAGE_START), (IMAGE_END,)), "pixel_values": pixels()}
+    return Family(transformers.InternVLForConditionalGeneration(config), batch, True)
+
+
+def qwen_vl(name, vision, text=None):
+    """4 by 4 patches of 2 by 2 pixels in two frames, of which 2 by 2 make a place."""
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={
+            **{"depth": 1, "num_heads": 2, "patch_size": 2, "temporal_patch_size": 2},
+            **{"spatial_merge_size": 2, "in_channels": 3, **vision},
+        },
+        text_config={**DECODER, "rope_scaling": {**ROTARY}, **(text or {})},
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=VIDEO_TOKEN,
+        vision_start_token_id=IMAGE_START,
+        vision_end_token_id=IMAGE_END,
+    )
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    batch = {
+        **after_an_image(4, (START, IMAGE_START), (IMAGE_END,)),
+        "pixel_values": pixels(3 * 16, 3 * 2 * 2 * 2),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 3),
+    }
+    if "mm_token_type_ids" in inspect.signature(type(model).forward).parameters:
+        batch["mm_token_type_ids"] = (batch["input_ids"] == IMAGE_TOKEN).int()
+    return Family(model, batch, True)
+
+
+def qwen2_vl():
+    return qwen_vl("Qwen2VL", {"embed_dim": 16, "hidden_size": 16, "mlp_ratio": 1})
+
+
+def qwen2_5_vl():
+    vision = {"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 16}
+    return qwen_vl("Qwen2_5_VL", {**vision, "window_size": 8, "fullatt_block_indexes": [0]})
+
+
+QWEN3_VISION = {
+    **{"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 16},
+    **{"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+}
+
+
+def qwen3_vl():
+    return qwen_vl("Qwen3VL", QWEN3_VISION)
+
+
+def qwen3_vl_moe():
+    return qwen_vl("Qwen3VLMoe", QWEN3_VISION, EXPERTS)
+
+
+def of_idefics(name):
+    """Images are in a row of their own, with a mask of their pixels."""
+    config = getattr(transformers, f"{name}Config")(
+        vision_config={**SIZES["vit"], "patch_size": 2},
+        text_config={"model_type": "llama", **DECODER},
+        image_token_id=IMAGE_TOKEN,
+        scale_factor=2,
+        pad_token_id=PAD,
+    )
+    mask = torch.ones(3, 1, 8, 8, dtype=torch.long)
+    mask[1, :, :, 4:] = 0
+    batch = {**after_an_image(4), "pixel_values": pixels(3, 1, 3, 8, 8)}
+    batch["pixel_attention_mask"] = mask
+    return Family(getattr(transformers, f"{name}ForConditionalGeneration")(config), batch, True)
+
+
+def idefics3():
+    return of_idefics("Idefics3")
+
+
+def smolvlm():
+    return of_idefics("SmolVLM")
+
+
+def paligemma():
+    """The image and the question see each other whole; what is answered is of token type 1."""
+    cap = {"final_logit_softcapping": 0.05, "attn_logit_softcapping": None}
+    config = transformers.PaliGemmaConfig(
+        vision_config={**SIGLIP, "projection_dim": 16},
+        text_config={"model_type": "gemma2", **DECODER, **cap, "query_pre_attn_scalar": 8},
+        image_token_index=IMAGE_TOKEN,
+        vocab_size=VOCABULARY,
+        projection_dim=16,
+        hidden_size=16,
+        pad_token_id=PAD,
+    )
+    batch = {**after_an_image(4, before=()), "pixel_values": pixels()}
+    answered = torch.arange(batch["labels"].size(1)) >= (batch["labels"] != -100).int().argmax(1)[0]
+    batch["token_type_ids"] = answered.long() * batch["attention_mask"]
+    model = transformers.PaliGemmaForConditionalGeneration(config)
+    return Family(model, batch, True)
+
+
+def gemma3():
+    """The places of an image see each other; they are of token type 1."""
+    text = {**DECODER, "query_pre_attn_scalar": 8, "sliding_window": 4}
+    config = transformers.Gemma3Config(
+        vision_config=SIGLIP,
+        text_config={"model_type": "gemma3_text", **text},
+        mm_tokens_per_image=4,
+        boi_token_index=IMAGE_START,
+        eoi_token_index=IMAGE_END,
+        image_token_index=IMAGE_TOKEN,
+    )
+    batch = {**after_an_image(4, (START, IMAGE_START), (IMAGE_END,)), "pixel_values": pixels()}
+    batch["token_type_ids"] = (batch["input_ids"] == IMAGE_TOKEN).long()
+    return Family(transformers.Gemma3ForConditionalGeneration(config), batch, True)
+
+
+def blip():
+    config = transformers.BlipConfig(
+        text_config={"vocab_size": VOCABULARY, "encoder_hidden_size": 16, **SIZES["bert"]},
+        vision_config=SIZES["vit"],
+    )
+    batch = {**causal_batch(), "pixel_values": pixels()}
+    return Family(transformers.BlipForConditionalGeneration(config), batch, True)
+
+
+def blip2():
+    text = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.Blip2Config(
+        vision_config=SIZES["vit"],
+        qformer_config={**SIZES["bert"], "encoder_hidden_size": 16},
+        text_config={
+            **{"model_type": "opt", "vocab_size": VOCABULARY, **text, "word_embed_proj_dim": 16},
+            **{"max_position_embeddings": 32, "pad_token_id": PAD},
+        },
+        num_query_tokens=3,
+        image_token_index=IMAGE_TOKEN,
+    )
+    batch = {**after_an_image(3, before=()), "pixel_values": pixels()}
+    return Family(transformers.Blip2ForConditionalGeneration(config), batch, True)
+
+
+def git():
+    config = transformers.GitConfig(
+        vision_config=SIZES["vit"], vocab_size=VOCABULARY, pad_token_id=PAD, **SIZES["bert"]
+    )
+    batch = {**causal_batch(), "pixel_values": pixels()}
+    return Family(transformers.GitForCausalLM(config), batch, True, before=5)
+
+
+def kosmos2():
+    config = transformers.Kosmos2Config(
+        text_config={
+            **{"vocab_size": VOCABULARY, "embed_dim": 16, "layers": 2, "ffn_dim": 16},
+            **{"attention_heads": 2, "max_position_embeddings": 32, "pad_token_id": PAD},
+        },
+        vision_config=SIZES["vit"],
+        latent_query_num=3,
+    )
+    batch = {**after_an_image(3, (START, IMAGE_START), (IMAGE_END,)), "pixel_values": pixels()}
+    batch["image_embeds_position_mask"] = (batch["input_ids"] == IMAGE_TOKEN).long()
+    return Family(transformers.Kosmos2ForConditionalGeneration(config), batch, True)
+
+
+def mllama():
+    """The second layer of text looks at one tile of one image, from the image's token on."""
+    config = transformers.MllamaConfig(
+        vision_config={
+            **{"hidden_size": 16, "num_hidden_layers": 1, "num_global_layers": 1},
+            **{"attention_heads": 2, "intermediate_size": 16, "vision_output_dim": 32},
+            **{"image_size": 8, "patch_size": 4, "max_num_tiles": 1},
+            **{"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1]]},
+        },
+        text_config={
+            **{key: value for key, value in DECODER.items() if key != "head_dim"},
+            **{"cross_attention_layers": [1], "rope_scaling": {"rope_type": "default"}},
+        },
+        image_token_index=IMAGE_TOKEN,
+    )
+    batch = after_an_image(1, before=(START,))
+    seen = torch.ones(*batch["input_ids"].shape, 1, 1, dtype=torch.long)
+    seen[:, 0] = 0  # what comes before the image
+    batch.update(
+        pixel_values=pixels(3, 1, 1, 3, 8, 8),
+        aspect_ratio_ids=torch.ones(3, 1, dtype=torch.long),
+        aspect_ratio_mask=torch.ones(3, 1, 1, dtype=torch.long),
+        cross_attention_mask=seen,
+    )
+    return Family(transformers.MllamaForConditionalGeneration(config), batch, True)
+
+
+FAMILIES = {
+    "Blip2ForConditionalGeneration": blip2,
+    "BlipForConditionalGeneration": blip,
+    "Gemma3ForConditionalGeneration": gemma3,
+    "GitForCausalLM": git,
+    "Idefics3ForConditionalGeneration": idefics3,
+    "InternVLForConditionalGeneration": internvl,
+    "Kosmos2ForConditionalGeneration": kosmos2,
+    "LlavaForConditionalGeneration": llava,
+    "LlavaOnevisionForConditionalGeneration": llava_onevision,
+    "MllamaForConditionalGeneration": mllama,
+    "PaliGemmaForConditionalGeneration": paligemma,
+    "Qwen2VLForConditionalGeneration": qwen2_vl,
+    "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl,
+    "Qwen3VLForConditionalGeneration": qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": qwen3_vl_moe,
+    "SmolVLMForConditionalGeneration": smolvlm,
+}

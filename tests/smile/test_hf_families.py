@@ -1,0 +1,119 @@
+"""Every family of transformers with the objective as its loss, beside its own and the formula."""
+
+import copy
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from smile import Objective
+from smile.hf import undo, use_smile
+from tests.smile.families import table
+from tests.smile.families.expected import expected_smile, predictions
+
+_spec = importlib.util.spec_from_file_location(
+    "hf_models", Path(__file__).with_name("hf_models.py")
+)
+hf_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(hf_models)
+MLE = Objective("mle", label_smoothing=0.0)
+each_family = pytest.mark.parametrize("name", hf_models.HERE)
+
+
+@each_family
+def test_mle_is_the_models_own_loss(name):
+    family = hf_models.make(name)
+    own = family.model(**family.batch)
+    ours = use_smile(family.model, MLE)(**family.batch)
+    torch.testing.assert_close(ours.loss, own.loss.double(), atol=1e-6, rtol=0)
+    (logits, labels), (expected, _) = (predictions(family, x.logits) for x in (ours, own))
+    torch.testing.assert_close(logits[labels != -100], expected[labels != -100])
+    assert type(ours) is type(own)
+
+
+@each_family
+def test_smile_is_the_formula_and_undo_restores(name):
+    family = hf_models.make(name)
+    before, own = type(family.model), family.model(**family.batch).loss
+    expected, of_more = expected_smile(family), expected_smile(family, tokens=53)
+    signature = inspect.signature(family.model.forward)
+    use_smile(family.model)
+    assert inspect.signature(family.model.forward) == signature  # Trainer reads it
+    loss = family.model(**family.batch).loss
+    torch.testing.assert_close(loss, expected, atol=1e-6, rtol=0)
+    by_more = family.model(**family.batch, num_items_in_batch=53).loss
+    torch.testing.assert_close(by_more, of_more, atol=1e-6, rtol=0)
+    as_tuple = family.model(**family.batch, return_dict=False)
+    torch.testing.assert_close(as_tuple[0], loss)
+    undo(family.model)
+    assert type(family.model) is before
+    torch.testing.assert_close(family.model(**family.batch).loss, own)
+
+
+@each_family
+@pytest.mark.parametrize("spec", ["smile", {"mle": 0.3, "smile": 0.7}])
+def test_from_hidden_states_gives_the_same_loss_and_gradients(name, spec):
+    family, runs = hf_models.make(name), []
+    if not family.from_hidden:
+        with pytest.raises(ValueError, match=f"{name} of .* needs from_hidden=False for it"):
+            use_smile(family.model, from_hidden=True)
+        return
+    family.model.train()
+    for from_hidden in (False, True):
+        torch.manual_seed(1)  # the same dropout
+        use_smile(family.model, Objective(spec), from_hidden)
+        family.model.zero_grad()
+        output = family.model(**family.batch, num_items_in_batch=11)
+        output.loss.backward()
+        gradients = {k: v.grad for k, v in family.model.named_parameters() if v.grad is not None}
+        runs.append((output, gradients))
+    (logged, expected), (output, gradients) = runs
+    assert output.logits is None and logged.logits is not None
+    torch.testing.assert_close(output.loss, logged.loss)
+    assert gradients.keys() == expected.keys()
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[key], msg=key)
+    family.model.eval()
+    assert family.model(**family.batch).logits is not None
+
+
+@each_family
+def test_a_word_changes_what_comes_after_it_alone(name):
+    """The model sees no labels of ours, and its text does not see itself either."""
+    family = hf_models.make(name)
+    use_smile(family.model)
+    labels = family.batch["labels"]
+    place = (labels[0] != -100).nonzero()[-2].item()
+    changed = {key: v.clone() if torch.is_tensor(v) else v for key, v in family.batch.items()}
+    for key in ["labels"] + ["input_ids"] * family.shift:
+        changed[key][0, place] = 20
+    first, second = (
+        predictions(family, family.model(**batch).logits)[0][0] for batch in (family.batch, changed)
+    )
+    places = torch.arange(len(first)) + family.shift
+    torch.testing.assert_close(first[places <= place], second[places <= place])
+    assert (first - second)[places == place + 1].abs().max() > 1e-4
+
+
+@each_family
+def test_generates_as_before_and_a_copy_is_a_model_of_its_own(name):
+    family = hf_models.make(name)
+    inputs = {key: value for key, value in family.batch.items() if key != "labels"}
+    expected = family.model(**inputs).logits if family.shift else None
+    model = use_smile(copy.deepcopy(family.model))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    if family.shift:
+        torch.testing.assert_close(twin(**inputs).logits, expected)
+    torch.testing.assert_close(twin(**family.batch).loss, expected_smile(family), atol=1e-6, rtol=0)
+    assert type(twin).__name__ == hf_models.class_of(name)
+
+
+@pytest.mark.skipif(sorted(hf_models.FAMILIES) != hf_models.HERE, reason="not all are here")
+def test_the_page_has_the_table_of_these_families(repository):
+    page = (repository / table.PAGE).read_text(encoding="utf-8")
+    assert page == table.put_into(page), f"run {table.COMMAND}"

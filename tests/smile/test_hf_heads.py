@@ -1,0 +1,316 @@
+"""Language heads that are more than a linear layer, and what is refused, each in one line."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from smile import Objective
+from smile.hf import compute_loss_func, last_parts, use_smile
+from smile.hf.auxiliary import auxiliary
+from smile.hf.families import in_step
+from smile.hf.head import transform_of
+from smile.hf.known import known_of
+
+_spec = importlib.util.spec_from_file_location(
+    "hf_models", Path(__file__).with_name("hf_models.py")
+)
+hf_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(hf_models)
+MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
+
+
+def gpt2():
+    return hf_models.make("GPT2LMHeadModel")
+
+
+def runs(model, batch, **how):
+    """Loss and gradients from logits, and those from hidden states."""
+    found = []
+    for from_hidden in (False, True):
+        torch.manual_seed(1)  # the same dropout
+        use_smile(model, MIXTURE, from_hidden)
+        model.train().zero_grad()
+        loss = model(**batch, **how).loss
+        loss.backward()
+        gradients = {k: v.grad for k, v in model.named_parameters() if v.grad is not None}
+        found.append((loss, gradients))
+    return found
+
+
+def transform(model):
+    return transform_of(model, known_of(model))
+
+
+class Halved(torch.nn.Module):
+    """In the place of dropout, whose draws cannot be compared."""
+
+    def forward(self, hidden):
+        return hidden / 2
+
+
+@pytest.mark.parametrize("state", ["one", "two", "halved", "merged", "disabled", "biased"])
+def test_lora_on_the_head(state):
+    peft = pytest.importorskip("peft")
+    family = gpt2()
+    config = peft.LoraConfig(r=2, target_modules=["lm_head"], lora_bias=state == "biased")
+    if state == "biased":
+        family.model.lm_head.bias = torch.nn.Parameter(torch.randn(hf_models.VOCABULARY).double())
+    model = peft.get_peft_model(family.model, config)
+    if state == "two":
+        model.add_adapter("other", peft.LoraConfig(r=3, lora_alpha=5, target_modules=["lm_head"]))
+        model.base_model.set_adapter(["default", "other"])
+    model.double()
+    head = model.get_base_model().lm_head
+    for up in head.lora_B.values():
+        for parameter in up.parameters():
+            torch.nn.init.normal_(parameter)
+    if state == "halved":
+        head.lora_dropout["default"] = Halved()
+    if state == "merged":
+        head.merge()
+    if state == "disabled":
+        head.enable_adapters(False)
+    if state in ("merged", "disabled"):  # the head's adapter learns nothing
+        model.get_base_model().transformer.requires_grad_(True)
+    (expected, theirs), (loss, ours) = runs(model, family.batch)
+    torch.testing.assert_close(loss, expected)
+    assert ours
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_head_that_peft_trains_whole():
+    peft = pytest.importorskip("peft")
+    family = gpt2()
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["lm_head"])
+    model = peft.get_peft_model(family.model, config).double()
+    torch.nn.init.normal_(model.get_base_model().lm_head.weight)
+    (expected, theirs), (loss, ours) = runs(model, family.batch)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(ours, theirs)
+    assert any("lm_head" in name for name in ours)
+    model.get_base_model().transformer.requires_grad_(True)
+    with model.disable_adapter():
+        (expected, _), (bare, _) = runs(model, family.batch)
+    torch.testing.assert_close(bare, expected)
+    assert not torch.equal(bare, loss)
+
+
+class Cosine(torch.nn.Linear):
+    """Normalises what it is given, as some models' heads do."""
+
+    def forward(self, hidden):
+        return super().forward(torch.nn.functional.normalize(hidden, dim=-1))
+
+
+def test_a_head_that_cannot_be_read_is_refused_at_once():
+    model, line = gpt2().model, "GPT2LMHeadModel has no linear language head .* from_hidden=False"
+    model.lm_head = Cosine(16, hf_models.VOCABULARY)
+    with pytest.raises(ValueError, match=line):
+        use_smile(model, from_hidden=True)
+    model.lm_head = torch.nn.Sequential(torch.nn.Linear(16, hf_models.VOCABULARY))
+    with pytest.raises(ValueError, match=line):
+        use_smile(model, from_hidden=True)
+    peft = pytest.importorskip("peft")
+    for adapter in (
+        peft.LoraConfig(r=2, target_modules=["lm_head"], use_dora=True),
+        peft.AdaLoraConfig(init_r=2, target_modules=["lm_head"], total_step=9, tinit=1, tfinal=1),
+        peft.IA3Config(target_modules=["lm_head"], feedforward_modules=[]),
+    ):
+        with pytest.raises(ValueError, match=line):
+            use_smile(peft.get_peft_model(gpt2().model, adapter), from_hidden=True)
+
+
+class Louder(transformers.GPT2LMHeadModel):
+    """A model of somebody's own, which does to its logits what nothing knows of."""
+
+    def forward(self, *args, labels=None, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output["logits"] = self.change(output["logits"])
+        return output
+
+
+@pytest.mark.parametrize("change", [lambda x: 1.001 * x, lambda x: x[..., 1:]])
+def test_logits_that_are_changed_in_an_unknown_way_are_refused_in_the_first_step(change):
+    family = gpt2()
+    family.model.__class__, family.model.change = Louder, change
+    use_smile(family.model, from_hidden=True).train()
+    with pytest.raises(ValueError, match="Louder changes the logits of its language head"):
+        family.model(**family.batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", ["Gemma2ForCausalLM", "GraniteForCausalLM", "BartForConditionalGeneration"]
+)
+def test_rounding_is_no_unknown_change(name, dtype):
+    if name not in hf_models.HERE:
+        pytest.skip(f"transformers has no {name}")
+    family = hf_models.make(name)
+    (expected, _), (loss, _) = runs(family.model.to(dtype), family.batch)
+    assert abs(loss.item() - expected.item()) < 0.02
+
+
+def test_what_a_forward_does_counts_and_not_what_a_configuration_says():
+    model = gpt2().model
+    model.config.logit_scale, model.config.final_logit_softcapping = 3.0, 2.0
+    assert transform(model) == (1.0, None, None, None)
+
+
+class Speaks(torch.nn.Module):
+    """A model with a decoder in it, whose forward has names as MuseGlimmer, xLSTM and LLaVA do."""
+
+    def __init__(self, decoder=None, **settings):
+        super().__init__()
+        self.decoder, self.config = decoder, types.SimpleNamespace(**settings)
+
+    def forward(self, hidden):
+        hidden = self.decoder(hidden) * self.config.text_config.output_multiplier
+        return torch.tanh(hidden / getattr(self.config, "output_logit_soft_cap", None))
+
+
+class Decodes(Speaks):
+    """Its forward is in the place of the other, whose names count no more."""
+
+    def forward(self, hidden):
+        hidden = hidden * self.logit_scale
+        return torch.tanh(hidden / self.config.logits_soft_cap)
+
+
+def test_a_name_counts_once_and_the_models_own_before_its_decoders():
+    text = types.SimpleNamespace(output_multiplier=3.0)
+    decoder = Decodes(logits_soft_cap=4.0, logit_scale=2.0, text_config=text)
+    assert transform(decoder) == (2.0, 4.0, None, None)
+    model = Speaks(torch.nn.Identity(), text_config=text, output_logit_soft_cap=5.0)
+    assert transform(model) == (3.0, 5.0, None, None)
+    assert transform(Speaks(decoder, text_config=text)) == (6.0, 4.0, None, None)
+
+
+@pytest.mark.skipif("CohereForCausalLM" not in hf_models.HERE, reason="no Cohere")
+def test_a_scale_that_was_set_on_the_model_is_the_one_that_it_uses():
+    family = hf_models.make("CohereForCausalLM")
+    family.model.logit_scale = 2.0
+    (expected, _), (loss, _) = runs(family.model, family.batch)
+    torch.testing.assert_close(loss, expected)
+
+
+class PaliGemmaForConditionalGeneration(torch.nn.Module):
+    """As of transformers 4.41 to 4.57, where words see all words unless labels are given."""
+
+    __module__ = "old_transformers.models"
+
+    def __init__(self):
+        super().__init__()
+        self.config = types.SimpleNamespace(is_encoder_decoder=False, return_dict=True)
+        self.lm_head = torch.nn.Linear(4, 9)
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def forward(self, input_ids, token_type_ids=None, labels=None, return_dict=None):
+        is_training = token_type_ids is not None and labels is not None
+        logits = self.lm_head(torch.ones(*input_ids.shape, 4)) * is_training
+        loss = logits.mean() + 100 if labels is not None else None
+        return {"loss": loss, "logits": logits}
+
+
+def test_a_model_that_masks_by_its_labels_gets_them_or_is_refused_by_name(monkeypatch):
+    version = types.SimpleNamespace(__version__="4.50.3")
+    monkeypatch.setitem(sys.modules, "old_transformers", version)
+    model = PaliGemmaForConditionalGeneration()
+    tokens = torch.randint(9, (2, 5))
+    use_smile(model)
+    loss = model(input_ids=tokens, token_type_ids=tokens, labels=tokens)["loss"]
+    assert 0 < loss < 5
+    named = "PaliGemmaForConditionalGeneration of transformers 4.50.3 masks text by"
+    with pytest.raises(ValueError, match=f"{named} token_type_ids, which are not in the batch"):
+        model(input_ids=tokens, labels=tokens)
+    with pytest.raises(ValueError, match=f"{named} its labels .5.0 and later do not.; .*=False"):
+        use_smile(model, from_hidden=True)
+    with pytest.raises(ValueError, match=f"{named} its labels; call use_smile"):
+        compute_loss_func(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("BertForSequenceClassification", "writes no text"),
+        ("XLNetLMHeadModel", "reads words in an order of its own"),
+        ("ProphetNetForConditionalGeneration", "predicts several words at a time"),
+        ("Wav2Vec2ForCTC", "aligns sound with text"),
+        ("RagTokenForGeneration", "weighs what several documents say"),
+    ],
+)
+def test_a_family_whose_loss_is_of_another_kind_is_refused_by_name(name, reason):
+    model = torch.nn.Module()
+    model.__class__ = type(name, (torch.nn.Module,), {})
+    with pytest.raises(ValueError, match=f"{name} {reason}; give a model that generates text"):
+        use_smile(model)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize("labels", [torch.ones(3, 7, 2, dtype=torch.long), torch.ones(3, 7)])
+def test_labels_that_are_no_words(name, labels):
+    family = hf_models.make(name)
+    use_smile(family.model)
+    with pytest.raises(ValueError, match="give captions x words, as integers"):
+        family.model(**{**family.batch, "labels": labels})
+
+
+def test_images_that_take_more_places_than_they_have_tokens():
+    model = types.SimpleNamespace(
+        config=types.SimpleNamespace(is_encoder_decoder=False, image_token_id=39)
+    )
+    logits = torch.randn(2, 8, 40)
+    # One image's token in a row, which takes four places.
+    tokens = torch.tensor([[5, 39, 6, 7, 8], [5, 39, 6, 7, 0]])
+    labels = torch.tensor([[-100, -100, 6, 7, 8], [-100, -100, 6, 7, -100]])
+    found, aligned = in_step(model, logits, labels, tokens=tokens)
+    torch.testing.assert_close(found, logits[:, 3:-1])
+    torch.testing.assert_close(aligned, labels[:, 1:])
+    early = labels.clone()
+    early[1, 0] = 5
+    uneven = tokens.clone()
+    uneven[1, 0] = 39
+    for wrong, given in ((early, tokens), (labels, uneven)):
+        with pytest.raises(ValueError, match="let the processor repeat the image's token"):
+            in_step(model, logits, wrong, tokens=given)
+        in_step(model, logits[:, 3:], wrong, tokens=given)  # each place has its token
+
+
+@pytest.mark.skipif("MixtralForCausalLM" not in hf_models.HERE, reason="no Mixtral")
+def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
+    family = hf_models.make("MixtralForCausalLM")
+    output = {**family.model(**family.batch), "loss": None}
+    added, parts = auxiliary(family.model, known_of(family.model), output)
+    torch.testing.assert_close(parts, {"aux_loss": output["aux_loss"].detach()})
+    torch.testing.assert_close(added, family.model.router_aux_loss_coef * output["aux_loss"])
+    del output["aux_loss"]
+    with pytest.raises(ValueError, match="MixtralForCausalLM has the losses of its routers only"):
+        auxiliary(family.model, known_of(family.model), output)
+    del output["router_logits"]
+    assert auxiliary(family.model, known_of(family.model), output) == (None, {})
+
+
+class Regularised(transformers.GPT2LMHeadModel):
+    """A model of somebody's own, whose loss has a part that no labels are needed for."""
+
+    def forward(self, *args, labels=None, **kwargs):
+        output = super().forward(*args, labels=labels, **kwargs)
+        norm = self.lm_head.weight.norm()
+        output["loss"] = norm if output.loss is None else output.loss + norm
+        return output
+
+
+def test_a_loss_that_comes_without_labels_is_kept():
+    family = gpt2()
+    family.model.__class__ = Regularised
+    own = family.model(**family.batch).loss
+    use_smile(family.model, Objective("mle", label_smoothing=0.0))
+    torch.testing.assert_close(family.model(**family.batch).loss, own, atol=1e-6, rtol=0)
+    norm = family.model.lm_head.weight.norm().detach()
+    torch.testing.assert_close(last_parts(family.model)["own_loss"], norm)

@@ -1,0 +1,165 @@
+"""SmileLossMixin: one step of each trainer is the definition's, with all that the trainer does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from smile import Objective
+from tests.smile.trainer_parts import (
+    CAPTIONS,
+    MIXTURE,
+    SmileSeq2SeqTrainer,
+    SmileSFTTrainer,
+    SmileTrainer,
+    check,
+    definition,
+    ids,
+    llama,
+    logs,
+    make,
+    rows,
+    t5,
+)
+
+peft = pytest.importorskip("peft")
+
+OBJECTIVES = {
+    "smile": Objective("smile"),
+    "mixture": MIXTURE,
+    "reverse without first-token MLE": Objective("reverse", first_token_mle=False),
+}
+each_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+
+STEPS = {
+    "padded": {},
+    "packed": {"packing": True, "max_length": 64},
+    "packed in several rows": {"packing": True, "max_length": 20},
+    "padding-free": {"padding_free": True, "max_length": None},
+    "accumulated": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5},
+    "accumulated in uneven parts": {
+        **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3},
+    },
+    "packed and accumulated": {
+        **{"packing": True, "max_length": 20},
+        **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 10},
+    },
+    "recomputed": {"activation_checkpointing": True},
+}
+
+
+@each_objective
+@pytest.mark.parametrize("from_hidden", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_sft(objective, from_hidden, step, tmp_path):
+    options = {"objective": objective, "from_hidden": from_hidden, **STEPS[step]}
+    trainer = make(SmileSFTTrainer, tmp_path, **options)
+    check(trainer, definition(llama(), rows(), objective))
+    (entry,) = logs(trainer)
+    assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in rows())
+
+
+def test_eager_attention_keeps_packed_captions_apart_too(tmp_path):
+    model = llama(attn_implementation="eager")
+    expected = definition(model, rows(), MIXTURE)
+    check(make(SmileSFTTrainer, tmp_path, model=model, **STEPS["packed"]), expected)
+
+
+PACKED = pytest.mark.parametrize("packing", [{}, STEPS["packed"]], ids=["padded", "packed"])
+
+
+@PACKED
+def test_completions_alone_are_scored(packing, tmp_path):
+    data = [{"prompt": "user : a cat", "completion": " " + caption} for caption in CAPTIONS]
+    asked = ids("user : a cat")
+    said = [ids(caption + " </s>") for caption in CAPTIONS]
+    expected = [{"input_ids": asked + x, "labels": [-100] * len(asked) + x} for x in said]
+    expected = definition(llama(), expected, MIXTURE)
+    check(make(SmileSFTTrainer, tmp_path, data, **packing), expected)
+
+
+@PACKED
+def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
+    """Two turns in a conversation: the words of one are not in the subset of the other."""
+    data, expected = [], []
+    for one, other in zip(CAPTIONS, CAPTIONS[1:]):
+        turns = [("user", "a cat"), ("assistant", one), ("user", "dog"), ("assistant", other)]
+        data.append({"messages": [{"role": role, "content": text} for role, text in turns]})
+        first, second = ids(f"{one} </s>"), ids(f"{other} </s>")
+        asked, again = ids("user : a cat"), ids("user : dog")
+        whole = [*asked, *first, *again, *second]
+        for turn, before in ((first, asked), (second, [*asked, *first, *again])):
+            labels = [-100] * len(before) + turn
+            labels += [-100] * (len(whole) - len(labels))
+            expected.append({"input_ids": whole, "labels": labels})
+    expected = definition(llama(), expected, MIXTURE)
+    packing = {**packing, "max_length": 128}
+    check(make(SmileSFTTrainer, tmp_path, data, assistant_only_loss=True, **packing), expected)
+
+
+def with_adapters(config):
+    model = llama()
+    torch.manual_seed(42)  # SFTTrainer's, as it makes them
+    return peft.get_peft_model(model, config)
+
+
+@PACKED
+def test_adapters(packing, tmp_path):
+    """peft_config= of SFTTrainer: adapters alone have gradients, and those of the definition."""
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **packing)
+    expected = definition(with_adapters(config), rows(), MIXTURE)
+    assert expected[1] and all("lora_" in name for name in expected[1])
+    check(trainer, expected)
+
+
+def test_a_prompt_that_is_learnt(tmp_path):
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config)
+    model = with_adapters(config)
+    (name, prompt) = next((k, v) for k, v in model.named_parameters() if v.requires_grad)
+    base, total, tokens = model.get_base_model().train(), 0.0, 0
+    for row in rows():
+        words = base.get_input_embeddings()(torch.tensor([row["input_ids"]]))
+        logits = base(inputs_embeds=torch.cat([prompt[None].double(), words], 1)).logits
+        result = MIXTURE(logits[:, 3:-1], torch.tensor([row["labels"][1:]]))
+        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
+    (total / tokens).backward()
+    check(trainer, ((total / tokens).item(), {name: prompt.grad}))
+
+
+MODELS = {"decoder": llama, "encoder and decoder": t5}
+
+
+@each_objective
+@pytest.mark.parametrize("cls", [SmileTrainer, SmileSeq2SeqTrainer])
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("step", ["padded", "accumulated in uneven parts"])
+def test_a_step_of_transformers_trainers(objective, cls, model, step, tmp_path):
+    expected = definition(model(), rows(), objective)
+    check(make(cls, tmp_path, model=model(), objective=objective, **STEPS[step]), expected)
+
+
+def test_a_packed_step_of_trainer(tmp_path):
+    """With the collator of transformers that flattens a batch."""
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    trainer = make(SmileTrainer, tmp_path, data_collator=collate)
+    check(trainer, definition(llama(), rows(), MIXTURE))
+
+
+@pytest.mark.slow
+def test_two_processes(repository, tmp_path):
+    script = Path(__file__).with_name("hf_trainers_two_processes.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len([line for line in done.stdout.splitlines() if line.startswith("Smile")]) == 9

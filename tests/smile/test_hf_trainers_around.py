@@ -1,0 +1,323 @@
+"""SmileLossMixin: what a trainer does around a step, and what it is refused."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from smile import Objective
+from smile.hf import SmileLossMixin, use_smile
+from tests.smile import tiny_vlm
+from tests.smile.trainer_parts import (
+    CAPTIONS,
+    LLAMA,
+    MIXTURE,
+    SmileSeq2SeqTrainer,
+    SmileSFTTrainer,
+    SmileTrainer,
+    check,
+    datasets,
+    definition,
+    found,
+    ids,
+    llama,
+    logs,
+    make,
+    mixtral,
+    rows,
+    t5,
+    trl,
+    with_routers,
+)
+
+ACCUMULATED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
+
+
+@BOTH
+def test_logs_have_the_parts_and_nothing_wrong(cls, tmp_path):
+    """Each as it is of the loss, over steps whose batches differ in tokens."""
+    options = {"max_steps": 4, "logging_steps": 2, "learning_rate": 0.1, **ACCUMULATED}
+    trainer = make(cls, tmp_path, eval_dataset=datasets.Dataset.from_list(rows()), **options)
+    trainer.train()
+    metrics = trainer.evaluate()
+    for entry in (*logs(trainer), metrics):
+        prefix = "eval_" if "eval_loss" in entry else ""
+        mle, smile = (entry[f"{prefix}loss_{name}"] for name in ("mle", "smile"))
+        assert 0 < smile < mle
+        assert entry[f"{prefix}loss"] == pytest.approx(0.3 * mle + 0.7 * smile, rel=1e-5)
+        assert not [name for name in entry if "accuracy" in name or "entropy" in name]
+    assert len(logs(trainer)) == 2
+    if cls is SmileSFTTrainer:
+        tokens = sum(len(row["input_ids"]) for row in rows())
+        assert logs(trainer, "num_tokens")[-1]["num_tokens"] == 4 * tokens
+
+
+def test_one_objective_has_no_parts(tmp_path):
+    trainer = make(SmileTrainer, tmp_path, objective="smile")
+    trainer.train()
+    assert not [name for entry in trainer.state.log_history for name in entry if "loss_" in name]
+
+
+@BOTH
+def test_the_default_is_smile(cls, tmp_path):
+    expected = definition(llama(), rows(), Objective("smile"))
+    check(make(cls, tmp_path, objective=None), expected)
+
+
+class LargestMade(TorchDispatchMode):
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        tensors = [x for x in torch.utils._pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
+        self.elements = max([self.elements, *(x.numel() for x in tensors)])
+        return made
+
+
+@BOTH
+def test_evaluation_loss(cls, tmp_path):
+    """It is the objective's, and costs no logits; the trainer weighs batches by their rows."""
+    model = llama(vocab_size=3000)
+    batches = (rows()[:3], rows()[3:])
+    smile = Objective("smile")
+    expected = sum(definition(model, batch, smile)[0] * len(batch) for batch in batches) / 5
+    data = datasets.Dataset.from_list(rows())
+    options = {"eval_dataset": data, "per_device_eval_batch_size": 3}
+    for from_hidden, logits in ((True, False), (False, True)):
+        trainer = make(
+            cls, tmp_path, model=model, objective=smile, from_hidden=from_hidden, **options
+        )
+        with LargestMade() as largest:
+            loss = trainer.evaluate()["eval_loss"]
+        assert loss == pytest.approx(expected, rel=1e-6)
+        assert (largest.elements > 3000 * LLAMA["hidden_size"]) == logits
+
+
+@BOTH
+def test_metrics_get_logits(cls, tmp_path):
+    seen = {}
+
+    def compute_metrics(prediction):
+        given = prediction.predictions
+        seen["logits"] = torch.tensor(given[0] if isinstance(given, tuple) else given)
+        seen["labels"] = torch.tensor(prediction.label_ids)
+        return {"half": 0.5}
+
+    data = datasets.Dataset.from_list(rows())
+    options = {"eval_dataset": data, "compute_metrics": compute_metrics}
+    trainer = make(cls, tmp_path, per_device_eval_batch_size=5, **options)
+    metrics = trainer.evaluate()
+    assert metrics["eval_half"] == 0.5
+    loss, _ = definition(llama(), rows(), MIXTURE)
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    again = MIXTURE(seen["logits"][:, :-1], seen["labels"][:, 1:]).loss
+    assert again.item() == pytest.approx(loss, rel=1e-5)
+
+
+@BOTH
+def test_going_on_from_a_checkpoint(cls, tmp_path):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.1}
+    whole = make(cls, tmp_path, **options)
+    whole.train()
+    again = make(cls, tmp_path, model=llama(initializer_range=0.5), **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict())
+    assert logs(again)[-1]["loss"] == logs(whole)[-1]["loss"]
+
+
+@BOTH
+def test_the_best_model_is_that_of_the_objective(cls, tmp_path):
+    """The learning rate is so large that the first step is the best."""
+    options = {
+        **{"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "learning_rate": 1.0},
+        **{"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True},
+    }
+    trainer = make(cls, tmp_path, eval_dataset=datasets.Dataset.from_list(rows()), **options)
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in logs(trainer, "eval_loss")]
+    assert trainer.state.best_metric == min(losses)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-6)
+
+
+def test_a_model_that_is_made_by_the_trainer(tmp_path):
+    """model_init is called at first, and again when training begins."""
+    made = []
+
+    def model_init():
+        made.append(llama())
+        return made[-1]
+
+    trainer = make(SmileTrainer, tmp_path, model_init=model_init)
+    trainer.train()
+    assert len(made) == 2 and trainer.model is made[-1]
+    torch.testing.assert_close(found(trainer), definition(llama(), rows(), MIXTURE)[1])
+
+
+def test_a_model_in_a_folder(tmp_path):
+    folder = str(tmp_path / "model")
+    llama().float().save_pretrained(folder)
+    trainer = make(SmileSFTTrainer, tmp_path, model=folder)
+    trainer.train()
+    loss, _ = definition(llama(), rows(), MIXTURE)
+    assert logs(trainer)[0]["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_predict_with_generate(tmp_path):
+    data = datasets.Dataset.from_list(rows())
+    options = {"predict_with_generate": True, "generation_max_length": 12}
+    shapes = []
+
+    def compute_metrics(prediction):
+        shapes.append(prediction.predictions.shape)
+        return {}
+
+    trainer = make(
+        SmileSeq2SeqTrainer,
+        tmp_path,
+        model=t5(),
+        eval_dataset=data,
+        compute_metrics=compute_metrics,
+        per_device_eval_batch_size=5,
+        **options,
+    )
+    metrics = trainer.evaluate()
+    loss, _ = definition(t5(), rows(), MIXTURE)
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    assert shapes[0][:1] == (len(CAPTIONS),)
+
+
+@BOTH
+def test_losses_of_routers(cls, tmp_path):
+    """They are the mean over accumulated batches, of TRL's coefficient where that is given."""
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
+    coefficient = 0.25
+    if cls is SmileSFTTrainer:
+        options["router_aux_loss_coef"] = coefficient = 0.5
+    trainer = make(cls, tmp_path, model=mixtral(), **options)
+    loss, auxiliary, gradients = with_routers(rows(), coefficient)
+    check(trainer, (loss, gradients))
+    assert logs(trainer)[0]["aux_loss"] == pytest.approx(auxiliary, rel=1e-5)
+
+
+def collate(parts):
+    """One packed row that scores every token, the first of each caption too, or weighs them."""
+    ends = torch.tensor([len(part["input_ids"]) for part in parts])
+    batch = {
+        "input_ids": torch.tensor([[x for part in parts for x in part["input_ids"]]]),
+        "position_ids": torch.cat([torch.arange(end) for end in ends])[None],
+    }
+    batch["labels"] = batch["input_ids"].clone()
+    if "weights" in parts[0]:
+        batch["weights"] = torch.tensor([[x for part in parts for x in part["weights"]]]).double()
+    return batch
+
+
+def test_labels_that_are_not_scored_are_not_counted(tmp_path):
+    data = [{"input_ids": ids(caption)} for caption in CAPTIONS]
+    whole = [{**row, "labels": row["input_ids"]} for row in data]
+    expected = definition(llama(), whole, MIXTURE)
+    options = {"data_collator": collate, "remove_unused_columns": False, **ACCUMULATED}
+    check(make(SmileTrainer, tmp_path, data=data, **options), expected)
+
+
+def weighted(row):
+    return {**row, "weights": [0.5 * (n % 4) for n in range(len(row["input_ids"]))]}
+
+
+@BOTH
+def test_weights_of_tokens(cls, tmp_path):
+    """A batch divides by the weights of all that are accumulated."""
+    data = [weighted({"input_ids": ids(caption)}) for caption in CAPTIONS]
+    options = {"data_collator": collate, "from_hidden": True, **ACCUMULATED}
+    trainer = make(cls, tmp_path, data=data, **options)
+    trainer.train()
+    model, total, weights = llama().train(), 0.0, 0.0
+    for row in data:
+        words, each = torch.tensor([row["input_ids"]]), torch.tensor([row["weights"]]).double()
+        result = MIXTURE(model(input_ids=words).logits[:, :-1], words[:, 1:], None, each[:, 1:])
+        total, weights = total + result.loss * result.tokens, weights + each[:, 1:].sum()
+    (total / weights).backward()
+    (entry,) = logs(trainer)
+    assert entry["loss"] == pytest.approx((total / weights).item(), rel=1e-6)
+    assert entry["loss"] == pytest.approx(
+        0.3 * entry["loss_mle"] + 0.7 * entry["loss_smile"], rel=1e-5
+    )
+    expected = {name: value.grad for name, value in model.named_parameters()}
+    torch.testing.assert_close(found(trainer), expected)
+
+
+def test_a_batch_without_a_label_trains_nothing(tmp_path):
+    data = [{**row, "labels": [-100] * len(row["input_ids"])} for row in rows()]
+    trainer = make(SmileTrainer, tmp_path, data=data)
+    trainer.train()
+    assert all((value == 0).all() for value in found(trainer).values())
+
+
+@pytest.mark.parametrize("step", [{}, ACCUMULATED], ids=["at once", "accumulated"])
+def test_the_collator_of_trl_for_photos(step, tmp_path):
+    """It labels the places of photos, which are no words of a caption."""
+    from PIL import Image
+
+    folder = str(tmp_path / "model")
+    tiny_vlm.write(folder)
+    load = transformers.AutoModelForImageTextToText.from_pretrained
+    data = [
+        {
+            "images": [Image.effect_noise(size, 80).convert("RGB")],
+            "text": f"User:<image> what is it.\nAssistant: {caption}<end_of_utterance>",
+        }
+        for size, caption in (((32, 16), "a disc"), ((16, 32), "two blocks"), ((24, 24), "a"))
+    ]
+    trainer = make(
+        SmileSFTTrainer,
+        tmp_path,
+        data,
+        load(folder, dtype=torch.float64),
+        processing_class=transformers.AutoProcessor.from_pretrained(folder),
+        **{"max_length": None, "remove_unused_columns": False, **step},
+    )
+    plain, total, tokens = load(folder, dtype=torch.float64).train(), 0.0, 0
+    for row in trainer.train_dataset:
+        batch = trainer.data_collator([row])
+        labels, batch["pixel_values"] = batch.pop("labels"), batch["pixel_values"].double()
+        assert (labels == tiny_vlm.IMAGE).any()
+        labels = labels.masked_fill(labels == tiny_vlm.IMAGE, -100)[:, 1:]
+        # The words after a photo are another run of labels than those before it.
+        turns = ((labels != -100).diff(dim=1, prepend=labels[:, :1] != -100)).cumsum(1)
+        logits = plain(**batch, use_cache=False).logits[:, :-1]
+        result = MIXTURE(logits, labels, turns)
+        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
+    (total / tokens).backward()
+    gradients = {k: v.grad for k, v in plain.named_parameters() if v.grad is not None}
+    check(trainer, ((total / tokens).item(), gradients))
+
+
+def test_a_trainer_between_is_asked(tmp_path):
+    """compute_loss of one's own class is not passed over, as TRL's is."""
+
+    class Own(trl.SFTTrainer):
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            asked.append(sorted(inputs))
+            return transformers.Trainer.compute_loss(self, model, inputs, *args, **kwargs)
+
+    class SmileOwn(SmileLossMixin, Own):
+        pass
+
+    asked = []
+    trainer = make(SmileOwn, tmp_path)
+    trainer.train()
+    assert asked
+    torch.testing.assert_close(found(trainer), definition(llama(), rows(), MIXTURE)[1])
+
+
+def test_the_objective_stays_when_it_was_there(tmp_path):
+    """use_smile before the trainer is no second objective."""
+    trainer = make(SmileSFTTrainer, tmp_path, model=use_smile(llama(), Objective("reverse")))
+    trainer.train()
+    torch.testing.assert_close(found(trainer), definition(llama(), rows(), MIXTURE)[1])
+    trainer.save_model(str(tmp_path / "saved"))
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]

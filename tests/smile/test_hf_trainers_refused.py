@@ -1,0 +1,83 @@
+"""SmileLossMixin: what it is refused, a line each, when the trainer is made."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from smile.hf import SmileLossMixin
+from smile.hf.conflicts import conflicts
+from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, llama, make, rows, trl
+
+PACKED = {"packing": True, "max_length": 20}
+BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
+
+REFUSED = [
+    (SmileTrainer, {"label_smoothing_factor": 0.1}, r"Objective\(..., label_smoothing=0.1\)"),
+    (SmileSFTTrainer, {"label_smoothing_factor": 0.1}, r"Objective\(..., label_smoothing=0.1\)"),
+    (SmileSFTTrainer, {"loss_type": "dft"}, "loss_type 'dft' is another loss"),
+    (
+        SmileSFTTrainer,
+        {**PACKED, "packing_strategy": "wrapped"},
+        '"wrapped" cuts captions',
+    ),
+    (SmileTrainer, {"use_liger_kernel": True}, "fused_linear_cross_entropy"),
+]
+
+
+@pytest.mark.parametrize(("cls", "options", "line"), REFUSED)
+def test_another_loss_is_refused(cls, options, line, tmp_path):
+    with pytest.raises(ValueError, match=line) as error:
+        make(cls, tmp_path, **options)
+    assert "\n" not in str(error.value) and str(error.value).startswith(cls.__name__)
+
+
+@BOTH
+def test_a_loss_function_is_refused(cls, tmp_path):
+    with pytest.raises(ValueError, match="compute_loss_func is another loss"):
+        make(cls, tmp_path, compute_loss_func=print)
+
+
+def test_mle_alone_may_be_cut(tmp_path):
+    options = {**PACKED, "packing_strategy": "wrapped"}
+    trainer = make(SmileSFTTrainer, tmp_path, objective="mle", **options)
+    assert trainer.train().training_loss > 0
+
+
+def test_captions_divided_between_processes_are_refused(tmp_path):
+    """Under context and sequence parallelism, which need several processes to be set up."""
+    for kind in ("cp", "sp"):
+        for objective, lines in (("smile", 1), ("mle", 0)):
+            trainer = make(SmileTrainer, tmp_path, objective=objective)
+            parallel = SimpleNamespace(**{f"{kind}_enabled": True})
+            trainer.accelerator = SimpleNamespace(parallelism_config=parallel)
+            found = list(conflicts(trainer))
+            assert len(found) == lines and all(f"{kind}_size" in line for line in found)
+
+
+def test_nn_data_parallel_is_refused(tmp_path):
+    trainer = make(SmileTrainer, tmp_path)
+    trainer.args._n_gpu = 2
+    (line,) = conflicts(trainer)
+    assert "torchrun" in line
+
+
+def test_a_learnt_prompt_and_packing_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(llama(), config)
+    with pytest.raises(ValueError, match="packed captions would see each other"):
+        make(SmileSFTTrainer, tmp_path, model=model, **PACKED)
+
+
+def test_trainers_of_other_losses_are_refused():
+    class SmileDPOTrainer(SmileLossMixin, trl.DPOTrainer):
+        pass
+
+    with pytest.raises(ValueError, match="DPOTrainer of TRL has a loss of its own"):
+        SmileDPOTrainer()
+
+
+def test_weights_that_a_collator_drops(tmp_path):
+    trainer = make(SmileSFTTrainer, tmp_path, data=[{**row, "weights": 2.0} for row in rows()])
+    with pytest.raises(ValueError, match="weights of the data set is not in its batches"):
+        trainer.train()

@@ -1,0 +1,187 @@
+"""What tests of trainers share: the trainers, tiny models, captions, and a step's definition."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from smile import Objective
+from smile.hf import SmileLossMixin
+
+pytest.importorskip("accelerate", reason="Trainer needs accelerate, in the tests from Python 3.10")
+trl = pytest.importorskip("trl", reason="TRL is in the tests from Python 3.11")
+datasets = pytest.importorskip("datasets")
+
+WORDS = "<pad> <s> </s> <unk> : user a the cat dog sits runs red blue ball on with small <image>"
+PAD, IMAGE = 0, 18
+# Of different lengths, with words that repeat.
+CAPTIONS = [
+    "the red cat sits on the red ball",
+    "a dog runs",
+    "a small dog runs with a red ball on a blue ball",
+    "the cat sits",
+    "a blue ball with a small cat on the blue ball",
+]
+LLAMA = {
+    **{"vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "intermediate_size": 16, "max_position_embeddings": 64},
+    **{"pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2},
+}
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content + ' </s>' }}{% endgeneration %}{{ ' ' }}"
+    "{% else %}{{ 'user : ' + m.content + ' ' }}{% endif %}{% endfor %}"
+)
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate(WORDS.split())}
+    whole = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=whole, chat_template=TEMPLATE, **special
+    )
+
+
+def ids(text):
+    known = WORDS.split()
+    return [known.index(word) for word in text.split()]
+
+
+def llama(**config):
+    """A tiny Llama in float64, always the same."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, **config}))
+    return model.double()
+
+
+def t5():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        **{"vocab_size": 24, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2},
+        **{"num_heads": 2, "dropout_rate": 0.0, "decoder_start_token_id": 1},
+    )
+    return transformers.T5ForConditionalGeneration(config).double()
+
+
+def rows(prompt="user : a cat"):
+    """Each caption behind a prompt that is not scored, as a data set's row."""
+    made = []
+    for number, caption in enumerate(CAPTIONS):
+        before, text = ids(prompt)[: 1 + number % 3], ids(caption + " </s>")
+        made.append({"input_ids": before + text, "labels": [-100] * len(before) + text})
+    return made
+
+
+def gradients(model):
+    return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
+
+
+def definition(model, rows, objective):
+    """The loss and every gradient of a step on the rows: each alone, unpadded, from its logits."""
+    model = copy.deepcopy(model).train()
+    total, tokens = 0.0, 0
+    for row in rows:
+        row = {key: torch.tensor([value]) for key, value in row.items()}
+        labels = row.pop("labels")
+        if model.config.is_encoder_decoder:
+            row["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+            result = objective(model(**row).logits, labels)
+        else:
+            result = objective(model(**row).logits[:, :-1], labels[:, 1:])
+        total, tokens = total + result.loss * result.tokens, tokens + result.tokens
+    (total / tokens).backward()
+    return (total / tokens).item(), gradients(model)
+
+
+MIXTURE = Objective({"mle": 0.3, "smile": 0.7}, label_smoothing=0.1)
+
+
+def mixtral():
+    torch.manual_seed(0)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    config = transformers.MixtralConfig(**LLAMA, **experts, router_aux_loss_coef=0.25)
+    model = transformers.MixtralForCausalLM(config)
+    model.set_experts_implementation("eager")  # there is no grouped product in float64
+    return model.double()
+
+
+def with_routers(rows, coefficient):
+    """Loss, routers' part of it, and gradients, of a step in which each row is a batch."""
+    model = mixtral().train()
+    loss, expected = definition(model, rows, MIXTURE)
+    words = [torch.tensor([row["input_ids"]]) for row in rows]
+    losses = [model(input_ids=x, attention_mask=torch.ones_like(x)).aux_loss for x in words]
+    auxiliary = sum(losses) / len(rows)
+    (coefficient * auxiliary).backward()
+    for name, gradient in gradients(model).items():
+        expected[name] = expected[name] + gradient
+    return loss + coefficient * auxiliary.item(), auxiliary.item(), expected
+
+
+class SmileTrainer(SmileLossMixin, transformers.Trainer):
+    pass
+
+
+class SmileSeq2SeqTrainer(SmileLossMixin, transformers.Seq2SeqTrainer):
+    pass
+
+
+class SmileSFTTrainer(SmileLossMixin, trl.SFTTrainer):
+    pass
+
+
+class Gradients(transformers.TrainerCallback):
+    """Keeps those of the last step."""
+
+    def on_pre_optimizer_step(self, arguments, state, control, model=None, **kwargs):
+        self.found = gradients(model)
+
+
+OF_TRAINERS = {
+    *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func", "model_init"),
+    *("from_hidden", "peft_config", "processing_class"),
+}
+
+
+def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
+    """A trainer of one step on a CPU, on all rows at once; options are its own or its arguments."""
+    given = {key: options.pop(key) for key in OF_TRAINERS & options.keys()}
+    model = llama() if model is None and "model_init" not in given else model
+    if issubclass(cls, trl.SFTTrainer):
+        given.setdefault("processing_class", tokenizer())
+        arguments = trl.SFTConfig
+        options.setdefault("activation_checkpointing", False)
+    else:
+        arguments = transformers.Seq2SeqTrainingArguments
+        given.setdefault("data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model))
+    if not isinstance(data, datasets.Dataset):
+        data = datasets.Dataset.from_list(rows() if data is None else data)
+    few = {"max_steps": 1, "per_device_train_batch_size": len(data), "logging_steps": 1}
+    few["per_device_eval_batch_size"] = len(data)
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    options = {**few, **quiet, "max_grad_norm": 0, "bf16": False, **options}
+    given.update(train_dataset=data, objective=objective, callbacks=[Gradients()])
+    return cls(model, arguments(str(folder), **options), **given)
+
+
+def logs(trainer, name="loss"):
+    return [entry for entry in trainer.state.log_history if name in entry]
+
+
+def found(trainer):
+    """The gradients of its last step."""
+    return next(c.found for c in trainer.callback_handler.callbacks if isinstance(c, Gradients))
+
+
+def check(trainer, expected):
+    """Train the only step, and compare."""
+    trainer.train()
+    loss, gradients = expected
+    (entry,) = logs(trainer)
+    assert entry["loss"] == pytest.approx(loss, rel=1e-6)  # it is added up in float32
+    torch.testing.assert_close(found(trainer), gradients)
