@@ -40,7 +40,7 @@ class _Settings:
     from_hidden: bool
     arguments: list[str]  # of the class's forward, by place
     known: Known
-    calls: Calls = field(default_factory=Calls)
+    calls: Calls
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: bool = False  # found so in the first step
     values_read: bool = False  # in the first step too
@@ -68,11 +68,12 @@ def use_smile(
     given, model = model, _inside(model)
     undo(model)
     objective, known = _checked(objective), known_of(model)
+    calls = Calls()
     if from_hidden:
-        readable_head(model, known)
+        watch_head(readable_head(model, known), calls)
+    watch_decoder(model, calls)
     arguments = list(inspect.signature(type(model).forward).parameters)[1:]
-    model._smile = _Settings(objective, from_hidden, arguments, known)
-    watch_decoder(model, model._smile.calls)
+    model._smile = _Settings(objective, from_hidden, arguments, known, calls)
     put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch
     return given if "_orig_mod" in given._modules else model
 
@@ -90,7 +91,7 @@ def undo(model: nn.Module) -> nn.Module:
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
     """Each objective's value in the last step, by name: unweighted, a mean over tokens, detached;
     with `aux_loss`, as the model has it, where it adds one. Empty before the first step."""
-    settings = _inside(model).__dict__.get("_smile")
+    settings = getattr(_inside(model), "_smile", None)
     if settings is None:
         raise ValueError(f"{type(model).__name__} has its own loss; call use_smile on it")
     return settings.parts
@@ -109,7 +110,7 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        targets = Targets(model, labels, False, None, None, {}, labels.is_cpu)
+        targets = Targets(model, labels, read_values=labels.is_cpu)
         fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
         weighted, _ = auxiliary(model, known, fields)
         return _loss(objective(*targets.of(logits)), num_items_in_batch, weighted)
@@ -119,7 +120,7 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
 def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> Any:
     """The model's forward, of which `below` is what it would be without the objective."""
-    settings = model.__dict__.get("_smile")
+    settings = getattr(model, "_smile", None)
     if settings is None or settings.calls.of(model):
         return below(*args, **kwargs)
     named = dict(zip(settings.arguments, args))

@@ -52,7 +52,7 @@ class Calls:
                 self.running.remove(call)
 
 
-class _Decoder:
+class _RunOutside:
     """A hook before the decoder, which is to be run in a forward of ours."""
 
     def __init__(self, calls: Calls, name: str):
@@ -87,12 +87,12 @@ def watch_decoder(model: nn.Module, calls: Calls) -> None:
     """Have the decoder refuse to be trained outside of the model's forward."""
     decoder = decoder_of(model)
     if decoder is not None:
-        decoder.register_forward_pre_hook(_Decoder(calls, type(model).__name__))
+        decoder.register_forward_pre_hook(_RunOutside(calls, type(model).__name__))
 
 
 def watch_head(head: nn.Module, calls: Calls) -> None:
     """Have the head's input and output seen, for those calls that want them; once is enough."""
-    if head.__dict__.get("_smile_calls") is not calls:
+    if getattr(head, "_smile_calls", None) is not calls:
         head._smile_calls = calls
         head.register_forward_pre_hook(_BeforeHead(calls))
         head.register_forward_hook(_AfterHead(calls))
@@ -101,7 +101,7 @@ def watch_head(head: nn.Module, calls: Calls) -> None:
 def unwatch(model: nn.Module, calls: Calls) -> None:
     """Take all hooks off again."""
     for module in model.modules():
-        if module.__dict__.get("_smile_calls") is calls:
+        if getattr(module, "_smile_calls", None) is calls:
             del module._smile_calls
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in [*hooks.items()]:

@@ -23,50 +23,71 @@ class Targets:
     """What is to be predicted, by caption.
 
     labels: int64 (B, N); with `shifted` the n-th is what position n of the text predicts, otherwise
-    what stands there. weights: (B, N), (B,) or None. segments: (B, N), the captions, or None.
+    what stands there. segments: (B, N), the captions, or None. weights: (B, N), (B,) or None.
     given: the batch, of which seq_idx, cu_seq_lens_q or position_ids say where a row's texts begin;
     the first label of a text is not scored, since it does not follow from the text before. In each
     text an unbroken run of labels, as an assistant's turn, is a caption. read_values: whether to
-    look into attention_mask and labels for rows that are packed without saying so, which an
-    accelerator has to be waited for. ValueError for those, and for shapes that do not match.
+    look for rows that are packed without saying so, which an accelerator has to be waited for.
+    ValueError for those, and for shapes that do not match.
     """
 
-    def __init__(self, model, labels, shifted, segments, weights, given, read_values):
-        self.model, self.shifted, self.weights = model, shifted, weights
-        self.segments, self.texts = segments, None
-        self.tokens = given.get("input_ids")
-        self.read_values = read_values and segments is None
+    def __init__(
+        self,
+        model: nn.Module,
+        labels: Tensor,
+        shifted: bool = False,
+        segments: Optional[Tensor] = None,
+        weights: Optional[Tensor] = None,
+        given: Optional[dict] = None,
+        read_values: bool = True,
+    ):
         check_words(labels)
-        self.labels = without_media(model, labels)
-        per_token = weights is not None and weights.dim() != 1
-        if per_token and weights.shape != labels.shape:
+        if weights is not None and weights.shape not in (labels.shape, labels.shape[:1]):
             raise ValueError(
                 f"weights is {tuple(weights.shape)}, but labels is {tuple(labels.shape)}; "
                 "give one for each label, or one for each row"
             )
-        if encoder_decoder(model):
-            if shifted:
-                raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
-            return
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
-            self.segments = segments
-            # A prompt may have a number of its own: what follows it is no other text.
-            begins = (segments[:, 1:] != segments[:, :-1]) & (self.labels[:, :-1] != IGNORED)
-            self._leave_out(begins, in_step_with_labels=True)
-            return
-        self.texts = texts(given, labels)
-        if self.texts is None:
-            refuse_masks(given.get("attention_mask"), read_values)
+        self.model, self.shifted, self.weights = model, shifted, weights
+        given = given or {}
+        self.tokens = given.get("input_ids")
+        self.labels, self.segments = without_media(model, labels), segments
+        if weights is not None:  # a label of weight 0 is none, and ends a run
+            none = (weights == 0).to(labels.device)
+            self.labels = self.labels.masked_fill(none.view(len(labels), -1), IGNORED)
+        if encoder_decoder(model):
+            if shifted:
+                raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
         else:
-            begins = self.texts[:, 1:] != self.texts[:, :-1]
-            self._leave_out(begins, in_step_with_labels=not shifted)
+            self._leave_out_firsts(given)
+            if segments is None:
+                self._find_captions(given, read_values)
 
-    def _leave_out(self, begins: Tensor, in_step_with_labels: bool) -> None:
-        """Ignore the labels of tokens 1 to N - 1 where `begins`, bool (B, N - 1)."""
-        where = (1, 0) if in_step_with_labels else (0, 1)
-        self.labels = self.labels.masked_fill(torch.nn.functional.pad(begins, where), IGNORED)
+    def _leave_out_firsts(self, given: dict) -> None:
+        """Ignore the label of each text's first token."""
+        self.rows, in_step = texts(given, self.labels), not self.shifted
+        if self.rows is not None:
+            begins = self.rows[:, 1:] != self.rows[:, :-1]  # (B, N - 1), of tokens 1 to N - 1
+        elif self.segments is not None:
+            # What follows a prompt is no other text, though it has a number of its own.
+            begins = self.segments[:, 1:] != self.segments[:, :-1]
+            begins, in_step = begins & (self.labels[:, :-1] != IGNORED), True
+        else:
+            return
+        begins = nn.functional.pad(begins, (1, 0) if in_step else (0, 1))
+        self.labels = self.labels.masked_fill(begins, IGNORED)
+
+    def _find_captions(self, given: dict, read_values: bool) -> None:
+        if self.rows is None:
+            refuse_masks(given.get("attention_mask"), read_values)
+        captions = captions_of_turns(self.labels, self.rows)
+        if read_values:
+            refuse_ends(self.model, self.labels, captions)
+        # A row that is one caption needs no segments, and costs less without them.
+        if torch.compiler.is_compiling() or captions.amax() > 1:
+            self.segments = captions
 
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
         """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that
@@ -74,18 +95,11 @@ class Targets:
         predictions, labels = in_step(
             self.model, predictions, self.labels, self.shifted, self.tokens
         )
-        length = labels.size(1)
         segments, weights = self.segments, self.weights
-        if weights is not None and weights.dim() == 2:
-            weights = weights[:, -length:].to(labels.device)
         if segments is not None:
-            segments = segments[:, -length:].to(labels.device)
-        elif not encoder_decoder(self.model):
-            texts = self.texts
-            texts = None if texts is None else texts[:, -length:].to(labels.device)
-            segments = captions_of_turns(labels, texts)
-            if self.read_values:
-                refuse_ends(self.model, labels, segments)
+            segments = segments[:, -labels.size(1) :].to(labels.device)
+        if weights is not None and weights.dim() == 2:
+            weights = weights[:, -labels.size(1) :]
         return predictions, labels, segments, weights
 
 

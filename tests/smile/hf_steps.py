@@ -1,0 +1,56 @@
+"""A step of a tiny model in training, and what its loss and gradients are by definition."""
+
+import torch
+
+from smile import Objective
+from tests.smile import hf_models
+
+BOTH_KINDS = ["GPT2LMHeadModel", "T5ForConditionalGeneration"]
+GPT2, LLAMA = "GPT2LMHeadModel", "LlamaForCausalLM"
+
+
+def made(name):
+    """The family in training, always the same, with nothing left to chance."""
+    torch.manual_seed(0)
+    family = hf_models.make(name)
+    family.model.train()
+    for module in family.model.modules():
+        if hasattr(module, "dropout") and isinstance(module.dropout, float):
+            module.dropout = 0.0
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return family
+
+
+def gradients(model):
+    return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
+
+
+def definition(name):
+    """The loss and its gradients, from the logits of a model that nothing was done to."""
+    family = made(name)
+    batch = dict(family.batch)
+    labels = batch.pop("labels")
+    if family.shift:
+        logits, labels = family.model(**batch).logits[:, :-1], labels[:, 1:]
+    else:
+        ids = family.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        logits = family.model(**batch, decoder_input_ids=ids).logits
+    loss = Objective()(logits, labels).loss
+    loss.backward()
+    return loss.detach(), gradients(family.model)
+
+
+def assert_trains(name, model, tolerance=1e-9):
+    """A step of the model on the family's batch is the definition's."""
+    expected, expected_gradients = definition(name)
+    model.zero_grad()
+    loss = model(**made(name).batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=0)
+    found = gradients(model)
+    assert found.keys() == expected_gradients.keys()
+    for key, gradient in found.items():
+        torch.testing.assert_close(
+            gradient.double(), expected_gradients[key], atol=tolerance, rtol=0, msg=key
+        )

@@ -1,0 +1,129 @@
+"""torch.compile before and after use_smile: the same step, and the same lines."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from smile import Objective
+from smile.hf import last_parts, undo, use_smile
+from tests.smile import hf_models
+from tests.smile.hf_steps import GPT2, LLAMA, gradients, made
+
+CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
+SMILE, MLE = Objective(), Objective("mle")
+OLD = transformers.__version__ == "4.15.0"
+
+
+@pytest.fixture(autouse=True)
+def from_scratch():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def assert_same(model, name, objective, steps=2):
+    """A compiled model's steps are those of one that is not."""
+    batch = made(name).batch
+    plain = use_smile(made(name).model, objective)
+    loss = plain(**batch).loss
+    loss.backward()
+    for _ in range(steps):
+        model.zero_grad()
+        found = model(**batch)
+        found.loss.backward()
+        torch.testing.assert_close(found.loss, loss)
+        expected = gradients(plain)
+        for key, gradient in gradients(model).items():
+            torch.testing.assert_close(gradient, expected[key.replace("_orig_mod.", "")], msg=key)
+    for name, part in last_parts(plain).items():
+        torch.testing.assert_close(last_parts(model)[name], part)
+
+
+def after(model, objective, **options):
+    return torch.compile(use_smile(model, objective), **options)
+
+
+def before(model, objective, **options):
+    compiled = torch.compile(model, **options)
+    assert use_smile(compiled, objective) is compiled
+    return compiled
+
+
+def in_place(model, objective, **options):
+    use_smile(model, objective).compile(**options)
+    return model
+
+
+def in_place_before(model, objective, **options):
+    model.compile(**options)
+    return use_smile(model, objective)
+
+
+def its_forward(model, objective, **options):
+    use_smile(model, objective)
+    model.forward = torch.compile(model.forward, **options)
+    return model
+
+
+def its_forward_before(model, objective, **options):
+    model.forward = torch.compile(model.forward, **options)
+    return use_smile(model, objective)
+
+
+@pytest.mark.parametrize("way", [after, before, in_place, in_place_before, its_forward])
+def test_a_whole_graph_with_the_objective_in_it(way):
+    model = way(made(CAUSAL).model, MLE, backend="eager", fullgraph=True)
+    assert_same(model, CAUSAL, MLE)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
+def test_a_whole_graph_of_an_encoder_decoder_model():
+    name = "T5ForConditionalGeneration"
+    model = after(made(name).model, SMILE, backend="aot_eager", fullgraph=True)
+    assert_same(model, name, SMILE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [after, its_forward_before])
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_smile_of_a_compiled_model(way, from_hidden):
+    model = way(made(CAUSAL).model, SMILE, backend="aot_eager")
+    assert_same(use_smile(model, SMILE, from_hidden), CAUSAL, SMILE)
+
+
+@pytest.mark.slow
+def test_a_model_that_has_run_is_compiled_again():
+    model = torch.compile(made(CAUSAL).model, backend="eager")
+    own = model(**made(CAUSAL).batch).loss.detach()
+    assert_same(use_smile(model), CAUSAL, SMILE)
+    assert_same(use_smile(model, MLE), CAUSAL, MLE)
+    assert undo(model) is model
+    torch.testing.assert_close(model(**made(CAUSAL).batch).loss.detach(), own)
+
+
+def test_a_compiled_decoder_and_a_copy():
+    model = use_smile(made(CAUSAL).model)
+    decoder = "model" if CAUSAL == LLAMA else "transformer"
+    setattr(model, decoder, torch.compile(getattr(model, decoder), backend="eager"))
+    assert_same(model, CAUSAL, SMILE)
+    with pytest.raises(ValueError, match="its decoder was run outside"):
+        getattr(model, decoder)(made(CAUSAL).batch["input_ids"])
+    compiled = use_smile(made(CAUSAL).model)
+    compiled.compile(backend="eager")
+    assert_same(copy.deepcopy(compiled), CAUSAL, SMILE)
+
+
+def test_what_goes_past_a_compiled_model():
+    model = after(made(CAUSAL).model, MLE, backend="eager")
+    batch = dict(made(CAUSAL).batch)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        model(**batch).logits.square().sum().backward()
+    with pytest.raises(ValueError, match="asks for a loss of its own"):
+        model(**batch, fused_lm_head=True)
+    del batch["labels"]
+    with pytest.raises(ValueError, match="is trained without labels"):
+        model(**batch)
+    assert model.eval()(**batch).loss is None

@@ -1,0 +1,294 @@
+"""Several captions in a row of a model of transformers are scored as if each had its own."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smile import Objective
+from smile.hf import compute_loss_func, use_smile
+from tests.smile import hf_models
+from tests.smile.hf_steps import GPT2, LLAMA, gradients, made
+
+CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
+ALL = Objective({"mle": 0.2, "smile": 0.5, "reverse": 0.3})
+needs_llama = pytest.mark.skipif(LLAMA not in hf_models.HERE, reason="transformers has no Llama")
+# A prompt's length and a caption's. Tokens 0, 1 and 2 are special.
+TEXTS = [(2, 5), (1, 3), (3, 1), (1, 6)]
+
+
+def tokens_of(texts, seed=0):
+    """For each text its tokens, and labels that leave the prompt out."""
+    torch.manual_seed(seed)
+    made_texts = []
+    for prompt, caption in texts:
+        tokens = torch.randint(3, 9, (prompt + caption,))
+        labels = tokens.clone()
+        labels[:prompt] = -100
+        made_texts.append((tokens, labels))
+    return made_texts
+
+
+def alone(model, texts, objective):
+    """The loss over all tokens and every gradient, each text in a batch of its own."""
+    model = copy.deepcopy(model)
+    total, tokens = 0.0, 0
+    for text, labels in texts:
+        if len(text) < 2:
+            continue
+        logits = model(input_ids=text[None]).logits[:, :-1]
+        result = objective(logits, labels[None, 1:])
+        total, tokens = total + result.loss * result.tokens, tokens + int(result.tokens)
+    (total / max(tokens, 1)).backward()
+    return total / max(tokens, 1), gradients(model)
+
+
+def lengths_of(texts):
+    return [len(text) for text, _ in texts]
+
+
+def packed(texts):
+    """One row, whose positions start again and whose attention stays in a text."""
+    tokens, labels = (torch.cat(each)[None] for each in zip(*texts))
+    lengths = lengths_of(texts)
+    number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    same = (number[:, None] == number) & (positions[:, None] >= positions)
+    mask = torch.zeros(same.shape, dtype=torch.float64).masked_fill(~same, -torch.inf)
+    batch = {"input_ids": tokens, "labels": labels, "attention_mask": mask[None, None]}
+    return batch, number[None], positions[None]
+
+
+def assert_step(model, batch, expected):
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    torch.testing.assert_close(loss, expected[0], atol=1e-9, rtol=1e-7)
+    found = gradients(model)
+    assert found.keys() == expected[1].keys()
+    for key, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[1][key], atol=1e-9, rtol=1e-7, msg=key)
+
+
+def sources(number, positions):
+    """The same captions in each form that a batch can have them in."""
+    bounds = torch.cat([(positions[0] == 0).nonzero()[:, 0], torch.tensor([positions.size(1)])])
+    return {
+        "position_ids": {"position_ids": positions},
+        "seq_idx": {"position_ids": positions, "seq_idx": number},
+        "cu_seq_lens_q": {"position_ids": positions, "cu_seq_lens_q": bounds.int()},
+        "segments": {"position_ids": positions, "segments": number * 3 + 5},
+    }
+
+
+@needs_llama
+@pytest.mark.parametrize("from_hidden", [False, True])
+@pytest.mark.parametrize("source", ["position_ids", "seq_idx", "cu_seq_lens_q", "segments"])
+def test_a_packed_row_is_its_captions_apart(from_hidden, source):
+    model, texts = made(LLAMA).model, tokens_of(TEXTS)
+    expected = alone(model, texts, ALL)
+    batch, number, positions = packed(texts)
+    use_smile(model, ALL, from_hidden)
+    assert_step(model, {**batch, **sources(number, positions)[source]}, expected)
+
+
+@needs_llama
+@settings(deadline=None, max_examples=40)
+@given(
+    texts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=5),
+    seed=st.integers(0, 100),
+    from_hidden=st.booleans(),
+    source=st.sampled_from(["position_ids", "seq_idx", "cu_seq_lens_q", "segments"]),
+    shifted=st.booleans(),
+)
+def test_boundaries_wherever_they_are(texts, seed, from_hidden, source, shifted):
+    """Texts without a prompt, whose first token is no label, too; and of one token."""
+    texts = tokens_of([text for text in [*texts, (1, 1)] if sum(text)], seed)
+    model = made(LLAMA).model
+    expected = alone(model, texts, Objective())
+    batch, number, positions = packed(texts)
+    batch.update(sources(number, positions)[source])
+    if shifted and source != "segments":
+        batch["shift_labels"] = torch.nn.functional.pad(batch.pop("labels"), (0, 1), value=-100)
+        batch["shift_labels"] = batch["shift_labels"][:, 1:]
+    model = use_smile(model, from_hidden=from_hidden)
+    assert_step(model, batch, expected)
+
+
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_labels_that_are_shifted_already(from_hidden):
+    family = made(CAUSAL)
+    model = use_smile(family.model, from_hidden=from_hidden)
+    expected = model(**family.batch).loss
+    batch = dict(family.batch)
+    labels = torch.nn.functional.pad(batch.pop("labels"), (0, 1), value=-100)[:, 1:]
+    torch.testing.assert_close(model(**batch, shift_labels=labels).loss, expected)
+    both = model(**batch, labels=torch.zeros_like(labels), shift_labels=labels).loss
+    torch.testing.assert_close(both, expected)
+    # A part of the row, as a process of context parallelism has it, without the rows after.
+    half = model(**{key: value[:, :4] for key, value in batch.items()}, shift_labels=labels[:, :4])
+    logits = use_smile(made(CAUSAL).model)(**family.batch).logits[:, :4]
+    torch.testing.assert_close(half.loss, Objective()(logits, labels[:, :4]).loss)
+
+
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_turns_of_an_assistant_are_captions_of_their_own(from_hidden):
+    family = made(CAUSAL)
+    batch = dict(family.batch)
+    batch["labels"] = labels = batch["input_ids"].clone()
+    labels[:, [0, 1, 4]] = -100
+    labels[batch["input_ids"] == hf_models.PAD] = -100
+    logits = family.model(**{key: v for key, v in batch.items() if key != "labels"}).logits
+    apart = torch.cat([labels, labels])
+    apart[:3, 4:], apart[3:, :4] = -100, -100
+    expected = Objective()(torch.cat([logits, logits])[:, :-1], apart[:, 1:]).loss
+    model = use_smile(family.model, from_hidden=from_hidden)
+    torch.testing.assert_close(model(**batch).loss, expected)
+    # Explicit segments are taken as they are.
+    as_one = Objective()(logits[:, :-1], labels[:, 1:]).loss
+    segments = torch.zeros_like(labels)
+    torch.testing.assert_close(model(**batch, segments=segments).loss, as_one)
+    # A weight of 0 is as -100.
+    weights = (labels != -100).double()
+    batch["labels"] = batch["input_ids"].clone()
+    torch.testing.assert_close(model(**batch, weights=weights).loss, expected)
+    if not from_hidden:
+        compute_loss = compute_loss_func(made(CAUSAL).model)
+        torch.testing.assert_close(compute_loss({"logits": logits}, labels), expected)
+
+
+@pytest.mark.parametrize("name", [CAUSAL, "T5ForConditionalGeneration"])
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_weights_of_tokens_and_rows(name, from_hidden):
+    family = made(name)
+    labels = family.batch["labels"]
+    weights = torch.rand(labels.shape, dtype=torch.float64)
+    logits = use_smile(family.model)(**family.batch).logits
+    first = int(family.shift)
+    each = [
+        Objective()(logits[:, : labels.size(1) - first], labels[:, first:], weights=chosen)
+        for chosen in (weights[:, first:], weights[:, 0])
+    ]
+    model = use_smile(family.model, from_hidden=from_hidden)
+    for result, chosen in zip(each, (weights, weights[:, 0])):
+        torch.testing.assert_close(model(**family.batch, weights=chosen).loss, result.loss)
+        by_items = model(**family.batch, weights=chosen, num_items_in_batch=7).loss
+        torch.testing.assert_close(by_items, result.loss * result.tokens / 7)
+
+
+END = 1  # of the tiny models' configurations, as set below
+
+
+@pytest.fixture
+def with_end():
+    family = made(CAUSAL)
+    family.model.config.eos_token_id = END
+    if hasattr(family.model, "generation_config"):
+        family.model.generation_config.eos_token_id = [END, 0]
+    return use_smile(family.model)
+
+
+def row(model, *tokens, prompt=0, **inputs):
+    tokens = torch.tensor([tokens])
+    labels = tokens.clone()
+    labels[:, :prompt] = -100
+    return model(input_ids=tokens, labels=labels, **inputs).loss
+
+
+@pytest.mark.parametrize(
+    "tokens, prompt",
+    [
+        ((3, 4, END, 5, 6, END), 0),  # two captions
+        ((END, 3, 4, END, 5, END), 0),  # that begin as they end
+        ((3, 4, END, 5, 6, END, 7), 1),  # the last one cut
+        ((3, 4, END, END, 5, END), 0),
+    ],
+)
+def test_captions_that_are_concatenated_are_refused(tokens, prompt, with_end):
+    for training in (True, False):
+        with pytest.raises(ValueError, match=r"row 0 .* token 1.*segments") as error:
+            row(with_end.train(training), *tokens, prompt=prompt)
+        assert "\n" not in str(error.value)
+    segments = torch.tensor([tokens]).eq(END).cumsum(1)
+    assert row(with_end, *tokens, prompt=prompt, segments=segments).isfinite()
+    tokens = torch.tensor([tokens])
+    with pytest.raises(ValueError, match="ends again"):
+        logits = torch.zeros(*tokens.shape, hf_models.VOCABULARY)
+        compute_loss_func(with_end)({"logits": logits}, tokens)
+
+
+@pytest.mark.parametrize(
+    "tokens, prompt",
+    [
+        ((3, 4, 5, END), 0),
+        ((END, 3, 4, 5, END), 0),  # the beginning is the same token
+        ((3, 4, END, 5), 0),  # a line ends after the end, as in ChatML
+        ((3, 4, END, END, END), 0),  # padding by the same token
+        ((3, END, 4, END, 5, END), 4),
+    ],
+)
+def test_one_caption_that_ends_is_not_refused(tokens, prompt, with_end):
+    assert row(with_end, *tokens, prompt=prompt).isfinite()
+
+
+def test_turns_that_end_are_not_refused(with_end):
+    tokens = torch.tensor([[3, 4, END, 5, 6, 7, END]])
+    labels = tokens.clone()
+    labels[:, 3] = -100
+    assert with_end(input_ids=tokens, labels=labels).loss.isfinite()
+    if CAUSAL == LLAMA:
+        positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+        with_end(input_ids=tokens, labels=tokens, position_ids=positions).loss.backward()
+
+
+@needs_llama
+@pytest.mark.parametrize("mask, found", [("4d", r"is \(1, 1, 17"), ("numbers", "has numbers")])
+def test_an_attention_mask_that_packs_needs_to_say_more(mask, found):
+    texts = tokens_of([(2, 5), (1, 3), (3, 3)])
+    batch, number, _ = packed(texts)
+    if mask == "numbers":
+        batch["attention_mask"] = number + 1
+    model = use_smile(made(LLAMA).model)
+    for training in (True, False):
+        with pytest.raises(ValueError, match=f"attention_mask {found}.*segments") as error:
+            model.train(training)(**batch)
+        assert "\n" not in str(error.value)
+    assert model(**batch, segments=number).loss.isfinite()
+
+
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_segments_of_captions_alone_keep_their_first_token(from_hidden):
+    """Whatever the number of the prompts between them is."""
+    family = made(CAUSAL)
+    labels = family.batch["labels"]
+    model = use_smile(family.model, from_hidden=from_hidden)
+    expected = model(**family.batch).loss
+    segments = torch.where(labels == -100, 0, torch.arange(1, 4)[:, None])
+    torch.testing.assert_close(model(**family.batch, segments=segments).loss, expected)
+
+
+def test_what_does_not_fit_is_said():
+    family = made(CAUSAL)
+    model, batch = use_smile(family.model), family.batch
+    labels = batch["labels"]
+    lines = [
+        ({"segments": labels[:, 1:]}, "segments is (3, 6), but labels is (3, 7)"),
+        ({"segments": torch.cat([labels, labels], 1)}, "segments is (3, 14), but labels"),
+        ({"segments": labels / 2}, "segments is torch.float32; give whole numbers"),
+        ({"weights": torch.ones(3, 6)}, "weights is (3, 6), but labels is (3, 7)"),
+        ({"weights": torch.ones(7)}, "weights is (7,), but labels is (3, 7)"),
+        ({"weights": torch.full((3, 7), torch.nan)}, "a weight is nan"),
+        ({"seq_idx": labels[:, 1:]}, "seq_idx is for (3, 6) tokens, but labels is (3, 7)"),
+        ({"cu_seq_lens_q": torch.tensor([0, 7])}, "cu_seq_lens_q is for (1, 7) tokens"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9])}, "cu_seq_lens goes from 0 to 9"),
+    ]
+    for more, line in lines:
+        with pytest.raises(ValueError) as error:
+            model(**batch, **more)
+        assert line in str(error.value) and "\n" not in str(error.value)
+    t5 = made("T5ForConditionalGeneration")
+    batch = {**t5.batch, "shift_labels": t5.batch["labels"]}
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration takes labels"):
+        use_smile(t5.model)(**batch)

@@ -1,0 +1,256 @@
+"""What is put around a model after use_smile, or was before, trains the objective."""
+
+import copy
+import types
+
+import pytest
+import torch
+import transformers
+
+from smile import Objective
+from smile.hf import undo, use_smile
+from tests.smile import hf_models
+from tests.smile.hf_steps import BOTH_KINDS, GPT2, LLAMA, assert_trains, definition, gradients, made
+
+both_kinds = pytest.mark.parametrize("name", BOTH_KINDS)
+needs_llama = pytest.mark.skipif(LLAMA not in hf_models.HERE, reason="transformers has no Llama")
+from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
+
+
+def wrapped(model, name="wrapper"):
+    """By a method that calls the forward it found, and says so."""
+    before = model.forward
+    model.called = getattr(model, "called", [])
+
+    def forward(self, *args, **kwargs):
+        self.called.append(name)
+        return before(*args, **kwargs)
+
+    model.forward = types.MethodType(forward, model)
+    return model
+
+
+def hooked(model):
+    """By accelerate, as it moves inputs between devices."""
+    hooks = pytest.importorskip("accelerate.hooks")
+
+    class Hook(hooks.ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            return args, kwargs
+
+    return hooks.add_hook_to_module(model, Hook())
+
+
+def dispatched(model):
+    accelerate = pytest.importorskip("accelerate")
+    places = {name: "cpu" for name, _ in model.named_children()}
+    return accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
+
+
+def with_head_of_trl(model):
+    pytest.importorskip("trl").trainer.utils.add_fused_lm_head(model)
+    return model
+
+
+WRAPPERS = [wrapped, hooked, dispatched]
+
+
+@both_kinds
+@from_logits_and_hidden
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_forward_that_is_set_is_called_with_the_objective_around_it(name, from_hidden, wrapper):
+    assert_trains(name, use_smile(wrapper(made(name).model), from_hidden=from_hidden))
+    assert_trains(name, wrapper(use_smile(made(name).model, from_hidden=from_hidden)))
+
+
+@both_kinds
+@from_logits_and_hidden
+def test_forwards_that_are_set_are_called_one_above_the_other(name, from_hidden):
+    model = use_smile(wrapped(made(name).model, "first"), from_hidden=from_hidden)
+    wrapped(wrapped(model, "second"), "third")
+    assert_trains(name, model)
+    assert model.called == ["third", "second", "first"]
+    assert_trains(name, use_smile(model, from_hidden=not from_hidden))
+    undo(model).called.clear()
+    loss = model(**made(name).batch).loss
+    torch.testing.assert_close(loss, made(name).model(**made(name).batch).loss)
+    assert model.called == ["third", "second", "first"]
+    model.called.clear()
+    assert_trains(name, use_smile(wrapped(model, "fourth"), from_hidden=from_hidden))
+    assert model.called == ["fourth", "third", "second", "first"]
+
+
+def test_a_forward_that_is_given_back_takes_off_what_was_put_on_it():
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = wrapped(use_smile(made(GPT2).model))
+    hooks.remove_hook_from_module(wrapped(hooked(model), "above"))
+    assert_trains(GPT2, model)
+    assert model.called == ["wrapper"]
+    del model.forward
+    model.called.clear()
+    assert_trains(GPT2, model)
+    assert model.called == []
+    with pytest.raises(AttributeError):
+        del model.forward
+
+
+@needs_llama
+@from_logits_and_hidden
+def test_the_fused_head_of_trl_stays_unused(from_hidden):
+    assert_trains(LLAMA, with_head_of_trl(use_smile(made(LLAMA).model, from_hidden=from_hidden)))
+    model = use_smile(with_head_of_trl(made(LLAMA).model), from_hidden=from_hidden)
+    assert_trains(LLAMA, model)
+    for training in (True, False):
+        with pytest.raises(ValueError, match=r"fused_lm_head.*SmileSFTTrainer"):
+            model.train(training)(**made(LLAMA).batch, fused_lm_head=True)
+
+
+@needs_llama
+@from_logits_and_hidden
+def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
+    liger = pytest.importorskip("liger_kernel.transformers")
+    # Its other kernels run on a GPU alone.
+    rest = {"rope": False, "rms_norm": False, "swiglu": False}
+    model = made(LLAMA).model
+    liger.apply_liger_kernel_to_llama(model=use_smile(model, from_hidden=from_hidden), **rest)
+    assert "liger" in model._smile_chain[-1].function.__module__
+    assert_trains(LLAMA, model)
+    model = made(LLAMA).model
+    liger.apply_liger_kernel_to_llama(model=model, **rest)
+    assert_trains(LLAMA, use_smile(model, from_hidden=from_hidden))
+    cls = transformers.LlamaForCausalLM
+    monkeypatch.setattr(cls, "forward", cls.forward)
+    model = use_smile(made(LLAMA).model, from_hidden=from_hidden)
+    liger.apply_liger_kernel_to_llama(**rest)
+    assert "liger" in cls.forward.__module__
+    assert_trains(LLAMA, model)
+
+
+@from_logits_and_hidden
+def test_a_class_that_is_patched_later_is_called(from_hidden, monkeypatch):
+    name = GPT2
+    cls, calls = transformers.GPT2LMHeadModel, []
+    model, own = use_smile(made(name).model, from_hidden=from_hidden), cls.forward
+
+    def forward(self, *args, **kwargs):
+        calls.append(kwargs.get("labels"))
+        return own(self, *args, **kwargs)
+
+    monkeypatch.setattr(cls, "forward", forward)
+    expected = definition(name)
+    calls.clear()
+    loss = model(**made(name).batch).loss
+    torch.testing.assert_close(loss.detach(), expected[0])
+    assert calls == [None]
+
+
+@pytest.fixture
+def accelerator():
+    """Of accelerate, in bfloat16; there is one state of it in a process."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@from_logits_and_hidden
+@pytest.mark.parametrize("before", [False, True])
+def test_accelerates_preparation_is_under_the_objective_until_it_is_taken_off(
+    from_hidden, before, accelerator
+):
+    name, computed = GPT2, []
+    model = made(name).model.float()
+    model.transformer.h[0].register_forward_hook(
+        lambda *_: computed.append(torch.is_autocast_enabled("cpu"))
+    )
+    if before:
+        model = use_smile(accelerator.prepare(model), from_hidden=from_hidden)
+    else:
+        model = accelerator.prepare(use_smile(model, from_hidden=from_hidden))
+    assert_trains(name, model, tolerance=0.05)
+    assert model(**made(name).batch).loss.dtype == torch.float32
+    assert set(computed) == {True}
+    computed.clear()
+    assert accelerator.unwrap_model(model, keep_fp32_wrapper=False) is model
+    assert_trains(name, model, tolerance=1e-5)
+    assert computed == [False]
+
+
+def test_what_was_set_before_accelerates_preparation_stays_when_that_is_taken_off(accelerator):
+    model = accelerator.prepare(wrapped(use_smile(made(GPT2).model)))
+    accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    assert_trains(GPT2, model)
+    assert model.called == ["wrapper"]
+
+
+@pytest.mark.parametrize("kind", ["lora", "prompt", "prefix"])
+@pytest.mark.parametrize("before", [False, True])
+@from_logits_and_hidden
+def test_peft_before_and_after(kind, before, from_hidden):
+    peft = pytest.importorskip("peft")
+    config = {
+        "lora": lambda: peft.LoraConfig(
+            r=2, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True
+        ),
+        "prompt": lambda: peft.PromptTuningConfig(num_virtual_tokens=3),
+        "prefix": lambda: peft.PrefixTuningConfig(num_virtual_tokens=3),
+    }[kind]()
+    config.task_type = "CAUSAL_LM"
+    family = made(GPT2)
+    model = family.model
+    if before:
+        use_smile(model, from_hidden=from_hidden)
+    model = peft.get_peft_model(model, config).double().train()
+    if not before:
+        use_smile(model, from_hidden=from_hidden)
+    loss = model(**family.batch).loss
+    loss.backward()
+    found = gradients(model)
+    undo(model)
+    model.zero_grad()
+    batch = dict(family.batch)
+    labels = batch.pop("labels")
+    logits = model(**batch).logits[:, -labels.size(1) :]
+    expected = Objective()(logits[:, :-1], labels[:, 1:]).loss
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    assert found and found.keys() == gradients(model).keys()
+    for key, gradient in gradients(model).items():
+        torch.testing.assert_close(found[key], gradient, msg=key)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_deep_copy_has_what_was_set_and_its_own_weights(wrapper):
+    name = GPT2
+    # Not `wrapped`, which holds on to the model that it found.
+    model = (
+        use_smile(made(name).model) if wrapper is wrapped else wrapper(use_smile(made(name).model))
+    )
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert_trains(name, twin)
+    with pytest.raises(ValueError, match="its decoder was run outside"):
+        twin.transformer(made(name).batch["input_ids"])
+    undo(twin)
+    assert twin.transformer(made(name).batch["input_ids"]) is not None
+
+
+def test_a_copy_of_a_model_whose_forward_leads_to_the_first_does_not_train():
+    twin = copy.deepcopy(wrapped(use_smile(made(GPT2).model)))
+    with pytest.raises(ValueError, match="is trained without labels"):
+        twin(**made(GPT2).batch)
+
+
+@from_logits_and_hidden
+def test_a_replica_of_data_parallel_trains(from_hidden):
+    """As nn.DataParallel makes one for each GPU, with what was set on the first."""
+    model = use_smile(made(GPT2).model, from_hidden=from_hidden)
+    below = type(model).forward
+    model.forward = types.MethodType(lambda self, *a, **k: below(self, *a, **k), model)
+    replica = model._replicate_for_data_parallel()
+    replica._modules = dict(model._modules)
+    del model._modules["transformer"]  # so that it cannot be the first one that runs
+    loss = replica(**made(GPT2).batch).loss
+    torch.testing.assert_close(loss.detach(), definition(GPT2)[0])
