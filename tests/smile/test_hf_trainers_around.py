@@ -202,6 +202,35 @@ def test_losses_of_routers(cls, tmp_path):
     assert logs(trainer)[0]["aux_loss"] == pytest.approx(auxiliary, rel=1e-5)
 
 
+def test_losses_of_routers_of_vision_and_language(tmp_path):
+    """They are asked for in the call: models of earlier versions pass over the configuration."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    config = transformers.Qwen3VLMoeConfig(
+        text_config={**LLAMA, **experts, "head_dim": 8, "rope_parameters": rope},
+        vision_config={**vision, "out_hidden_size": 16, "deepstack_visual_indexes": [0]},
+    )
+    model = transformers.Qwen3VLMoeForConditionalGeneration(config)
+    model.set_experts_implementation("eager")
+    trainer = make(SmileSFTTrainer, tmp_path, model=model.double(), router_aux_loss_coef=0.5)
+    asked = []
+    model.register_forward_pre_hook(lambda *given: asked.append(given[-1]), with_kwargs=True)
+    trainer.train()
+    assert asked[0]["output_router_logits"] is True
+    (entry,) = logs(trainer)
+    parts = 0.3 * entry["loss_mle"] + 0.7 * entry["loss_smile"] + 0.5 * entry["aux_loss"]
+    assert entry["loss"] == pytest.approx(parts, rel=1e-5) and entry["aux_loss"] > 1
+
+
+def test_tokens_are_counted_though_the_model_cannot_say_so(tmp_path):
+    model = llama()
+    model.accepts_loss_kwargs = False  # as of Qwen-VL, whose loss divides by its own tokens
+    trainer = make(SmileTrainer, tmp_path, model=model, **ACCUMULATED)
+    check(trainer, definition(llama(), rows(), MIXTURE))
+
+
 def collate(parts):
     """One packed row that scores every token, the first of each caption too, or weighs them."""
     ends = torch.tensor([len(part["input_ids"]) for part in parts])
