@@ -76,7 +76,13 @@ class Head:
         logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
         for words in self._slices():
             bias = None if self.bias is None else self.bias[words]
-            logits[:, words] = F.linear(hidden, self._rows(words), bias)
+            weight, place = self._rows(words), logits[:, words]
+            if self.dtype != self.wide:
+                place.copy_(F.linear(hidden, weight, bias))
+            elif bias is None:
+                torch.mm(hidden, weight.T, out=place)
+            else:
+                torch.addmm(bias, hidden, weight.T, out=place)
         return self.transform(logits)
 
     def backward(self, rows: Tensor, d_logits: Tensor, slope: Slope) -> None:
