@@ -253,7 +253,7 @@ def test_labels_that_are_not_scored_are_not_counted(tmp_path):
 
 
 def weighted(row):
-    return {**row, "weights": [0.5 * (n % 4) for n in range(len(row["input_ids"]))]}
+    return {**row, "weights": [0.5 + n % 3 for n in range(len(row["input_ids"]))]}
 
 
 @BOTH
