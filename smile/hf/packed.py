@@ -26,9 +26,9 @@ class Targets:
     what stands there. segments: (B, N), the captions, or None. weights: (B, N), (B,) or None.
     given: the batch, of which seq_idx, cu_seq_lens_q or position_ids say where a row's texts begin;
     the first label of a text is not scored, since it does not follow from the text before. In each
-    text an unbroken run of labels, as an assistant's turn, is a caption. read_values: whether to
-    look for rows that are packed without saying so, which an accelerator has to be waited for.
-    ValueError for those, and for shapes that do not match.
+    text an unbroken run of labels, as an assistant's turn, is a caption, whatever its weights.
+    read_values: whether to look for rows that are packed without saying so, which an accelerator
+    has to be waited for. ValueError for those, and for shapes that do not match.
     """
 
     def __init__(
@@ -54,9 +54,6 @@ class Targets:
         given = given or {}
         self.tokens = given.get("input_ids")
         self.labels, self.segments = without_media(model, labels), segments
-        if weights is not None:  # a label of weight 0 is none, and ends a run
-            none = (weights == 0).to(labels.device)
-            self.labels = self.labels.masked_fill(none.view(len(labels), -1), IGNORED)
         if encoder_decoder(model):
             if shifted:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")

@@ -150,12 +150,14 @@ def test_turns_of_an_assistant_are_captions_of_their_own(from_hidden):
     as_one = Objective()(logits[:, :-1], labels[:, 1:]).loss
     segments = torch.zeros_like(labels)
     torch.testing.assert_close(model(**batch, segments=segments).loss, as_one)
-    # A weight of 0 is as -100.
+    # A weight of 0 leaves a caption one caption.
     weights = (labels != -100).double()
-    batch["labels"] = batch["input_ids"].clone()
-    torch.testing.assert_close(model(**batch, weights=weights).loss, expected)
+    batch["labels"] = labels = batch["input_ids"]
+    whole = Objective()(logits[:, :-1], labels[:, 1:], weights=weights[:, 1:]).loss
+    torch.testing.assert_close(model(**batch, weights=weights).loss, whole)
     if not from_hidden:
         compute_loss = compute_loss_func(made(CAUSAL).model)
+        labels = labels.masked_fill(weights == 0, -100)
         torch.testing.assert_close(compute_loss({"logits": logits}, labels), expected)
 
 
