@@ -90,6 +90,8 @@ def blocks(
     and the labels there, (C, L), padded with `ignore_index`. Without segments all rows are one
     block. With them a block's longest caption is at most twice its shortest.
     """
+    if labels.numel() == 0:
+        return
     if segments is None:
         yield torch.arange(labels.numel(), device=labels.device).view_as(labels), labels
         return

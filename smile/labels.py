@@ -14,6 +14,8 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     is true once for each type.
     """
     labelled = labels != ignore_index
+    if labels.size(1) == 0:
+        return labels, labelled
     first = labelled.int().argmax(dim=1, keepdim=True)  # (B, 1)
     filler = labels.gather(1, first).masked_fill(~labelled.any(dim=1, keepdim=True), 0)
     types = torch.where(labelled, labels, filler)

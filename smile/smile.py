@@ -70,6 +70,8 @@ def with_first_token_mle(
     losses: Tensor, logits: Tensor, labels: Tensor, ignore_index: int
 ) -> Tensor:
     """Losses (B, N) with that of each first labelled token taken over the whole vocabulary."""
+    if labels.size(1) == 0:
+        return losses
     first = first_labelled(labels, ignore_index)
     position = first.int().argmax(dim=1)  # (B,)
     captions = torch.arange(labels.size(0), device=labels.device)

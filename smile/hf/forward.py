@@ -138,12 +138,12 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     num_items_in_batch = given.pop("num_items_in_batch", None)
     return_dict = given.pop("return_dict", None)
     given["return_dict"] = True
-    if "use_cache" in settings.arguments:
-        given["use_cache"] = False
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
-    targets = Targets(
-        model, labels, shifted, segments, weights, given, _reads_values(settings, labels)
-    )
+    read_values = _reads_values(settings, labels)
+    by_caption = settings.objective.weights.keys() != {"mle"}
+    targets = Targets(model, labels, shifted, segments, weights, given, read_values, by_caption)
+    if "use_cache" in settings.arguments:  # with one, some do not keep texts of a row apart
+        given["use_cache"] = False
     give_decoder_inputs(model, labels, given)
     # What is below sees no labels otherwise, so that it computes no loss of its own.
     give_labels(model, settings.known, labels, given)

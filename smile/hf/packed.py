@@ -28,7 +28,8 @@ class Targets:
     the first label of a text is not scored, since it does not follow from the text before. In each
     text an unbroken run of labels, as an assistant's turn, is a caption, whatever its weights.
     read_values: whether to look for rows that are packed without saying so, which an accelerator
-    has to be waited for. ValueError for those, and for shapes that do not match.
+    has to be waited for. by_caption: False for an objective to which captions are the same.
+    ValueError for such rows, and for shapes that do not match.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Targets:
         weights: Optional[Tensor] = None,
         given: Optional[dict] = None,
         read_values: bool = True,
+        by_caption: bool = True,
     ):
         check_words(labels)
         if weights is not None and weights.shape not in (labels.shape, labels.shape[:1]):
@@ -59,7 +61,7 @@ class Targets:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
         else:
             self._leave_out_firsts(given)
-            if segments is None:
+            if segments is None and by_caption:
                 self._find_captions(given, read_values)
 
     def _leave_out_firsts(self, given: dict) -> None:

@@ -168,6 +168,19 @@ def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice(spec):
     assert output.tokens == expected.tokens == 4 + 2 * 4
 
 
+@each_spec
+def test_rows_of_no_labels_at_all(spec):
+    """As a decoder's of one token, of which none is predicted."""
+    hidden, head = torch.randn(2, 0, WIDTH, requires_grad=True), torch.randn(9, WIDTH)
+    labels = torch.zeros(2, 0, dtype=torch.long)
+    for output in (
+        Objective(spec)(F.linear(hidden, head), labels),
+        Objective(spec).from_hidden(hidden, head, None, labels),
+    ):
+        assert output.loss == 0 and output.tokens == 0
+        output.loss.backward()
+
+
 def test_the_functions_and_the_module_take_them_too():
     torch.manual_seed(0)
     logits, labels = torch.randn(1, 6, VOCABULARY), torch.randint(VOCABULARY, (1, 6))
