@@ -1,0 +1,32 @@
+"""The parts of a run, each a process of its own, the one that is worth most first."""
+
+from typing import NamedTuple
+
+CAPTIONER = ("torchvision", "timm", "transformers", "huggingface_hub", "filelock", "safetensors")
+IMAGES = ("numpy", "PIL", "tqdm", "torchvision")
+TRAINING = (*CAPTIONER, *IMAGES, "pydantic", "ruamel.yaml", "tensorboard")
+
+
+class Part(NamedTuple):
+    """Checks, the modules of tests/gpu, and then what benchmarks/gpu/NAME.py measures, if anything.
+
+    needs: what it imports besides torch. share: of the time, relative to the others'.
+    """
+
+    name: str
+    about: str
+    share: float
+    needs: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    measures: bool = False
+
+
+PARTS = (
+    Part("ceilings", "what the card can do", 4, measures=True),
+    Part("objective", "losses, gradients, their time", 14, (), ("test_objective",), True),
+    Part("captioning", "tokens, captions a second", 34, CAPTIONER, ("test_captioning",), True),
+    Part("training", "steps, images a second", 24, CAPTIONER, ("test_training",), True),
+    Part("runs", "resume, evidence, memory", 10, TRAINING, ("test_runs",)),
+    Part("processes", "NCCL, FSDP2", 6, CAPTIONER, ("test_processes",)),
+    Part("input", "prefetching, loaders", 8, IMAGES, ("test_prefetching",), True),
+)
