@@ -53,7 +53,7 @@ class Training:
     def __init__(self, tiny: bool, peer: bool, device: Union[str, torch.device] = "cpu"):
         self.tiny, self.device = tiny, torch.device(device)
         self.ours = our_captioner(tiny).train().to(device)
-        self.theirs = their_captioner(self.ours, share=True).train() if peer else None
+        self.theirs = their_captioner(self.ours, share=True).train().to(device) if peer else None
         # A run's optimiser, and the one that a user of transformers has by default.
         settings = {"lr": 1e-5, "weight_decay": 0.05}
         self.fused = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)
@@ -69,7 +69,10 @@ class Training:
         return captioner
 
     def loss(self, contender: str, image: Tensor, texts: list[list[str]]) -> Tensor:
-        """transformers' is MLE, the one objective that it has; our tokeniser makes its tokens."""
+        """transformers' is MLE, the one objective that it has; our tokeniser makes its tokens.
+
+        It has an image for each caption, so that one of several is encoded as often.
+        """
         ours = self.ours
         if contender != THEIRS:
             return (self.compiled if contender == COMPILED else ours)(image, texts).loss
@@ -79,7 +82,8 @@ class Training:
         labels[:, : len(ours.prompt_ids)] = -100
         given = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
         given = {name: value.to(self.device) for name, value in given.items()}
-        return self.theirs(pixel_values=image, **given).loss
+        repeated = image.repeat_interleave(len(texts[0]), dim=0)
+        return self.theirs(pixel_values=repeated, **given).loss
 
     def step(
         self, contender: str, spec: Any, autocast: bool, an_image: int = 1, batch: int = BATCH

@@ -23,10 +23,10 @@ class Part(NamedTuple):
 
 PARTS = (
     Part("ceilings", "what the card can do", 4, measures=True),
-    Part("objective", "losses, gradients, their time", 14, (), ("test_objective",), True),
-    Part("captioning", "tokens, captions a second", 34, CAPTIONER, ("test_captioning",), True),
-    Part("training", "steps, images a second", 24, CAPTIONER, ("test_training",), True),
+    Part("objective", "losses, gradients, their time", 12, (), ("test_objective",), True),
+    Part("captioning", "tokens, captions a second", 40, CAPTIONER, ("test_captioning",), True),
+    Part("training", "steps, images a second", 22, CAPTIONER, ("test_training",), True),
     Part("runs", "resume, evidence, memory", 10, TRAINING, ("test_runs",)),
     Part("processes", "NCCL, FSDP2", 6, CAPTIONER, ("test_processes",)),
-    Part("input", "prefetching, loaders", 8, IMAGES, ("test_prefetching",), True),
+    Part("input", "prefetching, loaders", 6, IMAGES, ("test_prefetching",), True),
 )
