@@ -16,6 +16,8 @@ from benchmarks.gpu import surroundings
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.summary import Summary
 
+NO_GPU = "there is no CUDA GPU"
+NOTHING_DONE = 2  # exit status
 BEGINNING_S = 5.0  # that a process needs before it can do anything; less time is not worth it
 
 
@@ -66,6 +68,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             start = time.monotonic()
             ended = run(command, variables, out / "parts" / f"{part.name}.log", limit)
             summary.add(part, ended, time.monotonic() - start)
+            if NO_GPU in ended:
+                return NOTHING_DONE
     except KeyboardInterrupt:
         summary.add(part, "interrupted", 0.0)
     summary.write(shlex.join(["bash", "scripts/gpu.sh", *(sys.argv[1:] if argv is None else argv)]))

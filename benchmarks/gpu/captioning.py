@@ -114,4 +114,5 @@ def one_photo(card: Card, captioners: Captioners) -> dict[str, Any]:
     }
     phases = captioning_phases(captioners.copies["bf16"], 1, settings)
     facts = {"precision": "bf16", "phases": {"ours": phases, "compiled": phases}}
-    return compare("one photo, bf16", works, PEERS[1:], 1 if card.tiny else 20, **facts)
+    rounds = 1 if card.tiny else 20
+    return compare("one photo, bf16", works, PEERS[1:], rounds, (1, "captions"), **facts)

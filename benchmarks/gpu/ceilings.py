@@ -1,8 +1,8 @@
 """What the card can do: a large matrix product in each precision, a copy in its memory; and which
 card it is."""
 
-import os
 import platform
+import shutil
 import statistics
 import subprocess
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIDE, TINY_SIDE = 8192, 128  # of a matrix
 BYTES, TINY_BYTES = 2**32, 2**20  # of a copy
 CALLS = 10
+COMPILERS = ("gcc", "clang", "cc")  # of which torch.compile needs one
 
 
 def rows(card: Card) -> Mapping[str, Callable[[], dict[str, Any]]]:
@@ -55,19 +56,21 @@ def about() -> dict[str, Any]:
     facts = {**machine(), "cuda": torch.version.cuda, "system": platform.release()}
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
-        facts["gpus"] = torch.cuda.device_count()
-        facts["memory_bytes"] = found.total_memory
-        facts["capability"] = list(torch.cuda.get_device_capability(0))
+        facts["gpus"], facts["memory_bytes"] = torch.cuda.device_count(), found.total_memory
+        facts["capability"] = [found.major, found.minor]
         facts["cudnn"] = torch.backends.cudnn.version()
-        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        facts["nccl"] = (
+            str(torch.cuda.nccl.version()) if torch.distributed.is_nccl_available() else ""
+        )
         facts["driver"] = _driver()
-    facts["of_memory_free"] = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        facts["c_compiler"] = next(filter(None, map(shutil.which, COMPILERS)), "none")
     return facts
 
 
 def _driver() -> str:
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        return done.stdout.strip().partition("\n")[0]
     except (OSError, subprocess.SubprocessError):
         return "unknown"

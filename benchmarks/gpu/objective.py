@@ -1,6 +1,7 @@
 """Loss and gradients from hidden states beside the cross-entropies of other libraries."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any, Callable
@@ -10,9 +11,10 @@ import torch
 from benchmarks.cross_entropies import libraries
 from benchmarks.gpu.card import Card
 from benchmarks.gpu.ceilings import DTYPES
-from benchmarks.gpu.contenders import tried
-from benchmarks.measure import alternate, row
+from benchmarks.gpu.contenders import compare, tried
+from benchmarks.measure import Work, alternate, row
 from benchmarks.objective import OURS, TINY, Problem, Sizes, without_bias
+from smile import head
 
 WORDS = (30_524, 131_072, 262_144)
 CAPTIONS = ((32, 20), (32, 64), (16, 512))  # 640 to 8,192 tokens
@@ -22,13 +24,20 @@ ROUNDS = 10
 
 def rows(card: Card) -> Mapping[str, Callable[[], dict[str, Any]]]:
     if card.tiny:
-        return {"fp32, tiny": lambda: beside_libraries(card, "fp32", TINY)}
+        return {
+            "fp32, tiny": lambda: beside_libraries(card, "fp32", TINY),
+            "slices": lambda: slices(card, "our MLE", "fp32", TINY),
+        }
     sizes = [Sizes(B, N, V, WIDTH) for (B, N), V in itertools.product(CAPTIONS, WORDS)]
     cases = itertools.product(("bf16", "fp32"), sizes)
-    return {
+    found = {
         f"{precision}, {each}": lambda p=precision, s=each: beside_libraries(card, p, s)
         for precision, each in cases
     }
+    large = Sizes(16, 512, 131_072, WIDTH)
+    for name in ("our MLE", "our SMILE"):
+        found[f"slices, {name}"] = lambda name=name: slices(card, name, "bf16", large)
+    return found
 
 
 def beside_libraries(card: Card, precision: str, sizes: Sizes) -> dict[str, Any]:
@@ -47,6 +56,32 @@ def beside_libraries(card: Card, precision: str, sizes: Sizes) -> dict[str, Any]
     phases = {name: needed(OURS[name], precision, sizes) for name in OURS}
     facts = {"failed": failed, "phases": phases, "sizes": sizes._asdict(), "precision": precision}
     return row(f"{precision}, {sizes}", seconds, fastest, memory, **facts)
+
+
+def slices(card: Card, name: str, precision: str, sizes: Sizes) -> dict[str, Any]:
+    """One row, for whoever tunes: other numbers of positions and of elements at a time."""
+    problem, device = Problem(sizes, card.device, DTYPES[precision]), card.device.type
+    usual = head.POSITIONS[device], head.ELEMENTS[device]
+
+    def sliced(positions: int, elements: int) -> Work:
+        def call() -> None:
+            head.POSITIONS[device], head.ELEMENTS[device] = positions, elements
+            try:
+                without_bias(name, problem)()
+            finally:
+                head.POSITIONS[device], head.ELEMENTS[device] = usual
+
+        return call
+
+    works = {
+        f"{int(usual[0] * p)} positions, 2**{int(math.log2(usual[1] * e))} elements": sliced(
+            int(usual[0] * p), int(usual[1] * e)
+        )
+        for p, e in ((1, 1), (0.5, 1), (2, 1), (4, 1), (1, 0.25), (1, 4), (1, 16))
+    }
+    rounds = 1 if card.tiny else ROUNDS
+    facts = {"sizes": sizes._asdict(), "precision": precision, "for_tuning": True}
+    return compare(f"slices, {name}", works, [next(iter(works))], rounds, **facts)
 
 
 def needed(spec: Any, precision: str, sizes: Sizes) -> list[dict[str, Any]]:

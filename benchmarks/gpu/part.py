@@ -20,6 +20,7 @@ from benchmarks.gpu.card import Card
 from benchmarks.gpu.parts import PARTS, Part
 
 TO_MEASURE = 0.9  # of the time: after it nothing is begun
+NO_GPU = "there is no CUDA GPU that torch can use; --rehearse does the same on the CPU"
 
 
 def checks_of(part: Part) -> dict[str, Callable[[Card], None]]:
@@ -104,6 +105,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.rehearse:  # compiling takes a CPU longer than all the rest
         torch.compile = functools.partial(torch.compile, disable=True)
+    elif not torch.cuda.is_available():
+        raise SystemExit(NO_GPU)
     record = Record(arguments.folder / f"{part.name}.jsonl")
     run(part, Card.here(arguments.rehearse, folder, ends), record)
 

@@ -24,16 +24,17 @@ def is_there(module: str) -> bool:
         return False
 
 
-def missing() -> dict[str, list[str]]:
-    """Distributions of requirements.txt, and what else parts need, with the parts that each costs.
-
-    Most cost none.
-    """
+def required() -> dict[str, str]:
+    """The distributions of requirements.txt, each with the module that it is imported as."""
     names = re.findall(r"^[\w.-]+", (REPOSITORY / "requirements.txt").read_text(), re.M)
-    modules = {name: IMPORTED_AS.get(name, name) for name in dict.fromkeys(names)}
-    absent = {name: module for name, module in modules.items() if not is_there(module)}
+    return {name: IMPORTED_AS.get(name, name) for name in names}
+
+
+def missing() -> dict[str, list[str]]:
+    """Distributions of requirements.txt that are not there, with the parts that each costs."""
+    absent = {name: module for name, module in required().items() if not is_there(module)}
     return {
-        name: [part.name for part in PARTS if module in part.needs or module == "torch"]
+        name: [part.name for part in PARTS if module in (*part.needs, "torch")]
         for name, module in absent.items()
     }
 

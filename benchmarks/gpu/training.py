@@ -36,7 +36,7 @@ def steps(
     card: Card, training: Training, name: str, precision: str, an_image: int, compiled: bool
 ) -> dict[str, Any]:
     batch, autocast = 2 if card.tiny else BATCH, precision == "bf16"
-    contenders = [OURS, *([COMPILED] if compiled else [OURS_SMILE]), THEIRS]
+    contenders = [OURS, OURS_SMILE, *([COMPILED] if compiled else []), THEIRS]
     works = {who: training.step(who, SPECS[who], autocast, an_image, batch) for who in contenders}
     if autocast and an_image == 1:
         works[IN_FP32] = training.step(THEIRS, "mle", False, an_image, batch)
