@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Optional
 
 from benchmarks.gpu import surroundings
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts import NO_GPU, PARTS
 from benchmarks.gpu.summary import Summary
 
-NO_GPU = "there is no CUDA GPU"
 NOTHING_DONE = 2  # exit status
 BEGINNING_S = 5.0  # that a process needs before it can do anything; less time is not worth it
 
@@ -65,6 +64,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 continue
             command = [sys.executable, "-m", "benchmarks.gpu.part", part.name, str(out / "parts")]
             command += [f"{limit:.0f}", *(["--rehearse"] if arguments.rehearse else [])]
+            (out / "parts" / f"{part.name}.jsonl").unlink(missing_ok=True)  # an earlier run's
             start = time.monotonic()
             ended = run(command, variables, out / "parts" / f"{part.name}.log", limit)
             summary.add(part, ended, time.monotonic() - start)

@@ -8,8 +8,10 @@ import functools
 import gc
 import importlib
 import json
+import sys
 import time
 import traceback
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
@@ -17,15 +19,17 @@ from typing import Any, Callable
 import torch
 
 from benchmarks.gpu.card import Card
-from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.parts import NO_GPU, PARTS, Part
 
 TO_MEASURE = 0.9  # of the time: after it nothing is begun
-NO_GPU = "there is no CUDA GPU that torch can use; --rehearse does the same on the CPU"
 
 
 def checks_of(part: Part) -> dict[str, Callable[[Card], None]]:
     """The tests of its modules, by what they say; see tests/gpu."""
     found = {}
+    # A folder without __init__.py, whose name a package may have taken that is installed.
+    ours = sys.modules["tests"] = types.ModuleType("tests")
+    ours.__path__ = [str(Path(__file__).resolve().parents[2] / "tests")]
     for name in part.checks:
         module = importlib.import_module(f"tests.gpu.{name}")
         for each, test in vars(module).items():

@@ -7,6 +7,8 @@ IMAGES = ("numpy", "PIL", "tqdm", "torchvision")
 CAPTIONED = (*CAPTIONER, *IMAGES)
 TRAINING = (*CAPTIONED, "pydantic", "ruamel.yaml", "tensorboard")
 
+NO_GPU = "there is no CUDA GPU that torch can use; --rehearse does the same on the CPU"
+
 
 class Part(NamedTuple):
     """Checks, the modules of tests/gpu, and then what benchmarks/gpu/NAME.py measures, if anything.

@@ -1,5 +1,6 @@
 """What a run has found: kept in gpu.json, shown as one table, and whether a check has failed."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,9 +54,8 @@ class Summary:
         """ended: "" for well, else how; what it has found is read from its file."""
         found = _part(ended, seconds)
         path = self.out / "parts" / f"{part.name}.jsonl"
-        lines = path.read_text().splitlines() if path.exists() and seconds else []
         planned: dict[str, list[str]] = {"checks": [], "rows": []}
-        for line in map(json.loads, lines):
+        for line in _whole_lines(path) if seconds else ():
             if "check" in line:
                 found["checks"].append(line)
             elif "row" in line:
@@ -108,6 +108,13 @@ class Summary:
             )
         print(self.out / NAME)
         return int(bad > 0)
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What a part has written down; it may have been ended in the middle of a line."""
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
 
 
 def _part(ended: str, seconds: float, lacking: bool = False) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -90,7 +91,7 @@ def with_fsdp2(device, rank):
     for dtype, most in ((None, 1e-3), (torch.bfloat16, 0.1)):
         captioner, batch, loss, gradients = reference(device)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        mesh = dist.device_mesh.init_device_mesh(device.type, (dist.get_world_size(),))
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         model = fully_shard(captioner, mesh=mesh, mp_policy=policy)
         image, texts = batch
         found = model(image, texts).loss

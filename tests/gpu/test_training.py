@@ -60,7 +60,7 @@ def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
 def test_memory_is_flat_after_200_steps(card):
     """Steps of captions of other lengths each, with the optimiser; the first tenth may grow."""
     training = Training(card.tiny, peer=False, device=card.device)
-    count, held = (20, []) if card.tiny else (200, [])
+    count, held = (8, []) if card.tiny else (200, [])
     image = images(training.ours, 4).to(card.device)
     for number in range(count):
         words = [[" ".join(["w9"] * (3 + (number * 7 + place) % 29))] for place in range(4)]
