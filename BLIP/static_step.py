@@ -50,7 +50,7 @@ class StaticSteps:
         kind = (heads, capacity, rows, key.shape[1:], own[0][0].dtype, key.dtype, key.device)
         if self.memory is None or kind != self._kind or len(self.memory.tokens) < images:
             new = key.new_zeros
-            self._kind = kind
+            self.memory, self._kind = None, kind  # also where there is no room for another
             self.memory = Memory(
                 new(images, rows, dtype=torch.int64),
                 new((), dtype=torch.int64),

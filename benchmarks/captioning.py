@@ -9,7 +9,7 @@ GPU "compiled" is a copy whose encoder and step are, the step into a CUDA graph.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -27,10 +27,10 @@ COMPILED = DEVICE.type == "cuda"
 
 
 class Captioners:
-    """All contenders; `end_with` before the first use."""
+    """All contenders; `end_with` before the first use. ours: where there is one already."""
 
-    def __init__(self, tiny: bool):
-        self.ours = our_captioner(tiny).eval().to(DEVICE)
+    def __init__(self, tiny: bool, ours: Optional[BlipCaptioner] = None):
+        self.ours = ours or our_captioner(tiny).eval().to(DEVICE)
         self.theirs = their_captioner(self.ours).eval().to(DEVICE)
         self.naive = NaiveCaptioner(self.ours)
         self.side = 48 if tiny else 384
@@ -50,36 +50,41 @@ class Captioners:
 
             self.seconds_to_copy[name] = timed(copy)
 
+    def images(self, batch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1)
+        return torch.randn(batch, 3, self.side, self.side, generator=generator).to(DEVICE)
+
+    def autocast(self, precision: str) -> torch.autocast:
+        return torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16")
+
     def works(self, precision: str, batch: int, settings: DecodingSettings) -> dict[str, Work]:
         """What is timed, by contender; each returns its token ids but for the encoder."""
-        generator, quick = torch.Generator().manual_seed(1), self.copies[precision]
-        image = torch.randn(batch, 3, self.side, self.side, generator=generator).to(DEVICE)
-        autocast = torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16")
-        prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
-        prompts = prompt.to(DEVICE).expand(batch, -1)  # transformers cuts the last token
+        quick, image = self.copies[precision], self.images(batch)
+        autocast = self.autocast(precision)
 
         def tokens(captioner) -> Tensor:
             return captioner.generate_details(image, settings).token_ids[:, 0]
 
-        def theirs() -> Tensor:
-            limits = {"max_length": settings.max_length, "min_length": settings.min_length}
-            beams = {"num_beams": settings.num_beams, "do_sample": False}
-            return self.theirs.generate(pixel_values=image, input_ids=prompts, **limits, **beams)
-
-        no_gradients = torch.inference_mode()
-        works = {
+        return {
             "ours": lambda: tokens(quick),
             "as it is": autocast(lambda: tokens(self.ours)),
-            "transformers": autocast(no_gradients(theirs)),
-            "encoder": no_gradients(lambda: quick.visual_encoder(image)),
+            "transformers": autocast(lambda: self.their_tokens(image, settings)),
+            "encoder": torch.inference_mode()(lambda: quick.visual_encoder(image)),
+            "original, fp32": lambda: tokens(self.naive),
         }
-        if batch == SMALL_BATCH:
-            works["original, fp32"] = lambda: tokens(self.naive)
-        if COMPILED:
-            torch._dynamo.reset()  # else the rows before count towards its limit
-            replayed = inference_copy(self.ours, DTYPES[precision], compiled=True)
-            works["compiled"] = lambda: tokens(replayed)
-        return works
+
+    @torch.inference_mode()
+    def their_tokens(self, image: Tensor, settings: DecodingSettings) -> Tensor:
+        prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
+        prompts = prompt.to(image.device).expand(len(image), -1)  # it cuts the last token
+        limits = {"max_length": settings.max_length, "min_length": settings.min_length}
+        beams = {"num_beams": settings.num_beams, "do_sample": False}
+        return self.theirs.generate(pixel_values=image, input_ids=prompts, **limits, **beams)
+
+    def compiled(self, precision: str) -> BlipCaptioner:
+        """A copy whose encoder and step are compiled, the step on a GPU into a CUDA graph."""
+        torch._dynamo.reset()  # else those before count towards its limit
+        return inference_copy(self.ours, DTYPES[precision], compiled=True)
 
 
 def compare(
@@ -88,11 +93,16 @@ def compare(
     """One row, after a look at whether ours in fp32 has the tokens of the slow ways."""
     settings = DecodingSettings(num_beams=3, max_length=length, min_length=5)
     works = captioners.works(precision, batch, settings)
+    if batch != SMALL_BATCH:
+        del works["original, fp32"]
+    if COMPILED:
+        replayed, image = captioners.compiled(precision), captioners.images(batch)
+        works["compiled"] = lambda: replayed.generate_details(image, settings).token_ids[:, 0]
     tokens = works["ours"]()
     expected = works["as it is"]()
-    facts = {"precision": precision, "length": length, "agreement": _agreement(tokens, expected)}
+    facts = {"precision": precision, "length": length, "agreement": agreement(tokens, expected)}
     if COMPILED:
-        facts["agreement_compiled"] = _agreement(works["compiled"](), expected)
+        facts["agreement_compiled"] = agreement(works["compiled"](), expected)
     if precision == "fp32":
         if batch == SMALL_BATCH:
             expected = works["original, fp32"]()
@@ -113,7 +123,7 @@ def compare(
     return line
 
 
-def _agreement(tokens: Tensor, expected: Tensor) -> float:
+def agreement(tokens: Tensor, expected: Tensor) -> float:
     """The share of captions that are the same."""
     agree = [ids.tolist() == other.tolist() for ids, other in zip(tokens, expected)]
     return sum(agree) / len(agree)

@@ -9,7 +9,7 @@ epoch a round. "decoding alone" is the floor: whole images as RGB, and nothing m
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -44,9 +44,17 @@ def draw_photos(folder: Path, size: tuple[int, int], count: int, differing: int 
 
 
 class Ours:
-    """Epoch after epoch of our loader, brought to the CPU that a model would run on."""
+    """Epoch after epoch of our loader, brought to the device that a model would run on."""
 
-    def __init__(self, paths: Sequence[Path], image_size: int, batch_size: int, num_workers: int):
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        image_size: int,
+        batch_size: int,
+        num_workers: int,
+        device: Union[str, torch.device] = "cpu",
+    ):
+        self.device = torch.device(device)
         samples = [Sample(str(path), ("a photo",), number) for number, path in enumerate(paths)]
         dataset = TrainingDataset(samples, "", training_transform(image_size), seed=0)
         self.loader = training_loader(dataset, batch_size, 0, num_workers=num_workers)
@@ -55,7 +63,7 @@ class Ours:
     def __call__(self) -> int:
         self.loader.set_epoch(self.epoch)
         self.epoch += 1
-        return sum(len(b["image"]) for b in Prefetcher(self.loader, torch.device("cpu")))
+        return sum(len(b["image"]) for b in Prefetcher(self.loader, self.device))
 
 
 def forget(image: Image.Image) -> int:

@@ -87,7 +87,11 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
 
 def _growth(threads: int, build: Callable[..., Work], arguments: tuple) -> int:
     torch.set_num_threads(threads)
-    work = build(*arguments)
+    return growth(build(*arguments))
+
+
+def growth(work: Work) -> int:
+    """By how many bytes one call raises the memory of this process, on a GPU that of the device."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -148,8 +152,15 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in LIBRARIES},
+        **{name: _version(name) for name in LIBRARIES},
     }
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def report(topic: str, rows: Iterable[Mapping[str, Any]], arguments: argparse.Namespace) -> Path:

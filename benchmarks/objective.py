@@ -61,18 +61,22 @@ TODAY = Sizes(8, 32, 151936, 896)  # the head of a small language model of these
 class Problem:
     """Hidden states, labels and a head with gradients, always the same for the same sizes."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(
+        self,
+        sizes: Sizes,
+        device: Union[str, torch.device] = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=generator)
 
         B, N, V, D = sizes
-        self.hidden = normal(B, N, D).requires_grad_()
-        self.weight = normal(V, D).mul_(D**-0.5).requires_grad_()
-        self.bias = normal(V).requires_grad_()
-        self.labels = torch.randint(V, (B, N), generator=generator)
-        self.inputs = (self.hidden, self.weight, self.bias)
+        made = (normal(B, N, D), normal(V, D).mul_(D**-0.5), normal(V))
+        self.inputs = tuple(x.to(device, dtype).requires_grad_() for x in made)
+        self.hidden, self.weight, self.bias = self.inputs
+        self.labels = torch.randint(V, (B, N), generator=generator).to(device)
 
     def loss(self, contender: str, objective: Objective) -> Tensor:
         torch.manual_seed(0)  # of the words that random subsetting draws
@@ -87,7 +91,7 @@ class Problem:
         def call() -> tuple[Tensor, ...]:
             for tensor in self.inputs:
                 tensor.grad = None
-            with torch.autocast("cpu", BF16, enabled=autocast):
+            with torch.autocast(self.hidden.device.type, BF16, enabled=autocast):
                 loss = self.loss(contender, objective)
             loss.backward()
             return (loss.detach(), *(tensor.grad for tensor in self.inputs))
@@ -131,26 +135,25 @@ def beside_libraries(name: str, sizes: Sizes, rounds: int) -> dict[str, Any]:
 
 def step(contender: str, sizes: Sizes) -> Work:
     """Loss and gradients by one contender, which has been called once at a tiny size."""
+    without_bias(contender, Problem(TINY))()
+    return without_bias(contender, Problem(sizes))
 
-    def work(problem: Problem) -> Work:
-        hidden, weight, _ = problem.inputs
-        objective = Objective(OURS.get(contender, "mle"), label_smoothing=0.0)
 
-        def call() -> tuple[Tensor, ...]:
-            hidden.grad = weight.grad = None
-            if contender in OURS:
-                loss = objective.from_hidden(hidden, weight, None, problem.labels).loss
-            else:
-                loss = libraries()[contender](
-                    hidden.flatten(0, 1), weight, problem.labels.flatten()
-                )
-            loss.backward()
-            return loss.detach(), hidden.grad, weight.grad
+def without_bias(contender: str, problem: Problem) -> Work:
+    """Loss and gradients of hidden states and weight, by ours or another library's name."""
+    hidden, weight, _ = problem.inputs
+    objective = Objective(OURS.get(contender, "mle"), label_smoothing=0.0)
 
-        return call
+    def call() -> tuple[Tensor, ...]:
+        hidden.grad = weight.grad = None
+        if contender in OURS:
+            loss = objective.from_hidden(hidden, weight, None, problem.labels).loss
+        else:
+            loss = libraries()[contender](hidden.flatten(0, 1), weight, problem.labels.flatten())
+        loss.backward()
+        return loss.detach(), hidden.grad, weight.grad
 
-    work(Problem(TINY))()
-    return work(Problem(sizes))
+    return call
 
 
 def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:

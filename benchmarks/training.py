@@ -7,8 +7,10 @@ and optimiser state, so that both fit in memory at once. Peak memory is that of 
 builds one of them alone, with the optimiser's state, and takes a step.
 """
 
+import copy
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from BLIP import BlipCaptioner
 from smile import Objective
 
 OURS, OURS_SMILE, THEIRS = "ours", "ours, MLE + SMILE", "transformers"
+COMPILED = "ours, compiled"
 SMILE = {"mle": 0.01, "smile": 0.99}
 AN_IMAGE = (1, 5)
 PRECISIONS = {False: "step, fp32", True: "step, bf16 autocast"}
@@ -45,38 +48,55 @@ def images(ours: BlipCaptioner, count: int) -> Tensor:
 
 
 class Training:
-    """Optimiser steps of either captioner on the same parameters."""
+    """Optimiser steps of either captioner on the same parameters, on a device."""
 
-    def __init__(self, tiny: bool, peer: bool):
-        self.tiny = tiny
-        self.ours = our_captioner(tiny).train()
-        self.theirs = their_captioner(self.ours, share=True).train() if peer else None
+    def __init__(self, tiny: bool, peer: bool, device: Union[str, torch.device] = "cpu"):
+        self.tiny, self.device = tiny, torch.device(device)
+        self.ours = our_captioner(tiny).train().to(device)
+        self.theirs = their_captioner(self.ours, share=True).train().to(device) if peer else None
         # A run's optimiser, and the one that a user of transformers has by default.
         settings = {"lr": 1e-5, "weight_decay": 0.05}
         self.fused = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)
         self.usual = torch.optim.AdamW(self.ours.parameters(), **settings)
         self.usual.state = self.fused.state
 
+    @functools.cached_property
+    def compiled(self) -> BlipCaptioner:
+        """The same parameters under `compile: true`."""
+        shared = (*self.ours.parameters(), *self.ours.buffers(), self.ours.tokenizer)
+        captioner = copy.deepcopy(self.ours, {id(thing): thing for thing in shared})
+        captioner.compile_parts()
+        return captioner
+
     def loss(self, contender: str, image: Tensor, texts: list[list[str]]) -> Tensor:
-        """transformers' is MLE, the one objective that it has; our tokeniser makes its tokens."""
+        """transformers' is MLE, the one objective that it has; our tokeniser makes its tokens.
+
+        It has an image for each caption, so that one of several is encoded as often.
+        """
         ours = self.ours
-        if contender == OURS:
-            return ours(image, texts).loss
+        if contender != THEIRS:
+            return (self.compiled if contender == COMPILED else ours)(image, texts).loss
         flat = [ours.prompt + text for group in texts for text in group]
         tokens, mask = ours.tokenizer.encode(flat, ours.max_tokens)
         labels = tokens.masked_fill(mask == 0, -100)
         labels[:, : len(ours.prompt_ids)] = -100
         given = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
-        return self.theirs(pixel_values=image, **given).loss
+        given = {name: value.to(self.device) for name, value in given.items()}
+        repeated = image.repeat_interleave(len(texts[0]), dim=0)
+        return self.theirs(pixel_values=repeated, **given).loss
 
-    def step(self, contender: str, spec: Any, autocast: bool, an_image: int = 1) -> Work:
-        image, texts = images(self.ours, BATCH), captions(self.tiny, BATCH, an_image)
-        optimizer = self.fused if contender == OURS else self.usual
+    def step(
+        self, contender: str, spec: Any, autocast: bool, an_image: int = 1, batch: int = BATCH
+    ) -> Work:
+        image = images(self.ours, batch).to(self.device)
+        texts = captions(self.tiny, batch, an_image)
+        optimizer = self.usual if contender == THEIRS else self.fused
         objective = Objective(spec)
 
         def call() -> float:
-            self.ours.text_decoder.objective = objective
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            model = self.compiled if contender == COMPILED else self.ours
+            model.text_decoder.objective = objective
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
                 loss = self.loss(contender, image, texts)
             loss.backward()
             optimizer.step()

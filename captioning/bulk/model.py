@@ -13,7 +13,8 @@ from captioning.models.build import captioner_from, preprocessing_of, trained_co
 from captioning.models.precision import Precision, check_precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from decoding import DecodingSettings
+from captioning.runtime.progress import say
+from decoding import DecodingSettings, Generated
 
 DIGITS = 5  # of a score
 
@@ -43,6 +44,7 @@ class Captioning:
         self.captioner = captioner.for_inference(self.precision.dtype, self.config.compile)
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
+        self.at_once = self.batch_size  # fewer once memory has run out
         self.transform = preprocessing_of(self.config).evaluation
         told = named_as_transformers_does(self.settings, self.config.seed)
         told["precision"] = self.config.precision
@@ -51,7 +53,8 @@ class Captioning:
     def lines(self, batch: Batch, after: int, job: Request) -> list[dict[str, Any]]:
         """A line for each entry of a batch, failed or captioned, `after` so many of its shard.
 
-        Sampled captions depend on the seed and the place of the batch alone.
+        Sampled captions depend on the seed and the place of the batch alone, or of the piece of
+        it that memory had room for.
         """
         drawn = iter(self._captions(batch.image, (batch.shard, after)))
         lines = []
@@ -75,18 +78,40 @@ class Captioning:
     def _captions(
         self, image: Optional[Tensor], place: tuple[int, int]
     ) -> list[tuple[list[str], list[float]]]:
-        if image is None:
-            return []
-        torch.manual_seed(derived_seed("caption", self.config.seed, *place))
-        image = image.to(self.device, non_blocking=True)
+        """Captions and scores of each image, from the `place` in a shard on."""
+        shard, after = place
+        found: list[tuple[list[str], list[float]]] = []
+        while image is not None and len(found) < len(image):
+            piece = image[len(found) : len(found) + self.at_once]
+            torch.manual_seed(derived_seed("caption", self.config.seed, shard, after + len(found)))
+            made = self._generated(piece)
+            if made is None:
+                self._take_fewer(len(piece))
+                continue
+            scores = [[round(score, DIGITS) for score in row] for row in made.scores.tolist()]
+            found += zip(made.captions, scores)
+        return found
+
+    def _generated(self, image: Tensor) -> Optional[Generated]:
+        """None where memory has run out; nothing of the attempt is held then."""
         try:
             with self.precision.autocast():
-                found = self.captioner.generate_details(image, self.settings)
+                image = image.to(self.device, non_blocking=True)
+                return self.captioner.generate_details(image, self.settings)
         except torch.OutOfMemoryError:
-            size = self.batch_size
-            raise UserError(f"out of GPU memory: lower --batch_size, which is {size}") from None
-        scores = [[round(score, DIGITS) for score in row] for row in found.scores.tolist()]
-        return list(zip(found.captions, scores))
+            return None
+
+    def _take_fewer(self, images: int) -> None:
+        """From now on half of so many at once. Raises UserError where that was one."""
+        if images == 1:
+            raise UserError(
+                "out of GPU memory with a single image; lower --num_beams or --max_length, or use "
+                "another device"
+            )
+        self.at_once = images // 2
+        say(f"out of GPU memory with {images} images at once; from now on {self.at_once}")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def named_as_transformers_does(settings: DecodingSettings, seed: int) -> dict[str, Any]:

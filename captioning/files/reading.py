@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from ruamel.yaml import YAML, YAMLError
-
 from captioning.runtime.errors import UserError, one_line
 
 MOST_VALUES = 10_000  # a configuration has some hundred; aliases of aliases can stand for billions
@@ -84,6 +82,8 @@ def parse_yaml(text: str, where: str) -> Any:
     A tag that names a type or a function of Python is refused, as is every tag that YAML itself
     does not define. Raises UserError, which begins with `where`.
     """
+    from ruamel.yaml import YAML, YAMLError  # who reads JSON alone does without
+
     try:
         value = YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:

@@ -45,20 +45,43 @@ def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
 
 def test_out_of_memory_it_goes_on_with_smaller_batches(run, photos, monkeypatch):
     whole, _ = run(photos)
-    generate = BlipCaptioner.generate_details
+    generate, made, most = BlipCaptioner.generate_details, [], [2]
 
     def short_of_memory(self, image, settings):
-        if len(image) > 2 and made:
+        if len(image) > most[0]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         made.append(len(image))
         return generate(self, image, settings)
 
-    made = []
     monkeypatch.setattr(BlipCaptioner, "generate_details", short_of_memory)
-    _, said = run(photos, "--existing", "overwrite", "--batch_size", "3", code=2)
-    assert said.splitlines()[-1] == ("error: out of GPU memory: lower --batch_size, which is 3")
-    lines, _ = run(photos, "--existing", "overwrite", "--batch_size", "2")
-    assert lines == whole and made == [3, 2, 2, 2, 1]
+    lines, said = run(photos, "--existing", "overwrite", "--batch_size", "6")
+    assert lines == whole and made == [1] * 10
+    told = [line for line in said.splitlines() if "out of GPU memory" in line]
+    assert len(told) == 2 and told[0].endswith("6 images at once; from now on 3")
+
+
+def test_a_single_image_that_does_not_fit_ends_in_a_line(run, photos, monkeypatch):
+    def no_memory(self, image, settings):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(BlipCaptioner, "generate_details", no_memory)
+    _, said = run(photos, "--batch_size", "2", code=2)
+    assert said.splitlines()[-1].startswith("error: out of GPU memory with a single image; lower")
+
+
+def test_sampled_captions_of_a_piece_are_those_of_a_batch_that_small(run, photos, monkeypatch):
+    drawn = ["--do_sample", "--existing", "overwrite"]
+    small, _ = run(photos, *drawn, "--batch_size", "2")
+    generate = BlipCaptioner.generate_details
+
+    def short_of_memory(self, image, settings):
+        if len(image) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return generate(self, image, settings)
+
+    monkeypatch.setattr(BlipCaptioner, "generate_details", short_of_memory)
+    lines, _ = run(photos, *drawn, "--batch_size", "4")
+    assert lines == small
 
 
 def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):

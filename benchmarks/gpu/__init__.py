@@ -1,0 +1,1 @@
+"""What a GPU is needed for: checked and measured by one command, scripts/gpu.sh."""

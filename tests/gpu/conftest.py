@@ -1,0 +1,18 @@
+"""What the checks on a GPU are given. `benchmarks/gpu/part.py` calls them without pytest, too."""
+
+import os
+
+import pytest
+import torch
+
+from benchmarks.gpu.card import Card
+
+REHEARSE = "GPU_REHEARSAL" in os.environ  # at tiny sizes, on the CPU
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory):
+    """Return the card; skip the test where there is none and nothing is rehearsed."""
+    if not torch.cuda.is_available() and not REHEARSE:
+        pytest.skip("there is no GPU; GPU_REHEARSAL=1 rehearses on the CPU")
+    return Card.here(REHEARSE, tmp_path_factory.mktemp("gpu"))

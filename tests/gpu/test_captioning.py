@@ -1,0 +1,144 @@
+"""A captioner's encoder, decoder and captions against the CPU's; compiled ones against eager."""
+
+import contextlib
+import copy
+import functools
+
+import torch
+
+from benchmarks.captioners import our_captioner
+from benchmarks.gpu.card import relative_error
+from BLIP import inference_copy
+from decoding import DecodingSettings
+
+# How far the scores of two captions may be apart for their difference to be a tie.
+TIES = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
+# The decoder's weights by so much, tiny or not: few words are then as good as each other.
+LOUDER = {True: 6.0, False: 2.0}
+
+
+@contextlib.contextmanager
+def without_tf32():
+    """Convolutions in float32 proper, which torch leaves to a faster precision by default."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def loud(tiny):
+    """A captioner on the CPU whose captions depend on the image."""
+    captioner = our_captioner(tiny).eval()
+    with torch.no_grad():
+        for parameter in captioner.text_decoder.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(LOUDER[tiny])
+    return captioner
+
+
+@functools.lru_cache(1)
+def captioners(card):
+    """One on the CPU, and the same on the device."""
+    on_cpu = loud(card.tiny)
+    return on_cpu, copy.deepcopy(on_cpu).to(card.device)
+
+
+def images(captioner, count):
+    side = captioner.visual_encoder.patch_embed.img_size[0]
+    return 3 * torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def texts(captioner, count):
+    words = torch.randint(8, 50, (count, 7), generator=torch.Generator().manual_seed(0))
+    return [[" ".join(f"w{word}" for word in row)] for row in words.tolist()]
+
+
+def compare(found, expected, tie, card, what):
+    """The tokens are equal, but where the scores say that two captions are as good."""
+    width = max(found.token_ids.size(2), expected.token_ids.size(2))
+    ours, theirs = (
+        torch.nn.functional.pad(x.token_ids[:, 0].cpu(), (0, width - x.token_ids.size(2)))
+        for x in (found, expected)
+    )
+    differ = (ours != theirs).any(1)
+    apart = (found.scores[:, 0].cpu() - expected.scores[:, 0].cpu()).abs()
+    distinct = len({tuple(row) for row in theirs.tolist()})
+    card.say(
+        f"{what}: {int((~differ).sum())} of {len(ours)} captions equal ({distinct} distinct), "
+        f"scores at most {float(apart.max()):.1e} apart"
+    )
+    assert distinct > 1 and torch.isfinite(apart).all()
+    assert not (apart[differ] > tie).any(), card.said[-1]
+    assert differ.float().mean() <= 0.5, card.said[-1]  # all are no ties
+
+
+def test_encoder_and_decoder_are_those_of_the_cpu(card):
+    on_cpu, on_card = captioners(card)
+    image, captions = images(on_cpu, 2), texts(on_cpu, 2)
+    with torch.inference_mode(), without_tf32():
+        errors = {
+            "encoder": relative_error(on_card.encode(image.to(card.device)), on_cpu.encode(image)),
+            "decoder": relative_error(
+                on_card.predictions(image.to(card.device), captions)[0],
+                on_cpu.predictions(image, captions)[0],
+            ),
+        }
+    card.say(", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
+    assert all(error < 1e-3 for error in errors.values()), card.said[-1]
+
+
+def test_gradients_are_those_of_the_cpu(card):
+    found = []
+    for captioner in captioners(card):
+        image = images(captioner, 2).to(next(captioner.parameters()).device)
+        names = ("visual_encoder.blocks.0.attn.qkv.weight", "text_decoder.bert.embeddings")
+        chosen = [p for n, p in captioner.named_parameters() if n.startswith(names)]
+        with without_tf32():
+            loss = captioner(image, texts(captioner, 2)).loss
+            found.append([loss, *torch.autograd.grad(loss, chosen)])
+    errors = [relative_error(b, a) for a, b in zip(*found)]
+    card.say(f"loss and {len(errors) - 1} gradients: at most {max(errors):.1e}")
+    assert max(errors) < 5e-3, card.said[-1]
+
+
+def test_beam_search_has_the_tokens_of_the_cpu(card):
+    on_cpu, on_card = captioners(card)
+    image = images(on_cpu, 3 if card.tiny else 4)
+    for beams in (1, 3):
+        settings = DecodingSettings(num_beams=beams, max_length=8 if card.tiny else 16)
+        with without_tf32():
+            found = on_card.generate_details(image.to(card.device), settings)
+            copied = inference_copy(on_card).generate_details(image.to(card.device), settings)
+        expected = on_cpu.generate_details(image, settings)
+        compare(found, expected, TIES[torch.float32], card, f"{beams} beams, fp32")
+        compare(copied, expected, TIES[torch.float32], card, f"{beams} beams, the copy")
+
+
+def test_compiled_steps_have_the_tokens_of_eager_ones_in_fp32(card):
+    """Of a tiny captioner, which is compiled in seconds."""
+    tiny = loud(True).to(card.device)
+    compiled_like_eager(card, tiny, torch.float32, 3, 8)
+
+
+def test_compiled_steps_have_the_tokens_of_eager_ones_in_bf16(card):
+    """With the sizes of a goal, so that its measuring finds them compiled."""
+    batch, length = (3, 8) if card.tiny else (64, 20)
+    compiled_like_eager(card, captioners(card)[1], torch.bfloat16, batch, length)
+
+
+def compiled_like_eager(card, captioner, dtype, batch, length):
+    """A CUDA graph is replayed for a second batch and, in a part of its memory, for a smaller one;
+    the encoder, which would be compiled anew for that, sees two batches of one size."""
+    torch._dynamo.reset()
+    settings = DecodingSettings(num_beams=3, max_length=length)
+    image = images(captioner, batch).to(card.device)
+    eager, compiled = inference_copy(captioner, dtype), inference_copy(captioner, dtype, True)
+    with torch.inference_mode():
+        encoded = [(eager.encode(x), compiled.encode(x)) for x in (image, image.flip(0))]
+    error = max(relative_error(b, a) for a, b in encoded)
+    assert error < TIES[dtype], f"the encoder's output differs by {error:.1e}"
+    for a, b in (*encoded, tuple(x[:-1] for x in encoded[0])):
+        expected, found = eager.generate_from(a, settings), compiled.generate_from(b, settings)
+        compare(found, expected, TIES[dtype], card, f"{dtype}, batch {len(a)}")

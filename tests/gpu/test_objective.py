@@ -1,0 +1,97 @@
+"""Losses and gradients from hidden states, in every precision, against float64 on the CPU."""
+
+import torch
+
+from benchmarks.gpu.card import relative_error
+from benchmarks.objective import OBJECTIVES
+from smile import Objective
+
+# What a precision's rounding may do to a loss and its gradients, relative to their norms.
+ERRORS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+VOCABULARIES, TINY_VOCABULARIES = (30_524, 131_072, 262_144), (50, 71)
+SCALE = 2.0**12  # of the loss, so that gradients in float16 do not vanish
+
+
+def problem(card, vocabulary):
+    """Hidden states, weight, bias and labels on the CPU, of numbers that every precision has."""
+    rows, length, width = (2, 5, 8) if card.tiny else (4, 8, 64)
+    random = torch.Generator().manual_seed(vocabulary)
+    made = [
+        torch.randn(rows, length, width, generator=random),
+        torch.randn(vocabulary, width, generator=random) * width**-0.5,
+        torch.randn(vocabulary, generator=random),
+    ]
+    labels = torch.randint(vocabulary, (rows, length), generator=random)
+    labels[0, -2:] = -100
+    labels[1, 2] = labels[1, 1]
+    # float16 has numbers of bfloat16 that are not too small.
+    return [x.masked_fill(x.abs() < 1e-3, 0).bfloat16().float() for x in made], labels
+
+
+def with_words(spec, labels, vocabulary):
+    """The objective, its random words the same wherever it is asked."""
+    objective = Objective(spec, pad_token_id=0)
+    drawn = torch.randint(vocabulary, (*labels.shape, 10), generator=torch.Generator())
+    objective._draw = lambda labels, _: drawn.to(labels.device)
+    return objective
+
+
+def defined(objective, inputs, labels, **more):
+    """The loss and gradients of the definition on full logits, in float64 on the CPU."""
+    hidden, weight, bias = (x.double().requires_grad_() for x in inputs)
+    loss = objective(hidden @ weight.T + bias, labels, **more).loss
+    loss.backward()
+    return [loss, hidden.grad, weight.grad, bias.grad]
+
+
+def from_hidden(card, objective, inputs, labels, dtype, autocast=None, **more):
+    given = [x.to(card.device, dtype, copy=True).requires_grad_() for x in inputs]
+    more = {name: value.to(card.device) for name, value in more.items()}
+    with torch.autocast(card.device.type, autocast, enabled=autocast is not None):
+        loss = objective.from_hidden(*given, labels.to(card.device), **more).loss
+    (loss.float() * SCALE).backward()
+    return [loss, *(x.grad.double() / SCALE for x in given)]
+
+
+def worst(found, expected):
+    return max(relative_error(a, b) for a, b in zip(found, expected))
+
+
+def vocabularies(card):
+    return TINY_VOCABULARIES if card.tiny else VOCABULARIES
+
+
+def test_losses_and_gradients_are_those_of_float64(card):
+    for vocabulary in vocabularies(card):
+        inputs, labels = problem(card, vocabulary)
+        for name, spec in OBJECTIVES.items():
+            objective = with_words(spec, labels, vocabulary)
+            expected = defined(objective, inputs, labels)
+            errors = {
+                dtype: worst(from_hidden(card, objective, inputs, labels, dtype), expected)
+                for dtype in ERRORS
+            }
+            told = ", ".join(f"{str(dtype)[6:]} {error:.1e}" for dtype, error in errors.items())
+            card.say(f"V {vocabulary:,}, {name}: {told}")
+            assert all(errors[dtype] < ERRORS[dtype] for dtype in ERRORS), card.said[-1]
+
+
+def test_under_autocast_they_are_those_of_its_precision(card):
+    inputs, labels = problem(card, vocabularies(card)[0])
+    for name, spec in OBJECTIVES.items():
+        objective = with_words(spec, labels, len(inputs[1]))
+        expected = defined(objective, inputs, labels)
+        for dtype in (torch.bfloat16, torch.float16):
+            found = from_hidden(card, objective, inputs, labels, torch.float32, autocast=dtype)
+            error = worst(found, expected)
+            assert error < ERRORS[dtype], f"{name} under {dtype}: {error:.1e}"
+
+
+def test_segments_and_weights_count_as_on_the_cpu(card):
+    inputs, labels = problem(card, vocabularies(card)[0])
+    segments = (torch.arange(labels.size(1)) // 3).expand(labels.shape).contiguous()
+    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(1))
+    objective = with_words({"mle": 0.5, "smile": 0.5}, labels, len(inputs[1]))
+    more = {"segments": segments, "weights": weights}
+    found = from_hidden(card, objective, inputs, labels, torch.float32, **more)
+    assert worst(found, defined(objective, inputs, labels, **more)) < ERRORS[torch.float32]

@@ -1,0 +1,135 @@
+"""Several processes, a GPU each (one where there is one): NCCL, DDP, FSDP2; labels beyond the head,
+after which a process can compute nothing more."""
+
+import copy
+import subprocess
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.captioners import our_captioner
+from benchmarks.gpu.card import relative_error
+from benchmarks.gpu.surroundings import REPOSITORY
+from benchmarks.training import captions, images
+
+BEYOND = """
+import sys, torch
+from smile import Objective
+device, where = sys.argv[1:]
+hidden = torch.randn(2, 4, 8, device=device, requires_grad=True)
+weight = torch.randn(11, 8, device=device, requires_grad=True)
+labels = torch.randint(11, (2, 4))
+labels[1, int(where)] = 11
+loss = Objective("{objective}").from_hidden(hidden, weight, None, labels.to(device)).loss
+loss.backward()
+print("the loss is", loss.item(), weight.grad.sum().item())
+"""
+
+
+def in_processes(card, work):
+    """Call work(device, rank) in a process for each GPU, joined by NCCL, or here in a rehearsal."""
+    world = torch.cuda.device_count() if card.on_gpu else 1
+    with tempfile.NamedTemporaryFile(dir=card.folder) as meeting:
+        given = (world, meeting.name + ".store", card.on_gpu, work)
+        if world == 1:
+            joined(0, *given)
+        else:
+            torch.multiprocessing.spawn(joined, given, nprocs=world)
+
+
+def joined(rank, world, meeting, on_gpu, work):
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world)
+    try:
+        work(device, rank)
+    finally:
+        dist.destroy_process_group()
+
+
+def reference(device):
+    """A tiny captioner, a batch, and its loss and gradients by name without any processes."""
+    captioner = our_captioner(True).eval().to(device)
+    batch = images(captioner, 4).to(device), captions(True, 4, 2)
+    alone = copy.deepcopy(captioner)
+    loss = alone(*batch).loss
+    loss.backward()
+    gradients = {n: p.grad for n, p in alone.named_parameters() if p.grad is not None}
+    return captioner, batch, loss.detach(), gradients
+
+
+def check(model, loss, expected_loss, gradients, most):
+    worst = relative_error(loss, expected_loss)
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor):
+            gradient = gradient.full_tensor()
+        wanted = gradients[name.removeprefix("module.")]
+        if wanted.norm() > 1e-6 * max(g.norm() for g in gradients.values()):
+            worst = max(worst, relative_error(gradient, wanted))
+    assert worst < most, f"loss or gradients differ by {worst:.1e}"
+
+
+def with_ddp(device, rank):
+    captioner, batch, loss, gradients = reference(device)
+    devices = [device] if device.type == "cuda" else None
+    model = DistributedDataParallel(captioner, device_ids=devices)
+    found = model(*batch).loss
+    found.backward()
+    check(model, found, loss, gradients, 1e-3)
+
+
+def with_fsdp2(device, rank):
+    for dtype, most in ((None, 1e-3), (torch.bfloat16, 0.1)):
+        captioner, batch, loss, gradients = reference(device)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        model = fully_shard(captioner, mesh=mesh, mp_policy=policy)
+        image, texts = batch
+        found = model(image, texts).loss
+        found.backward()
+        check(model, found, loss, gradients, most)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer.step()
+
+
+def test_ddp_has_the_gradients_of_one_process(card):
+    in_processes(card, with_ddp)
+
+
+def test_fsdp2_has_the_gradients_of_one_process(card):
+    in_processes(card, with_fsdp2)
+
+
+def test_a_label_beyond_the_head_ends_the_process(card):
+    """It never becomes a loss. On a GPU the kernel's assertion says so, for want of a wait."""
+    cases = (("smile", 2),) if card.tiny else (("smile", 0), ("smile", 2), ("mle", 2))
+    begun = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                BEYOND.format(objective=objective),
+                str(card.device),
+                str(where),
+            ],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for objective, where in cases
+    ]
+    for case, process in zip(cases, begun):
+        stdout, stderr = process.communicate(timeout=120)
+        assert process.returncode != 0 and "the loss is" not in stdout, case
+        said = "device-side assert" if card.on_gpu else "but the head has 11 words"
+        assert said in stderr, stderr[-500:]

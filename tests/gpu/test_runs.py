@@ -1,0 +1,157 @@
+"""Whole runs: stopped and resumed, ended by a loss that is not finite, short of memory."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.card import relative_error
+from captioning import train
+from captioning.bulk.model import Captioning
+from captioning.bulk.reading import Batch
+from captioning.bulk.request import Request
+from captioning.data import evaluation_transform, load_image
+from captioning.models import checkpoints
+from captioning.scenes.make import make_scenes
+from captioning.training.fine_tuning import FineTuning
+from tests.tiny_run import TINY_RUN
+
+PRECISION = {"cuda": "bf16", "cpu": "fp32"}
+
+
+def config_of(card):
+    """A configuration of a run of six steps on drawn scenes, made once."""
+    path = card.folder / "run.yaml"
+    if not path.exists():
+        make_scenes(card.folder / "scenes", splits={"train": 24, "val": 4, "test": 4})
+        short = "metrics: [diversity]\nlog_every: 1\neval_every: 9\nmax_length: 12\n"
+        text = TINY_RUN.format(data=card.folder / "scenes").replace("max_epoch: 3", "max_epoch: 2")
+        path.write_text(text + short)
+    return path
+
+
+def trained(card, folder, *changes, code=0):
+    """What a run in that folder says, which ends with `code`."""
+    given = ["--config", str(config_of(card)), "--output_dir", str(folder)]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        ended = train.main([*given, "--device", card.device.type, *changes])
+    assert ended == code, said.getvalue()[-1000:]
+    return said.getvalue()
+
+
+def curve(folder):
+    lines = map(json.loads, (Path(folder) / "log.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
+
+
+def weights(folder):
+    content = torch.load(checkpoints.of_epochs(folder)[-1], map_location="cpu")
+    return torch.cat([x.flatten().float() for x in content["model"].values()])
+
+
+@contextlib.contextmanager
+def stopped_after(steps):
+    """Within the block a run is asked to stop once it has done so many steps."""
+    step_of = FineTuning._optimiser_step
+
+    def step(self, batches, number):
+        if number + 1 == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step_of(self, batches, number)
+
+    FineTuning._optimiser_step = step
+    try:
+        yield
+    finally:
+        FineTuning._optimiser_step = step_of
+
+
+def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):
+    precision = f"precision={PRECISION[card.device.type]}"
+    whole, again, parted = (card.folder / name for name in ("whole", "again", "parted"))
+    trained(card, whole, precision)
+    trained(card, again, precision)
+    with stopped_after(4):
+        assert "stopped by SIGTERM" in trained(card, parted, precision)
+    assert len(curve(parted)) == 4
+    assert "resuming from" in trained(card, parted, precision)
+    for what, other in (("again", again), ("stopped and resumed", parted)):
+        pairs = list(zip(curve(whole).values(), curve(other).values()))
+        assert len(pairs) == 6
+        bits = sum(a == b for a, b in pairs)
+        apart = relative_error(weights(other), weights(whole))
+        card.say(
+            f"{what}: {bits} of 6 losses to the bit; weights "
+            + ("to the bit" if apart == 0 else f"{apart:.1e} apart")
+        )
+        assert all(abs(a - b) < 2e-2 * abs(a) for a, b in pairs), pairs
+
+
+def test_a_step_that_is_not_finite_is_kept_and_repeats_itself(card):
+    """Of float16 with its scaler, which does not take that for an overflow."""
+    folder = card.folder / "not_finite"
+    changes = ("precision=fp16", "init_lr=1e30")
+    first = trained(card, folder, *changes, code=2)
+    (kept,) = folder.glob("not_finite_step*")
+    again = trained(card, kept, *changes, code=2)
+    reports = [json.loads(path.read_text()) for path in sorted(kept.rglob("not_finite.json"))]
+    assert len(reports) == 2, first + again
+    (before,), (after,) = (report["ranks"][0] for report in reports)
+    assert before["indices"] == after["indices"] and before["seed"] == after["seed"]
+    assert before["parts"] == after["parts"], (before["parts"], after["parts"])
+    assert reports[0]["step"] == reports[1]["step"] and reports[0]["what"] == reports[1]["what"]
+    card.say(again.strip().splitlines()[-1].partition(";")[0].replace("error: ", ""))
+
+
+def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
+    folder = card.folder / "bulk"
+    trained(card, folder, "max_epoch=1")
+    count = 8 if card.tiny else 4096
+    given = {"eval_batch_size": count, "precision": "fp32"}
+    model = Captioning(str(checkpoints.best(folder)), None, given, 1, card.device)
+    image = evaluation_transform(model.config.image_size)
+    photos = sorted((card.folder / "scenes" / "images").glob("*.png"))[:8]
+    images = torch.stack([image(load_image(path)) for path in photos])
+    images = images.repeat(count // len(images), 1, 1, 1)
+    entries = [{"image": str(number)} for number in range(count)]
+    batch, job = Batch(0, entries, images, False), Request(".", card.folder / "captions.jsonl")
+    whole = model.lines(batch, 0, job)
+    with short_of_memory(card, model, lambda: model.lines(batch, 0, job)):
+        lines = model.lines(batch, 0, job)
+    assert model.at_once < count, "memory did not run out"
+    card.say(f"{count} images at once did not fit, {model.at_once} did")
+    equal = sum(a["caption"] == b["caption"] for a, b in zip(lines, whole))
+    assert len(lines) == count and equal >= 0.99 * count
+
+
+@contextlib.contextmanager
+def short_of_memory(card, model, work):
+    """Within the block there is too little for `work`; in a rehearsal the captioner says so."""
+    if not card.on_gpu:
+        generate, most = model.captioner.generate_details, model.batch_size // 2
+
+        def refuse(image, settings):
+            if len(image) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return generate(image, settings)
+
+        model.captioner.generate_details = refuse
+        yield
+        return
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    work()
+    needed = torch.cuda.max_memory_reserved() - before
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(card.device).total_memory
+    fraction = (torch.cuda.memory_reserved() + 0.6 * needed) / total
+    torch.cuda.set_per_process_memory_fraction(fraction, card.device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, card.device)

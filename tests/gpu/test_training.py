@@ -1,0 +1,83 @@
+"""Training steps: fp16 and its scaler, compiled parts, memory that stays flat."""
+
+import torch
+
+from benchmarks.captioners import our_captioner
+from benchmarks.gpu.card import relative_error
+from benchmarks.training import COMPILED, OURS, Training, captions, images
+
+MEGABYTE = 2**20
+
+
+def test_float16_takes_steps_and_passes_over_an_overflow(card):
+    """The scaler halves its scale for a step that overflows, which changes no weight."""
+    captioner = our_captioner(True).train().to(card.device)
+    optimizer = torch.optim.AdamW(captioner.parameters(), lr=1e-2, fused=True)
+    scaler = torch.amp.GradScaler(card.device.type, init_scale=2.0**60)
+    image, texts = images(captioner, 4).to(card.device), captions(True, 4, 2)
+    losses, scales, moved = [], [], []
+    for number in range(12):
+        torch.manual_seed(number)
+        if number == 4:
+            scaler.update(2.0**10)
+        before = captioner.visual_encoder.cls_token.detach().clone()
+        with torch.autocast(card.device.type, torch.float16):
+            loss = captioner(image, texts).loss
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        scales.append(scaler.get_scale())
+        moved.append(not torch.equal(before, captioner.visual_encoder.cls_token))
+    assert scales == [2.0**59, 2.0**58, 2.0**57, 2.0**56, *[2.0**10] * 8]
+    assert moved == [False] * 4 + [True] * 8
+    assert losses[-1] < losses[4], losses
+
+
+def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
+    """Of a tiny captioner without dropout, in fp32 and under bf16."""
+    training = Training(True, peer=False, device=card.device)
+    for part in training.ours.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+        if hasattr(part, "dropout") and isinstance(part.dropout, float):
+            part.dropout = 0.0
+    image, texts = images(training.ours, 3).to(card.device), captions(True, 3, 2)
+    weights = list(training.ours.parameters())
+    for autocast, most in ((False, 1e-3), (True, 3e-2)):
+        found = []
+        for contender in (OURS, COMPILED):
+            with torch.autocast(card.device.type, torch.bfloat16, enabled=autocast):
+                loss = training.loss(contender, image, texts)
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+            found.append(torch.cat([g.flatten() for g in gradients if g is not None]))
+        error = relative_error(found[1], found[0])
+        card.say(f"{'bf16' if autocast else 'fp32'}: the gradients differ by {error:.1e}")
+        assert error < most, card.said[-1]
+
+
+def test_memory_is_flat_after_200_steps(card):
+    """Steps of captions of other lengths each, with the optimiser; the first tenth may grow."""
+    training = Training(card.tiny, peer=False, device=card.device)
+    count, held = (8, []) if card.tiny else (200, [])
+    image = images(training.ours, 4).to(card.device)
+    for number in range(count):
+        words = [[" ".join(["w9"] * (3 + (number * 7 + place) % 29))] for place in range(4)]
+        with torch.autocast(card.device.type, torch.bfloat16):
+            loss = training.loss(OURS, image, words)
+        loss.backward()
+        training.fused.step()
+        training.fused.zero_grad(set_to_none=True)
+        del loss
+        if card.on_gpu:
+            held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    if card.on_gpu:
+        (allocated, reserved), (at_end, reserved_at_end) = held[count // 10], held[-1]
+        card.say(
+            f"held after {count // 10} and {count} steps: {allocated / MEGABYTE:.0f} and "
+            f"{at_end / MEGABYTE:.0f} MB, {reserved / MEGABYTE:.0f} and "
+            f"{reserved_at_end / MEGABYTE:.0f} with what the allocator keeps"
+        )
+        assert abs(at_end - allocated) < MEGABYTE, card.said[-1]
+        assert reserved_at_end < 1.25 * reserved, card.said[-1]
