@@ -84,9 +84,9 @@ def check_weights(weights: Optional[Tensor]) -> None:
     """Raise ValueError, where `check_labels` would, for one that is negative or not finite."""
     if weights is None or weights.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    wrong = ~(weights.isfinite() & (weights >= 0))
-    if wrong.any():
-        found = weights[wrong][0].item()
+    unfit = ~(weights.isfinite() & (weights >= 0))
+    if unfit.any():
+        found = weights[unfit][0].item()
         raise ValueError(f"a weight is {found}; weights are finite numbers, at least 0")
 
 
