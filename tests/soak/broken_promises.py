@@ -238,4 +238,32 @@ MUTATIONS = [
         "        for buffer in []:",
         "tests/captioning/runtime/test_distributed.py -k running_statistics",
     ),
+    Mutation(
+        "a trainer goes past the objective unseen",
+        "smile/hf/guard.py",
+        "if not self.calls.running and decoder.training and torch.is_grad_enabled():",
+        "if False:",
+        "tests/smile/test_hf_guard.py",
+    ),
+    Mutation(
+        "what is set as a model's forward hides the objective",
+        "smile/hf/chain.py",
+        "        self.put_under(model, tuple(chain))",
+        "        model.__dict__['forward'] = value\n        model.__class__ = self.original",
+        "tests/smile/test_hf_wrapped.py",
+    ),
+    Mutation(
+        "captions of a packed row share their words",
+        "smile/captions.py",
+        "(of_row + segments - least)",
+        "(of_row + segments * 0)",
+        "tests/smile/test_captions.py",
+    ),
+    Mutation(
+        "losses of a model's routers are dropped",
+        "smile/hf/forward.py",
+        "return loss if weighted is None else loss + weighted.to(loss.device)",
+        "return loss",
+        "tests/smile/test_hf_families.py -k Mixtral",
+    ),
 ]
