@@ -24,6 +24,15 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     return types, distinct
 
 
+def check_shapes(logits: Tensor, labels: Tensor) -> None:
+    """Raise ValueError where logits (B, N, V) and labels (B, N) are not of the same positions."""
+    if logits.dim() != 3 or logits.shape[:2] != labels.shape:
+        raise ValueError(
+            f"logits are {tuple(logits.shape)} and labels {tuple(labels.shape)}; they must be "
+            "(B, N, V) and (B, N)"
+        )
+
+
 def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     """Raise ValueError for a label that is none of the `vocabulary` words of the head.
 

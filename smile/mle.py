@@ -5,7 +5,7 @@ from typing import Optional
 import torch.nn.functional as F
 from torch import Tensor
 
-from smile.labels import at_least_float32, check_labels, reduce, weigh
+from smile.labels import at_least_float32, check_labels, check_shapes, reduce, weigh
 
 
 def mle_loss(
@@ -23,6 +23,7 @@ def mle_loss(
     "none". Unlike `F.cross_entropy`, the mean over no labelled token is 0. BLIP smooths labels by
     0.1.
     """
+    check_shapes(logits, labels)
     labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
     losses = F.cross_entropy(

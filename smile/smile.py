@@ -11,6 +11,7 @@ from smile.labels import (
     at_least_float32,
     caption_types,
     check_labels,
+    check_shapes,
     first_labelled,
     reduce,
     weigh,
@@ -39,6 +40,7 @@ def smile_loss(
     Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
     authors' training code.
     """
+    check_shapes(logits, labels)
     labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
     losses_of = functools.partial(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from smile.captions import by_caption
-from smile.labels import at_least_float32, caption_types, check_labels, reduce, weigh
+from smile.labels import at_least_float32, caption_types, check_labels, check_shapes, reduce, weigh
 from smile.smile import with_first_token_mle
 
 
@@ -28,6 +28,7 @@ def random_subset_loss(
     never. Segments, weights and what is returned are those of `smile_loss`.
     Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
+    check_shapes(logits, labels)
     labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
 
@@ -68,6 +69,7 @@ def reverse_subset_loss(
     Segments, weights and what is returned are those of `smile_loss`.
     Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
     """
+    check_shapes(logits, labels)
     labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
 

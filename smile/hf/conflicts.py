@@ -44,8 +44,8 @@ def conflicts(trainer: Any) -> Iterator[str]:
         )
     if set(trainer.smile_objective.weights) == {"mle"}:
         return  # its captions may be cut
-    if packed and args.packing_strategy == "wrapped":
-        yield 'packing_strategy "wrapped" cuts captions and does not say where; give "bfd"'
+    if packed and args.packing_strategy != "bfd":
+        yield f'packing_strategy "{args.packing_strategy}" cuts captions in pieces; give "bfd"'
     parallel = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     for kind in ("cp", "sp"):
         if getattr(parallel, f"{kind}_enabled", False):

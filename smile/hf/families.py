@@ -111,9 +111,13 @@ def in_step(
     before = predictions.size(1) - labels.size(1)
     if before < 0:
         raise ValueError(f"{labels.size(1)} labels for {predictions.size(1)} predictions")
+    if len(predictions) != len(labels):
+        raise ValueError(f"labels of {len(labels)} rows for predictions of {len(predictions)}")
     if encoder_decoder(model):
         return predictions[:, before:], labels
-    if before > 0 and tokens is not None and tokens.shape == labels.shape:
+    if tokens is not None and tokens.shape != labels.shape:
+        raise ValueError(f"{labels.size(1)} labels for {tokens.size(1)} input_ids; give one each")
+    if before > 0 and tokens is not None:
         _check_before(model, tokens, labels)
     if shifted:
         return predictions[:, before:], labels

@@ -1,9 +1,9 @@
 """A model of transformers whose forward returns the objective's loss."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -42,19 +42,22 @@ class _Settings:
     known: Known
     calls: Calls
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
-    head_is_last: bool = False  # found so in the first step
+    head_is_last: Any = None  # under these forwards, found so in their first step
     values_read: bool = False  # in the first step too
 
 
 def use_smile(
-    model: nn.Module, objective: Optional[Objective] = None, from_hidden: bool = False
+    model: nn.Module,
+    objective: Union[Objective, str, Mapping[str, float], None] = None,
+    from_hidden: bool = False,
 ) -> nn.Module:
     """Make `model(**batch, labels=labels)` return the objective's loss; returns the model.
 
     model: a generative model of transformers, or of PEFT or torch.compile around one, before DDP or
-    FSDP. objective: SMILE with first-token MLE if none is given. With `from_hidden`, training takes
-    the loss from what goes into the language head, so that logits are never all there; the output
-    has none then. Raises ValueError for a model that cannot do so.
+    FSDP. objective: one, or what it is made of, such as {"mle": 0.01, "smile": 0.99}; SMILE with
+    first-token MLE if none is given. With `from_hidden`, training takes the loss from what goes
+    into the language head, so that logits are never all there; the output has none then. Raises
+    ValueError for a model that cannot do so.
 
     The forward takes besides labels (B, N): `shift_labels` (B, N) in their place, whose n-th is
     what position n predicts; `segments` and `weights`, in step with either, as `smile_loss` has
@@ -189,13 +192,13 @@ def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, Obje
             f"{type(model).__name__}: the forward that was set on the model does not call its "
             "language head; use_smile needs from_hidden=False for it"
         )
-    if not settings.head_is_last and not torch.compiler.is_compiling():
+    if settings.head_is_last is not model._smile_chain and not torch.compiler.is_compiling():
         if not transform.makes(last, call.seen.detach()):
             raise ValueError(
                 f"{type(model).__name__} changes the logits of its language head; "
                 "use_smile needs from_hidden=False for it"
             )
-        settings.head_is_last = True
+        settings.head_is_last = model._smile_chain
     return output, results[-1]
 
 
@@ -220,8 +223,9 @@ def _inside(model: nn.Module) -> nn.Module:
     return generative(model._modules.get("_orig_mod", model))
 
 
-def _checked(objective: Optional[Objective]) -> Objective:
-    objective = objective or Objective()
+def _checked(objective: Union[Objective, str, Mapping[str, float], None]) -> Objective:
+    if not isinstance(objective, Objective):
+        objective = Objective() if objective is None else Objective(objective)
     if objective.ignore_index != IGNORED:
         raise ValueError(
             f"ignore_index is {objective.ignore_index}; transformers' labels have -100"

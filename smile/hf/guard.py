@@ -110,7 +110,17 @@ def unwatch(model: nn.Module, calls: Calls) -> None:
 
 
 def decoder_of(model: nn.Module) -> Optional[nn.Module]:
-    """What makes the hidden states that the language head is given, if it is found."""
+    """What makes the hidden states that the language head is given, if it is found.
+
+    The innermost: of a model of encoder and decoder around it the two are called, and not itself.
+    """
+    decoder = _named_decoder(model)
+    while isinstance(getattr(decoder, "decoder", None), nn.Module):
+        decoder = decoder.decoder
+    return decoder
+
+
+def _named_decoder(model: nn.Module) -> Optional[nn.Module]:
     if hasattr(model, "get_decoder"):
         decoder = model.get_decoder()
         if isinstance(decoder, nn.Module) and decoder is not model:

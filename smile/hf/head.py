@@ -91,12 +91,24 @@ def _trained_copy(head: Optional[nn.Module]) -> Optional[nn.Module]:
 
 def _is_linear(head: Optional[nn.Module]) -> bool:
     """Whether logits are hidden @ weight.T + bias: a class of its own may do otherwise."""
-    return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+    linear = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+    return linear and _is_untouched(head)
+
+
+def _is_untouched(head: nn.Module) -> bool:
+    """Whether nothing was set as its forward, and no hook is on it but ours and those with which
+    torch gathers what it has divided."""
+    hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
+    functions = (getattr(hook, "func", hook) for hook in hooks if not hasattr(hook, "calls"))
+    places = (getattr(function, "__module__", None) or "" for function in functions)
+    moved = type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"  # accelerate's
+    set_on_it = "forward" in vars(head) and not moved
+    return not set_on_it and all(x.startswith("torch.distributed") for x in places)
 
 
 def _is_lora(head: Optional[nn.Module]) -> bool:
     of_modules = isinstance(getattr(head, "lora_A", None), nn.ModuleDict)  # AdaLoRA's are not
-    if not (of_modules and _is_linear(getattr(head, "base_layer", None))):
+    if not (of_modules and _is_linear(getattr(head, "base_layer", None)) and _is_untouched(head)):
         return False
     variants = (getattr(head, "use_dora", {}), getattr(head, "lora_variant", {}))
     return not any(variant.get(name) for variant in variants for name in head.active_adapters)

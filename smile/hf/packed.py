@@ -59,10 +59,13 @@ class Targets:
         if encoder_decoder(model):
             if shifted:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
+            self.rows, given = None, {}  # what the batch says of positions is of the encoder's
         else:
             self._leave_out_firsts(given)
-            if segments is None and by_caption:
-                self._find_captions(given, read_values)
+            if self.rows is not None and read_values:
+                refuse_leaks(given.get("attention_mask"), self.rows)
+        if segments is None and by_caption:
+            self._find_captions(given, read_values)
 
     def _leave_out_firsts(self, given: dict) -> None:
         """Ignore the label of each text's first token."""
@@ -135,6 +138,18 @@ def refuse_masks(mask, read_values: bool) -> None:
     raise ValueError(
         f"attention_mask {found}, so a row can hold more than one caption, but not where; {SAY}"
     )
+
+
+def refuse_leaks(mask, rows: Tensor) -> None:
+    """ValueError for an attention mask (B, N) that goes on where another text begins in `rows`."""
+    if not isinstance(mask, Tensor) or mask.shape != rows.shape:
+        return
+    goes_on = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
+    if (goes_on & (rows[:, 1:] != rows[:, :-1]).to(mask.device)).any():
+        raise ValueError(
+            "the batch has an attention_mask, with which captions of a packed row see each other; "
+            "leave it out, or give one of 4 dimensions that keeps them apart"
+        )
 
 
 def refuse_ends(model: nn.Module, labels: Tensor, captions: Tensor) -> None:

@@ -5,7 +5,7 @@ Nothing of either is imported: what a trainer has is looked at when it is there.
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class SmileLossMixin:
         self.smile_objective, self._from_hidden = objective, from_hidden
         self._logits_wanted, self._trained, self._evaluated = True, Interval(), Interval()
         given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
-        columns = getattr(given.get("train_dataset"), "column_names", None) or ()
+        columns = _columns_of(given.get("train_dataset"))
         self._columns = [name for name in OF_A_BATCH if name in columns]
         super().__init__(*args, **kwargs)
         self._refuse(conflicts(self))
@@ -190,6 +190,12 @@ class SmileLossMixin:
         for name, value in self._evaluated.means().items():
             result.metrics[f"{metric_key_prefix}_{name}"] = value
         return result
+
+
+def _columns_of(rows: Any) -> Iterable[str]:
+    """Of a data set, the first row of which says it where a stream does not."""
+    columns = getattr(rows, "column_names", ())
+    return next(iter(rows), ()) if columns is None else columns
 
 
 def _divided(items: Union[Tensor, int], by: int) -> Union[Tensor, int, float]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -34,15 +35,23 @@ OTHER_LIBRARIES = ["trl", "cut_cross_entropy", "liger_kernel"]
 
 
 @pytest.fixture
-def rehearse(repository, tmp_path):
+def short_folder():
+    """For temporary files: a loader's processes meet at a socket there, whose path may have no
+    more than about 100 characters."""
+    with tempfile.TemporaryDirectory(prefix="gpu") as folder:
+        yield folder
+
+
+@pytest.fixture
+def rehearse(repository, tmp_path, short_folder):
     """Return a function that calls the script, without some modules; its status, text and JSON."""
 
     def call(*arguments, hidden=(), broken="nothing"):
         site, home = tmp_path / "site", tmp_path / "home"
-        for folder in (site, home, tmp_path / "tmp"):
+        for folder in (site, home):
             folder.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(HIDDEN.format(hidden=list(hidden), broken=broken))
-        places = {"HOME": str(home), "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(site)}
+        places = {"HOME": str(home), "TMPDIR": short_folder, "PYTHONPATH": str(site)}
         done = subprocess.run(
             ["bash", "scripts/gpu.sh", "--rehearse", "--out", str(tmp_path / "out"), *arguments],
             cwd=repository,
@@ -76,13 +85,13 @@ def files_of(*folders):
     not hasattr(transformers, "BlipForConditionalGeneration"),
     reason=f"transformers {transformers.__version__} has no BLIP",
 )
-def test_a_rehearsal_runs_every_part(rehearse, repository, tmp_path):
+def test_a_rehearsal_runs_every_part(rehearse, repository, tmp_path, short_folder):
     """In a Python that lacks what a stock image lacks."""
     before = files_of(repository)
     status, said, content = rehearse(hidden=[*NOT_IN_IMAGES, *OTHER_LIBRARIES])
     assert status == 0, said
     assert files_of(repository) == before
-    assert not files_of(tmp_path / "home", tmp_path / "tmp")
+    assert not files_of(tmp_path / "home", Path(short_folder))
     for name in NOT_IN_IMAGES:
         assert f"missing: {name}; it costs no part" in said
     assert content["rehearsal"] and list(content["parts"]) == [part.name for part in PARTS]

@@ -274,3 +274,10 @@ def test_boundaries_that_do_not_fit_the_row(boundaries, says):
         segments_from_position_ids(torch.rand(1, 5))
     with pytest.raises(ValueError, match="give \\(batch, tokens\\)"):
         segments_from_position_ids(torch.zeros(2, 1, 5).long())
+
+
+@pytest.mark.parametrize("spec", ["mle", "smile", "random", "reverse"])
+@pytest.mark.parametrize("shape", [(1, 5), (2, 4), (1, 4)])
+def test_labels_of_another_shape_than_logits(spec, shape):
+    with pytest.raises(ValueError, match="logits are"):
+        Objective(spec)(torch.randn(2, 5, 9), torch.zeros(shape, dtype=torch.long))

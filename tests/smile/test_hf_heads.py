@@ -317,3 +317,50 @@ def test_a_loss_that_comes_without_labels_is_kept():
     torch.testing.assert_close(family.model(**family.batch).loss, own, atol=1e-6, rtol=0)
     norm = family.model.lm_head.weight.norm().detach()
     torch.testing.assert_close(last_parts(family.model)["own_loss"], norm)
+
+
+def doubled(head):
+    forward = head.forward
+    head.forward = lambda states: 2 * forward(states)
+
+
+def hooked(head):
+    head.register_forward_hook(lambda _, states, logits: 2 * logits)
+
+
+def hooked_before(head):
+    head.register_forward_pre_hook(lambda _, states: (2 * states[0],))
+
+
+@pytest.mark.parametrize("change", [doubled, hooked, hooked_before])
+@pytest.mark.parametrize("steps", [None, 0, 1])
+def test_a_head_that_was_changed_is_not_read(change, steps):
+    """Weight and bias do not tell its logits any more. steps: made under use_smile before it."""
+    model, batch, *_ = hf_models.make("GPT2LMHeadModel")
+    if steps is None:
+        change(model.lm_head)
+        with pytest.raises(ValueError, match="no linear language head that can be read"):
+            use_smile(model, from_hidden=True)
+        return
+    use_smile(model, from_hidden=True).train()
+    for _ in range(steps):
+        model(**batch)
+    change(model.lm_head)
+    with pytest.raises(ValueError, match="no linear language head that can be read"):
+        model(**batch)
+
+
+def test_a_forward_set_after_the_first_step_is_looked_at():
+    model, batch, *_ = hf_models.make("GPT2LMHeadModel")
+    use_smile(model, {"smile": 1.0}, from_hidden=True).train()
+    model(**batch)
+    forward = model.forward
+
+    def twice(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output["logits"] = 2 * output["logits"]
+        return output
+
+    model.forward = twice
+    with pytest.raises(ValueError, match="changes the logits of its language head"):
+        model(**batch)

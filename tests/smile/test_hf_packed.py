@@ -303,3 +303,37 @@ def test_what_does_not_fit_is_said():
     batch = {**t5.batch, "shift_labels": t5.batch["labels"]}
     with pytest.raises(ValueError, match="T5ForConditionalGeneration takes labels"):
         use_smile(t5.model)(**batch)
+
+
+@needs_llama
+def test_a_mask_with_which_packed_captions_see_each_other_is_refused():
+    model, *_ = made(CAUSAL)
+    tokens = torch.tensor([[3, 4, 5, 6, 3, 4]])
+    batch = {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
+    use_smile(model)
+    model(**batch, position_ids=torch.arange(6)[None])
+    with pytest.raises(ValueError, match="attention_mask, with which captions"):
+        model(**batch, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    padding = torch.tensor([[0, 0, 0, 1, 1, 1]])  # on the left
+    batch["attention_mask"] = padding
+    model(**batch, position_ids=torch.tensor([[1, 1, 1, 0, 1, 2]]))
+
+
+def test_turns_of_an_encoder_decoder_model_are_captions_too():
+    model, batch, *_ = made("T5ForConditionalGeneration")
+    labels = torch.tensor([[5, 6, 7, 1, -100, -100, 8, 9, 5, 1]]).expand(3, -1)
+    segments = torch.tensor([[0] * 5 + [1] * 5]).expand(3, -1)
+    use_smile(model)
+    found = model(**{**batch, "labels": labels}).loss
+    expected = model(**{**batch, "labels": labels, "segments": segments}).loss
+    torch.testing.assert_close(found, expected)
+
+
+def test_labels_of_other_rows_or_positions_are_refused():
+    model, batch, *_ = made(CAUSAL)
+    use_smile(model)
+    labels = batch["labels"]
+    with pytest.raises(ValueError, match=r"labels of 1 rows for predictions of 3"):
+        model(**{**batch, "labels": labels[:1]})
+    with pytest.raises(ValueError, match=r"5 labels for 7 input_ids"):
+        model(**{**batch, "labels": labels[:, :-2]})
