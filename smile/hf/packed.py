@@ -60,6 +60,7 @@ class Targets:
             if shifted:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
             self.rows, given = None, {}  # what the batch says of positions is of the encoder's
+            by_caption = by_caption and not torch.compiler.is_compiling()  # it stays one graph
         else:
             self._leave_out_firsts(given)
             if self.rows is not None and read_values:
