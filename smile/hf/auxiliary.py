@@ -41,9 +41,10 @@ def auxiliary(
         parts[name] = value.detach()
 
     for name, weights in ROUTERS.items():
-        weight = next((w for w in (known.value(model, x) for x in weights) if w is not None), None)
-        if weight is not None and output.get(name) is not None:
-            add(name, weight, output[name])
+        given = [known.value(model, weight) for weight in weights]
+        given = [weight for weight in given if weight is not None]
+        if given and output.get(name) is not None:
+            add(name, given[0], output[name])
     asked = any(output.get(name) is not None for name in ROUTER_LOGITS)
     if asked and not parts and "router_aux_loss_coef" in known.spoken:
         raise ValueError(

@@ -98,6 +98,8 @@ def _is_linear(head: Optional[nn.Module]) -> bool:
 def _is_untouched(head: nn.Module) -> bool:
     """Whether nothing was set as its forward, and no hook is on it but ours and those with which
     torch gathers what it has divided."""
+    if torch.compiler.is_compiling():  # Dynamo cannot tell; it was looked at before
+        return True
     hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
     functions = (getattr(hook, "func", hook) for hook in hooks if not hasattr(hook, "calls"))
     places = (getattr(function, "__module__", None) or "" for function in functions)
