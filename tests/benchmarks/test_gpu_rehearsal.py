@@ -26,7 +26,8 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Hidden())
-if sys.orig_argv[2:4] == ["benchmarks.gpu.part", {broken!r}]:
+command = open("/proc/self/cmdline").read().split(chr(0))
+if command[2:4] == ["benchmarks.gpu.part", {broken!r}]:
     print("broken on purpose")
     os.abort()
 """
