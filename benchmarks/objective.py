@@ -143,13 +143,14 @@ def without_bias(contender: str, problem: Problem) -> Work:
     """Loss and gradients of hidden states and weight, by ours or another library's name."""
     hidden, weight, _ = problem.inputs
     objective = Objective(OURS.get(contender, "mle"), label_smoothing=0.0)
+    theirs = None if contender in OURS else libraries()[contender]
 
     def call() -> tuple[Tensor, ...]:
         hidden.grad = weight.grad = None
-        if contender in OURS:
+        if theirs is None:
             loss = objective.from_hidden(hidden, weight, None, problem.labels).loss
         else:
-            loss = libraries()[contender](hidden.flatten(0, 1), weight, problem.labels.flatten())
+            loss = theirs(hidden.flatten(0, 1), weight, problem.labels.flatten())
         loss.backward()
         return loss.detach(), hidden.grad, weight.grad
 
