@@ -21,9 +21,9 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from smile import Objective
+from tests.smile.largest_made import LargestMade
 
 IGNORE = -100
 SPECS = [
@@ -174,23 +174,14 @@ def half_precision(mesh):
 
 
 def no_whole_weight(mesh):
-    class Made(TorchDispatchMode):
-        largest = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                self.largest = max(self.largest, result.numel())
-            return result
-
     inputs, labels = example(4000)
     for spec in SPECS:
         placed = divided(inputs, mesh)
-        with Made() as made:
+        with LargestMade() as made:
             local = [x.to_local() if isinstance(x, DTensor) else x for x in placed]
             found(objective(spec), placed, labels)
         # The most is the logits, for own words, of all labels.
-        assert made.largest <= (labels != IGNORE).sum() * len(local[1]), made.largest
+        assert made.elements <= (labels != IGNORE).sum() * len(local[1]), made.elements
 
 
 def what_is_refused(mesh):

@@ -1,10 +1,8 @@
 """transformers' models with the objective as their loss, against formulas written out."""
 
-import importlib.util
 import inspect
 import math
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,13 +11,9 @@ import transformers
 
 from smile import Objective
 from smile.hf import compute_loss_func, undo, use_smile
+from tests.smile import hf_models
 from tests.smile.families.expected import expected_smile
 
-_spec = importlib.util.spec_from_file_location(
-    "hf_models", Path(__file__).with_name("hf_models.py")
-)
-hf_models = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(hf_models)
 each_family = pytest.mark.parametrize("name", hf_models.HERE)
 
 

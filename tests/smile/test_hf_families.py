@@ -1,23 +1,17 @@
 """Every family of transformers with the objective as its loss, beside its own and the formula."""
 
 import copy
-import importlib.util
 import inspect
-from pathlib import Path
 
 import pytest
 import torch
 
 from smile import Objective
 from smile.hf import undo, use_smile
+from tests.smile import hf_models
 from tests.smile.families import table
 from tests.smile.families.expected import expected_smile, predictions
 
-_spec = importlib.util.spec_from_file_location(
-    "hf_models", Path(__file__).with_name("hf_models.py")
-)
-hf_models = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(hf_models)
 MLE = Objective("mle", label_smoothing=0.0)
 each_family = pytest.mark.parametrize("name", hf_models.HERE)
 

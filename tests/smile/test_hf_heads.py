@@ -1,9 +1,7 @@
 """Language heads that are more than a linear layer, and what is refused, each in one line."""
 
-import importlib.util
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +13,8 @@ from smile.hf.auxiliary import auxiliary
 from smile.hf.families import in_step
 from smile.hf.head import transform_of
 from smile.hf.known import known_of
+from tests.smile import hf_models
 
-_spec = importlib.util.spec_from_file_location(
-    "hf_models", Path(__file__).with_name("hf_models.py")
-)
-hf_models = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(hf_models)
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
 
 

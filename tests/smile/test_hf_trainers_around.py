@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from smile import Objective
 from smile.hf import SmileLossMixin, use_smile
 from tests.smile import tiny_vlm
+from tests.smile.largest_made import LargestMade
 from tests.smile.trainer_parts import (
     CAPTIONS,
     LLAMA,
@@ -65,16 +65,6 @@ def test_one_objective_has_no_parts(tmp_path):
 def test_the_default_is_smile(cls, tmp_path):
     expected = definition(llama(), rows(), Objective("smile"))
     check(make(cls, tmp_path, objective=None), expected)
-
-
-class LargestMade(TorchDispatchMode):
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        tensors = [x for x in torch.utils._pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
-        self.elements = max([self.elements, *(x.numel() for x in tensors)])
-        return made
 
 
 @BOTH

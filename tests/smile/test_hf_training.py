@@ -1,7 +1,6 @@
 """smile.hf under what large models are trained with: PEFT, recomputation, DDP, FSDP2, Trainer."""
 
 import copy
-import importlib.util
 import inspect
 import os
 import re
@@ -12,15 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from smile.hf import SmileLossMixin, compute_loss_func, undo, use_smile
+from tests.smile import hf_models
+from tests.smile.hf_steps import BOTH_KINDS
+from tests.smile.largest_made import LargestMade
 
-HF_MODELS = Path(__file__).with_name("hf_models.py")
-_spec = importlib.util.spec_from_file_location("hf_models", HF_MODELS)
-hf_models = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(hf_models)
-BOTH_KINDS = ["GPT2LMHeadModel", "T5ForConditionalGeneration"]
 from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
 
 
@@ -62,18 +58,6 @@ def test_lora(name, from_hidden):
     assert smile < own
     undo(model)
     assert model(**family.batch).loss.item() == own
-
-
-class LargestMade(TorchDispatchMode):
-    """Keeps the number of elements of the largest tensor that is made under it."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        tensors = [x for x in torch.utils._pytree.tree_leaves(made) if isinstance(x, torch.Tensor)]
-        self.elements = max([self.elements, *(x.numel() for x in tensors)])
-        return made
 
 
 def test_a_large_vocabulary_costs_its_weights_and_no_logits():
