@@ -171,7 +171,7 @@ def build_captioner(
     """
     words = CaptionTokenizer(tokenizer)
     sizes = read_med_config(med_config)
-    objective = (objective or Objective("smile")).with_pad_token(words.pad)
+    objective = (objective or Objective("smile")).with_tokens(words.pad, words.end)
     encoder = ImageEncoder(vit, image_size, vit_grad_ckpt, vit_ckpt_layer)
     decoder = TextDecoder(sizes, len(words), encoder.embed_dim, objective)
     shift = FirstTokenShift(words) if first_token_shift else None

@@ -66,7 +66,7 @@ class ClassicCaptioner(nn.Module):
             load_word_vectors(self.decoder.embedding, tokens, word_vectors)
         if normalise_embeddings:
             normalise_embedding(self.decoder.embedding)
-        self.objective = (objective or Objective("smile")).with_pad_token(tokenizer.pad)
+        self.objective = (objective or Objective("smile")).with_tokens(tokenizer.pad, tokenizer.end)
         self.prompt = prompt
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (p,)
         if tokenizer.unknown in self.prompt_ids:

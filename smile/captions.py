@@ -98,11 +98,7 @@ def blocks(
     labelled = (labels != ignore_index).flatten().nonzero().squeeze(1)  # (M,)
     if len(labelled) == 0:
         return
-    segments = segments.to(labels.device, torch.int64)
-    least = segments.min()
-    spread = segments.max() - least + 1
-    of_row = torch.arange(len(labels), device=labels.device).unsqueeze(1) * spread
-    key = (of_row + segments - least).flatten()[labelled]
+    key = _keys(labels, segments).flatten()[labelled]
     _, caption, lengths = key.unique(return_inverse=True, return_counts=True)
     order = caption.argsort(stable=True)
     start = lengths.cumsum(0) - lengths
@@ -118,6 +114,25 @@ def blocks(
         own = torch.full_like(rows, ignore_index)
         own[at] = labels.flatten()[rows[at]]
         yield rows, own
+
+
+def numbered(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
+    """int64 (B, N): the number of each position's caption in the batch; and how many there are."""
+    if segments is None or labels.numel() == 0:
+        return torch.arange(len(labels), device=labels.device)[:, None].expand_as(labels), len(
+            labels
+        )
+    found, numbers = _keys(labels, segments).unique(return_inverse=True)
+    return numbers, len(found)
+
+
+def _keys(labels: Tensor, segments: Tensor) -> Tensor:
+    """int64 (B, N): another number for each segment of each row."""
+    segments = segments.to(labels.device, torch.int64)
+    least = segments.min()
+    spread = segments.max() - least + 1
+    of_row = torch.arange(len(labels), device=labels.device).unsqueeze(1) * spread
+    return of_row + segments - least
 
 
 def by_caption(

@@ -8,15 +8,15 @@ a piece of the positions at a time. Each piece leaves its gradient and is forgot
 Liger-Kernel's fused cross-entropy (arXiv 2410.10989), so that nothing is computed twice.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Optional
 
 import torch
 from torch import Tensor
 
+from smile.alternatives.in_pieces import Alternatives, Earlier, Piece
 from smile.captions import blocks
-from smile.head import POSITIONS, Head, slices
+from smile.head import POSITIONS, Head, recorded, slices
 from smile.labels import caption_types, count, first_labelled, reduce
 from smile.mixture import Given, Mixture
 from smile.sharded import ShardedHead, agree
@@ -78,6 +78,7 @@ class _Losses:
 
     def __init__(self, head: Head, labels: Tensor, mixture: Mixture, d_losses: Tensor):
         self.head, self.mixture = head, mixture
+        self.alternatives = Alternatives(mixture)
         self.d_losses = d_losses.flatten()
         # The last place takes what is found where no loss is looked for.
         self.of = {name: d_losses.new_zeros(labels.numel() + 1) for name in mixture.weights}
@@ -88,48 +89,56 @@ class _Losses:
         mixture = self.mixture
         labelled = labels != mixture.ignore_index
         first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
-        everywhere = "mle" in mixture.weights or "reverse" in mixture.weights
+        everywhere = not {"smile", "random"}.issuperset(mixture.weights)
         chosen = (labelled if everywhere else first).flatten().nonzero().squeeze(1)  # (M,)
         excluded = reverse_subset_excludes(labels, mixture.ignore_index, padding)
         label, is_first = (x.flatten()[chosen].unsqueeze(1) for x in (labels, first))  # (M, 1) each
+        earlier = self.alternatives.earlier(labels, chosen)
         of_caption = chosen.div(labels.size(1), rounding_mode="floor")
         chosen = rows.flatten()[chosen]
         for piece in slices(len(chosen), POSITIONS["cpu" if labels.is_cpu else "cuda"]):
             columns = excluded[of_caption[piece]]
-            self._add_piece(chosen[piece], label[piece], is_first[piece], columns)
+            before = Earlier(*(x[piece] for x in earlier)) if earlier else None
+            self._add_piece(chosen[piece], label[piece], is_first[piece], columns, before)
 
-    def _add_piece(self, rows, label, is_first, excluded):
+    def _add_piece(self, rows, label, is_first, excluded, earlier):
         """Of `rows` (R,). label, is_first: (R, 1). excluded: (R, .), what the subset of reverse
-        subsetting lacks."""
+        subsetting lacks. earlier: what alternatives that look back look at."""
         mle, reverse = (self.mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
-        others = sum(self.mixture.weights.values()) - mle
+        with_first = self.mixture.weights.keys() - self.alternatives.names
+        others = sum(w for k, w in self.mixture.weights.items() if k in with_first) - mle
         smoothing = self.mixture.label_smoothing if mle else 0.0
         logits, slope = self.head.logits(rows)  # (R, V)
         target = self.head.pick(logits, label)
+        scale = self.d_losses[rows].unsqueeze(1)
+        piece = Piece(self.alternatives, self.head, logits, label, scale, earlier)
         if reverse:
             subset = self.head.without(logits, excluded, label, target)
             self.of["reverse"][rows] = (self.head.softmax_(subset) - target).squeeze(1)
         mean = self.head.mean(logits) if smoothing else target
         total = self.head.softmax_(logits)
+        piece.add_of_likelihoods(total, target)
+        for name, found in piece.losses.items():
+            self.of[name][rows] = found
         if mle:
             smoothed = total - (1 - smoothing) * target - smoothing * mean
             self.of["mle"][rows] = smoothed.squeeze(1)
         if self.mixture.first_token_mle:
-            for name in self.of.keys() - {"mle"}:
+            for name in with_first - {"mle"}:
                 found = self.of[name][rows]
                 self.of[name][rows] = torch.where(is_first, total - target, found[:, None])[:, 0]
         if self.head.differentiate:
             # Each softmax times its weight, less what the labels and smoothing ask for.
-            scale = self.d_losses[rows].unsqueeze(1)
             in_all = mle + others * is_first.to(self.head.wide)  # (R, 1)
             in_subset = reverse * (~is_first).to(self.head.wide)
-            d_logits = logits.mul_(in_all * scale)
+            d_logits = logits.mul_(piece.share_of_softmax(in_all * scale))
             if reverse:
                 d_logits += subset.mul_(in_subset * scale)
             if smoothing:
                 d_logits -= mle * smoothing / self.head.vocabulary * scale
             asked = in_all - mle * smoothing + in_subset
             self.head.add_(d_logits, label, -asked * scale)
+            piece.add_gradients(d_logits)
             self.head.backward(rows, d_logits, slope)
 
     def add_smile(self, rows: Tensor, labels: Tensor) -> None:
@@ -183,7 +192,7 @@ class _Losses:
         for piece in slices(len(rows), self.head.elements // each):
             logits, slope = self.head.logits_of(rows[piece], words[piece])
             here = counted[piece]
-            with _recorded():
+            with recorded():
                 losses = losses_of(logits.requires_grad_(self.head.differentiate), piece)
             self.of[name][rows[piece].where(here, nowhere)] = losses.detach()
             if self.head.differentiate:
@@ -196,12 +205,3 @@ class _Losses:
         ignore = self.mixture.ignore_index
         first = first_labelled(labels, ignore) & self.mixture.first_token_mle
         return (labels != ignore) & ~first
-
-
-@contextlib.contextmanager
-def _recorded():
-    """Autograd is on, beneath an operator too, where it is off. What it keeps for a gradient that
-    is asked for at once is kept as it is, and not as activation checkpointing would."""
-    as_it_is = (lambda x: x, lambda x: x)
-    with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*as_it_is):
-        yield

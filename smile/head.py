@@ -1,5 +1,6 @@
 """A linear language head whose logits and gradients are made only where they are asked for."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple, Optional, Union
 
@@ -184,3 +185,12 @@ def computed_in(hidden: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
     return hidden.dtype
+
+
+@contextlib.contextmanager
+def recorded():
+    """Autograd is on, beneath an operator too, where it is off. What it keeps for a gradient that
+    is asked for at once is kept as it is, and not as activation checkpointing would."""
+    as_it_is = (lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*as_it_is):
+        yield

@@ -6,25 +6,35 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from smile.alternatives import ALTERNATIVES, TokenLoss
 from smile.head import Transform
 from smile.sharded import Shards
 
 
 class Mixture(NamedTuple):
-    """Which losses, and their settings: those of `Objective`, by the same names."""
+    """Which losses, and their settings: those of `Objective`, by the same names.
+
+    parameters: those of the alternatives by name, as text.
+    """
 
     weights: dict[str, float]
     label_smoothing: float
     first_token_mle: bool
     pad_token_id: Optional[int]
     ignore_index: int
+    parameters: str = "{}"
+
+    def alternatives(self) -> dict[str, TokenLoss]:
+        """By name, in the order of the weights."""
+        parameters = ast.literal_eval(self.parameters)
+        return {name: ALTERNATIVES[name](**given) for name, given in parameters.items()}
 
     def text(self) -> str:
         """As an operator can take it; compiled programs make it while they are traced."""
         weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
         return (
             f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
-            f"{self.pad_token_id!r}, {self.ignore_index!r}"
+            f"{self.pad_token_id!r}, {self.ignore_index!r}, {self.parameters!r}"
         )
 
     @classmethod

@@ -3,22 +3,29 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Optional, Union
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from smile.captions import check_segments
+from smile.alternatives import ALTERNATIVES, OfLogits, TokenLoss
+from smile.alternatives.on_logits import token_losses
+from smile.alternatives.selective_eos import SelectiveEos
+from smile.alternatives.truncation import LastMeans, Truncation
+from smile.captions import check_segments, numbered
 from smile.head import Transform
-from smile.labels import check_labels, check_reduction, count, weigh
+from smile.labels import check_labels, check_reduction, check_shapes, count, reduce, weigh
 from smile.mixture import Mixture
 from smile.mle import mle_loss
 from smile.operator import mixture_from_hidden
 from smile.sharded import is_distributed, on_one_process, whole
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
+from smile.truncated import truncated_from_hidden
 
-OBJECTIVES = ("mle", "smile", "random", "reverse")
+Spec = Union[str, Mapping[str, Union[float, Mapping[str, Any]]]]
+OBJECTIVES = ("mle", "smile", "random", "reverse", *ALTERNATIVES)
 
 
 class ObjectiveOutput(NamedTuple):
@@ -42,33 +49,62 @@ def captions_an_image(captions: Sequence[Sequence[str]], images: int) -> int:
     return counts[0]
 
 
-def parse_objective(spec: Union[str, Mapping[str, float]]) -> dict[str, float]:
+def parse_objective(spec: Spec) -> dict[str, float]:
     """Weights by name from a single name or from a mapping such as {mle: 0.01, smile: 0.99}.
 
-    Raises ValueError, in one line, for an unknown name or a weight that is not a positive number.
+    A weight may stand in a mapping with parameters: {mle: 0.5, focal: {weight: 0.5, gamma: 1}}.
+    Raises ValueError, in one line, for an unknown name, a weight that is not a positive number, or
+    a wrong parameter.
     """
-    weights = {spec: 1.0} if isinstance(spec, str) else dict(spec)
-    if not weights:
+    given = _given(spec)
+    if not given:
         raise ValueError(f"objective is empty; name one or more of {', '.join(OBJECTIVES)}")
-    for name, weight in weights.items():
+    for name, (weight, parameters) in given.items():
         if name not in OBJECTIVES:
             raise ValueError(f"objective {name!r} is unknown; choose from {', '.join(OBJECTIVES)}")
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not number or not math.isfinite(weight) or weight <= 0:
             raise ValueError(f"objective {name!r} has weight {weight!r}; give a number above 0")
-    return {name: float(weight) for name, weight in weights.items()}
+        _made(name, parameters)
+    return {name: float(weight) for name, (weight, _) in given.items()}
+
+
+def _given(spec: Spec) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The weight and the parameters of each name, as they are given."""
+    spec = {spec: 1.0} if isinstance(spec, str) else spec
+    apart = {}
+    for name, given in spec.items():
+        parameters = dict(given) if isinstance(given, Mapping) else {"weight": given}
+        apart[name] = parameters.pop("weight", 1.0), parameters
+    return apart
+
+
+def _made(name: str, parameters: dict[str, Any]) -> Optional[TokenLoss]:
+    """The alternative of that name; None for MLE, SMILE and its ablations, which have none."""
+    known = [field.name for field in fields(ALTERNATIVES[name])] if name in ALTERNATIVES else []
+    for parameter in parameters:
+        if parameter not in known:
+            allowed = ", ".join(["weight", *known])
+            raise ValueError(f"objective {name!r} has no parameter {parameter!r}; it has {allowed}")
+    try:
+        return ALTERNATIVES[name](**parameters) if name in ALTERNATIVES else None
+    except ValueError as error:
+        raise ValueError(f"objective {name!r}: {error}") from error
 
 
 class Objective(nn.Module):
-    """The loss that a captioner minimises: `weights` over MLE, SMILE and its two ablations.
+    """The loss that a captioner minimises: `weights` over MLE, SMILE, its ablations and the
+    alternatives of `smile.alternatives`.
 
-    label_smoothing applies to `mle` alone; first_token_mle to the three others; the words of
-    `random` are drawn from torch's global generator, never `pad_token_id`.
+    spec: see `parse_objective`. label_smoothing applies to `mle` alone; first_token_mle to SMILE
+    and its two ablations; the words of `random` are drawn from torch's global generator, never
+    `pad_token_id`. The losses that `truncation` goes by are of the module's calls in training with
+    gradients; `state` is what a checkpoint keeps of them.
     """
 
     def __init__(
         self,
-        spec: Union[str, Mapping[str, float]] = "smile",
+        spec: Spec = "smile",
         label_smoothing: float = 0.1,
         first_token_mle: bool = True,
         random_subset_size: int = 10,
@@ -82,6 +118,13 @@ class Objective(nn.Module):
         self.random_subset_size = random_subset_size
         self.pad_token_id = pad_token_id
         self.ignore_index = ignore_index
+        self._keep({name: _made(name, given) for name, (_, given) in _given(spec).items()})
+        truncation = self.alternatives.get("truncation")
+        self.means = LastMeans(truncation.window) if truncation else None
+
+    def _keep(self, made: Mapping[str, Optional[TokenLoss]]) -> None:
+        self.alternatives = {name: loss for name, loss in made.items() if loss is not None}
+        self.parameters = repr({name: asdict(loss) for name, loss in self.alternatives.items()})
 
     def forward(
         self,
@@ -134,6 +177,7 @@ class Objective(nn.Module):
             hidden, weight, bias, shards = on_one_process(hidden, weight, bias)
             each = (labels, segments, weights)
             labels, segments, weights = (x.full_tensor() if is_distributed(x) else x for x in each)
+            self._check_divided(shards)
         if hidden.shape[:2] != labels.shape:
             raise ValueError(
                 f"hidden is {tuple(hidden.shape)}, but labels is {tuple(labels.shape)}; "
@@ -143,18 +187,48 @@ class Objective(nn.Module):
         if segments is not None:
             check_segments(segments, labels)
         check_labels(labels, vocabulary, self.ignore_index)
-        without_gradient = (labels, self._draw(labels, vocabulary), segments, weights)
         mixture = Mixture(*(getattr(self, name) for name in Mixture._fields))
-        how = (mixture, reduction, Transform(scale, softcap), shards)
-        loss, values = mixture_from_hidden(hidden, weight, bias, *without_gradient, *how)
-        parts = dict(zip(self.weights, values.unbind()))
+        inputs, rest = (hidden, weight, bias), (Transform(scale, softcap), shards)
+        given = (labels, self._draw(labels, vocabulary), segments, weights)
+        if "truncation" in self.alternatives:
+            truncation = (self.alternatives["truncation"], self._means())
+            loss, parts = truncated_from_hidden(
+                *truncation, inputs, given, mixture, reduction, *rest
+            )
+        else:
+            loss, parts = mixture_from_hidden(*inputs, *given, mixture, reduction, *rest)
+        parts = dict(zip(self.weights, parts.unbind()))
         return ObjectiveOutput(loss, parts, count(labels, weights, self.ignore_index))
 
-    def with_pad_token(self, pad_token_id: int) -> "Objective":
-        """The same objective for a tokeniser whose padding is `pad_token_id`."""
+    def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
+        """The same objective for a tokeniser's padding, and for its end where none was given."""
         own = copy.deepcopy(self)
         own.pad_token_id = pad_token_id
+        selective = own.alternatives.get("selective_eos")
+        if selective and selective.eos_token_id is None:
+            own._keep({**own.alternatives, "selective_eos": SelectiveEos(eos_token_id)})
         return own
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside weights; empty but for truncation's last losses."""
+        return self.means.state() if self.means is not None else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`. Raises ValueError for that of another window."""
+        if self.means is not None and state:
+            self.means.restore(state)
+
+    def _check_divided(self, shards) -> None:
+        of_logits = [n for n, loss in self.alternatives.items() if isinstance(loss, OfLogits)]
+        if of_logits and shards.first is not None:
+            raise ValueError(
+                f"objective {of_logits[0]!r} looks at all logits of a position, which a head whose "
+                "rows are divided never has; give it logits, or another objective"
+            )
+
+    def _means(self) -> Optional[LastMeans]:
+        """Those that decide what is dropped, in training."""
+        return self.means if self.training and torch.is_grad_enabled() else None
 
     def _draw(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
         """The words (B, N, R) of random subsetting, if there is any."""
@@ -166,6 +240,8 @@ class Objective(nn.Module):
     def _part(self, name, logits, labels, words, segments, how) -> Tensor:
         if name == "mle":
             return mle_loss(logits, labels, self.ignore_index, self.label_smoothing, **how)
+        if name in self.alternatives:
+            return self._alternative(self.alternatives[name], logits, labels, segments, **how)
         how = {"segments": segments, **how}
         if name == "smile":
             return smile_loss(logits, labels, self.ignore_index, self.first_token_mle, **how)
@@ -173,6 +249,18 @@ class Objective(nn.Module):
         if name == "reverse":
             return reverse_subset_loss(logits, labels, *subset, **how)
         return random_subset_loss(logits, labels, words, *subset, **how)
+
+    def _alternative(self, loss, logits, labels, segments, reduction, weights) -> Tensor:
+        check_shapes(logits, labels)
+        labels, weights = weigh(labels, weights, self.ignore_index)
+        check_labels(labels, logits.size(2), self.ignore_index)
+        if isinstance(loss, Truncation):
+            losses = mle_loss(logits, labels, self.ignore_index, reduction="none")
+            how = (numbered(labels, segments), weights, self.ignore_index, self._means())
+            losses = losses * loss.factors(losses.detach(), labels, *how)
+        else:
+            losses = token_losses(loss, logits, labels, segments, self.ignore_index)
+        return reduce(losses, labels, self.ignore_index, reduction, weights)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())

@@ -45,7 +45,7 @@ class Captioner(Protocol):
 
     Padding, the beginning and unknown words are to be impossible in what is generated and reread,
     training captions are to be cut to `max_tokens`, and the objective is to be the configuration's
-    `build_objective().with_pad_token(tokenizer.pad)`.
+    `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
 
     prompt, prompt_ids: what every caption starts with, not scored and not in what is generated, and
     its ids, int64 (p,). The page sets both for a while. max_positions: the tokens that a row can

@@ -31,6 +31,7 @@ SPECS = [
     "smile",
     "random",
     "reverse",
+    {"unlikelihood": 0.3, "scalegrad": 0.2, "focal": 0.1, "truncation": 0.5},
     {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
 ]
 SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1]] * 5)

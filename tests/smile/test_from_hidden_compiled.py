@@ -20,7 +20,9 @@ SPECS = [
     "reverse",
     {"mle": 0.01, "smile": 0.99},
     {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
+    {"mle": 0.1, "unlikelihood": {"weight": 0.5, "alpha": 0.3}, "gem": 0.2, "focal": 0.1},
 ]
+MIXED = SPECS[-2]
 SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1]] * 5)
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 0.0, 1.0])
 WITH = {
@@ -95,7 +97,7 @@ def test_it_is_eager_s_in_one_graph(spec, how):
 
 @pytest.mark.parametrize("how", ["mean", "none"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("spec", ["smile", SPECS[-1]], ids=str)
+@pytest.mark.parametrize("spec", ["smile", MIXED], ids=str)
 def test_in_half_precision(spec, dtype, how):
     compare(Captioner(spec, dtype=torch.float32), example(), autocast=dtype, **WITH[how])
     compare(Captioner(spec, dtype=dtype), example(), **WITH[how])
@@ -103,7 +105,7 @@ def test_in_half_precision(spec, dtype, how):
 
 @pytest.mark.parametrize("frozen", [["words"], ["layer"], ["bias"], ["words", "layer"]], ids=str)
 def test_what_is_frozen(frozen):
-    model = Captioner(SPECS[-1])
+    model = Captioner(MIXED)
     for name in frozen:
         getattr(model, name).requires_grad_(False)
     compare(model, example())
@@ -111,7 +113,7 @@ def test_what_is_frozen(frozen):
 
 
 def test_without_gradients_and_without_bias():
-    model, inputs = Captioner(SPECS[-1], bias=False), example()
+    model, inputs = Captioner(MIXED, bias=False), example()
     run = compare(model, inputs)
     with torch.no_grad():
         torch.manual_seed(0)
@@ -122,7 +124,7 @@ def test_without_gradients_and_without_bias():
 
 
 def test_batches_of_other_sizes_and_settings_that_change():
-    model = Captioner(SPECS[-1])
+    model = Captioner(MIXED)
     run = compare(model, example())
     for length in (9, 4, 12):
         compare(model, example(length), run)
@@ -135,12 +137,12 @@ def test_batches_of_other_sizes_and_settings_that_change():
 
 
 def test_gradients_accumulate():
-    compare(Captioner(SPECS[-1]), example(), times=2)
+    compare(Captioner(MIXED), example(), times=2)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_in_a_checkpointed_part_of_a_model(reentrant):
-    model, (_, labels) = Captioner(SPECS[-1]), example()
+    model, (_, labels) = Captioner(MIXED), example()
     hidden = torch.randn(5, 7, 8, dtype=torch.float64, requires_grad=True)
     computed = []
 
@@ -185,14 +187,14 @@ def test_what_is_wrong_with_values_is_said_when_the_program_runs():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="Inductor needs a C++ compiler")
 def test_by_inductor():
-    model = Captioner(SPECS[-1], dtype=torch.float32)
+    model = Captioner(MIXED, dtype=torch.float32)
     run = torch.compile(model, fullgraph=True, options={"fallback_random": True})
     compare(model, example(), run, tolerance=1e-5)
     compare(model, example(9), run, tolerance=1e-5, reduction="none")
     compare(model, example(), run, autocast=torch.float16, tolerance=0.02)
 
 
-def operands(dtype=torch.float64, wanted=(True, True, True), spec=SPECS[-1], how="mean"):
+def operands(dtype=torch.float64, wanted=(True, True, True), spec=MIXED, how="mean"):
     """Arguments of the operator."""
     torch.manual_seed(0)
     inputs = [torch.randn(*size, dtype=dtype) for size in ((5, 7, 8), (23, 8), (23,))]

@@ -22,7 +22,7 @@ class FakeCaptioner(nn.Module):
     def __init__(self, words, objective, prompt, width, max_tokens=40):
         super().__init__()
         self.tokenizer = Vocabulary(words)
-        self.objective = objective.with_pad_token(self.tokenizer.pad)
+        self.objective = objective.with_tokens(self.tokenizer.pad, self.tokenizer.end)
         self.prompt, self.prompt_ids = prompt, self.tokenizer.encode_prompt(prompt)
         self.max_tokens = max_tokens
         self.colour, self.head = nn.Linear(3, width), nn.Linear(width, len(self.tokenizer))

@@ -1,0 +1,36 @@
+"""GEM: towards the label, away from a sharpened softmax, so that entropy is kept."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from smile.alternatives.interface import OfLogits
+
+KINDS = ("linear", "logsigmoid")
+STEEPNESS = 0.01
+
+
+@dataclass(frozen=True)
+class Gem(OfLogits):
+    """-sum over v of q_v h_v (log p_y - log p_v) for a label y, with q = softmax(z / beta).
+
+    h: "linear", where h_v is 1, or "logsigmoid", where it is sigmoid(0.01 (z_v - z_y)). Neither q
+    nor h_v has a gradient. The loss may be negative. Source: arXiv 2408.16673, liziniu/GEM.
+    """
+
+    beta: float = 0.7
+    h: str = "linear"
+
+    def check(self) -> None:
+        self.require(self.beta > 0, "beta", "above 0")
+        self.require(self.h in KINDS, "h", f"one of {', '.join(KINDS)}")
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        label = logits.gather(1, labels.unsqueeze(1))  # (R, 1)
+        # log p_y - log p_v is z_y - z_v.
+        with torch.no_grad():
+            share = (logits / self.beta).softmax(1)
+            if self.h == "logsigmoid":
+                share *= torch.sigmoid(STEEPNESS * (logits - label))
+        return (share * (logits - label)).sum(1)

@@ -1,0 +1,102 @@
+"""What an alternative to SMILE is: a loss of single tokens, and the parameters that it has.
+
+Two kinds are told apart by what they ask of a position's logits, since that decides what they cost
+from hidden states: a loss of likelihoods shares MLE's softmax, a loss of logits needs a copy.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Optional, get_type_hints
+
+import torch
+from torch import Tensor
+
+
+class Likelihoods(NamedTuple):
+    """What is known of R positions whose vocabulary has been summed up.
+
+    total: (R,), the logsumexp of all logits; label: (R,), the label's logit. earlier: (R, L) logits
+    of words, which count where `is_earlier`: the caption had them before this position, each once.
+    is_label: (R, L), where such a word is the position's own label. The last three are None for a
+    loss that does not look back.
+    """
+
+    total: Tensor
+    label: Tensor
+    earlier: Optional[Tensor] = None
+    is_earlier: Optional[Tensor] = None
+    is_label: Optional[Tensor] = None
+
+    @property
+    def log_p(self) -> Tensor:
+        """The label's log-probability (R,)."""
+        return self.label - self.total
+
+    @property
+    def p_of_earlier(self) -> Tensor:
+        """The probabilities (R, L) of earlier words; 0 for what is none."""
+        log_p = (self.earlier - self.total.unsqueeze(1)).masked_fill(~self.is_earlier, -math.inf)
+        return log_p.exp()
+
+
+@dataclass(frozen=True)
+class TokenLoss(ABC):
+    """Its fields are its parameters, each with a default. Making one raises ValueError, in one
+    line, for a parameter of another kind or out of its range."""
+
+    def __post_init__(self):
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            self._check_kind(field.name, getattr(self, field.name), hints[field.name])
+        self.check()
+
+    def _check_kind(self, name: str, value: Any, hint: Any) -> None:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if hint is float:
+            self.require(number and math.isfinite(value), name, "a number")
+            object.__setattr__(self, name, float(value))
+        elif hint is int:
+            self.require(number and value == int(value), name, "a whole number")
+
+    def require(self, holds: bool, name: str, allowed: str) -> None:
+        """Raise ValueError, saying what is allowed, where it does not hold."""
+        if not holds:
+            raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
+
+    @abstractmethod
+    def check(self) -> None:
+        """See that the parameters are in their ranges, by `require`."""
+
+
+class OfLikelihoods(TokenLoss):
+    """A loss of `Likelihoods`. looks_back: whether it asks for the caption's earlier words."""
+
+    looks_back = False
+
+    @abstractmethod
+    def losses(self, words: Likelihoods) -> Tensor:
+        """(R,)."""
+
+
+class Weighed(OfLikelihoods):
+    """MLE's loss of each token, times a weight that is a function of its probability and has no
+    gradient."""
+
+    def losses(self, words: Likelihoods) -> Tensor:
+        with torch.no_grad():
+            # Rounding can leave a probability above 1.
+            weight = self.weight(words.log_p.clamp(max=0))
+        return -weight * words.log_p
+
+    @abstractmethod
+    def weight(self, log_p: Tensor) -> Tensor:
+        """(R,) of the labels' log-probabilities (R,)."""
+
+
+class OfLogits(TokenLoss):
+    """A loss of all logits of a position."""
+
+    @abstractmethod
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(R,) of logits (R, V), float32 or wider, and labels (R,)."""

@@ -1,0 +1,24 @@
+"""MixCE: the forward cross-entropy mixed with an approximation of the reverse one."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from smile.alternatives.interface import Weighed
+
+
+@dataclass(frozen=True)
+class MixCe(Weighed):
+    """-(eta + (1 - eta) p) log p of a label of probability p, the weight without gradient.
+
+    eta 1 is MLE, eta 0 is DFT. Source: arXiv 2305.16958, the approximation of
+    bloomberg/mixce-acl2023.
+    """
+
+    eta: float = 0.5
+
+    def check(self) -> None:
+        self.require(0 <= self.eta <= 1, "eta", "from 0 to 1")
+
+    def weight(self, log_p: Tensor) -> Tensor:
+        return self.eta + (1 - self.eta) * log_p.exp()

@@ -1,0 +1,38 @@
+"""Selective EOS supervision: where a caption goes on, its end is not held down."""
+
+import math
+from dataclasses import dataclass
+from typing import Optional
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from smile.alternatives.interface import OfLogits
+
+
+@dataclass(frozen=True)
+class SelectiveEos(OfLogits):
+    """MLE in which the end of a caption is scored only where it is the label.
+
+    Elsewhere the softmax is over the vocabulary without it. eos_token_id: the id of the end; our
+    captioners give their own. Source: arXiv 2402.14545,
+    yuezih/less-is-more.
+    """
+
+    eos_token_id: Optional[int] = None
+
+    def check(self) -> None:
+        eos = self.eos_token_id
+        known = eos is None or (isinstance(eos, int) and not isinstance(eos, bool) and eos >= 0)
+        self.require(known, "eos_token_id", "an id, a whole number from 0")
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.eos_token_id is None or self.eos_token_id >= logits.size(1):
+            raise ValueError(
+                f"selective_eos: eos_token_id is {self.eos_token_id}; give the id of what ends a "
+                f"caption, of {logits.size(1)}"
+            )
+        end = logits[:, self.eos_token_id].where(labels == self.eos_token_id, -math.inf)
+        column = labels.new_tensor([self.eos_token_id])
+        logits = logits.index_copy(1, column, end.unsqueeze(1))
+        return F.cross_entropy(logits, labels, reduction="none")

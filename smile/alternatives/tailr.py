@@ -1,0 +1,29 @@
+"""TaiLr: tokens that the model finds unlikely are trusted less, as the reference may be wrong."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from smile.alternatives.interface import Weighed
+
+
+@dataclass(frozen=True)
+class TaiLr(Weighed):
+    """-w log p with w = p / (gamma + (1 - gamma) p), at least `min_weight`, without gradient.
+
+    gamma 0 is MLE, gamma 1 with min_weight 0 is DFT. Source: arXiv 2302.13344,
+    thu-coai/TaiLr.
+    """
+
+    gamma: float = 0.5
+    min_weight: float = 0.2
+
+    def check(self) -> None:
+        self.require(0 <= self.gamma <= 1, "gamma", "from 0 to 1")
+        self.require(0 <= self.min_weight <= 1, "min_weight", "from 0 to 1")
+
+    def weight(self, log_p: Tensor) -> Tensor:
+        # Divided by p, so that a probability that underflows is no 0 / 0.
+        one_by_p = (-log_p).exp().clamp(max=torch.finfo(log_p.dtype).max)
+        return (1 / (self.gamma * one_by_p + 1 - self.gamma)).clamp(self.min_weight, 1)

@@ -1,0 +1,100 @@
+"""Loss truncation: the captions of the highest loss, which may be wrong, are left out."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from smile.alternatives.interface import TokenLoss
+from smile.labels import count
+
+
+@dataclass(frozen=True)
+class Truncation(TokenLoss):
+    """The mean over captions of MLE's mean over their tokens, 0 for a caption that is dropped.
+
+    Dropped is a caption whose mean is at or above the quantile 1 - `drop` of the last `window`
+    captions' means, in training alone, and none before there were so many. Tokens are weighed so
+    that the mean over tokens is this mean over captions. Source: arXiv 2004.14589,
+    ddkang/loss_dropper.
+    """
+
+    drop: float = 0.4
+    window: int = 10_000
+
+    def check(self) -> None:
+        self.require(0 <= self.drop < 1, "drop", "from 0, below 1")
+        self.require(1 <= self.window <= 10_000_000, "window", "from 1 to 10,000,000")
+
+    def factors(
+        self,
+        losses: Tensor,
+        labels: Tensor,
+        captions: tuple[Tensor, int],
+        weights: Optional[Tensor],
+        ignore_index: int,
+        means: Optional["LastMeans"],
+    ) -> Tensor:
+        """What each token's loss is multiplied by, (B, N).
+
+        losses, labels, weights: (B, N). captions: the number of each position's caption, (B, N),
+        and how many there are. means: of the captions before, which get these; None outside of
+        training.
+        """
+        numbers, number = captions
+        numbers = numbers.flatten()
+        own = (labels != ignore_index).to(losses.dtype) if weights is None else weights
+        own = own.to(losses.dtype)
+
+        def by_caption(values: Tensor) -> Tensor:
+            return losses.new_zeros(number).index_add(0, numbers, values.flatten())
+
+        tokens = by_caption(own)
+        there = tokens > 0
+        each = by_caption(losses * own) / tokens.where(there, 1)
+        kept = there if means is None else there & (each < means.limit(self.drop))
+        if means is not None:
+            means.add(each, there)
+        share = kept / (tokens * there.sum()).where(there, 1)
+        return share[numbers].view_as(losses) * count(labels, weights, ignore_index)
+
+
+class LastMeans(nn.Module):
+    """The mean losses of the last `size` captions, in the order of a ring."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+        # The last place takes what is of no caption.
+        self.register_buffer("means", torch.zeros(size + 1, dtype=torch.float64), persistent=False)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def limit(self, drop: float) -> Tensor:
+        """Their quantile 1 - `drop`; infinite before there are `size`."""
+        found = self.means[:-1].quantile(1 - drop)
+        return found.where(self.seen >= self.size, math.inf)
+
+    def add(self, means: Tensor, there: Tensor) -> None:
+        """Those of a batch, (C,), where they are `there`. Raises ValueError for more than fit."""
+        if len(means) > self.size:
+            raise ValueError(
+                f"truncation: window is {self.size}, but a batch has {len(means)} captions; a "
+                "window is to hold more than one batch"
+            )
+        place = (self.seen + there.cumsum(0) - 1) % self.size
+        self.means[place.where(there, self.size)] = means.to(self.means.dtype)
+        self.seen += there.sum()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        return {"means": self.means[:-1].clone(), "seen": self.seen.clone()}
+
+    def restore(self, state: Any) -> None:
+        """Raises ValueError for what is no state of a window of this size."""
+        fits = isinstance(state, dict) and state.keys() == {"means", "seen"}
+        if not fits or state["means"].shape != (self.size,):
+            raise ValueError(f"truncation: the checkpoint has no window of {self.size} captions")
+        self.means[:-1].copy_(state["means"])
+        self.seen.copy_(state["seen"])

@@ -1,0 +1,29 @@
+"""Unlikelihood training: MLE, and the caption's earlier words are pushed down."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from smile.alternatives.interface import Likelihoods, OfLikelihoods
+
+LEAST = 1e-5  # of 1 - p, where the penalty ends
+
+
+@dataclass(frozen=True)
+class Unlikelihood(OfLikelihoods):
+    """-log p - alpha * sum of log max(1 - p(c), 1e-5) over the caption's earlier words c.
+
+    The words are a set, without the label itself, and of the same caption alone.
+    Source: arXiv 1908.04319, token level; facebookresearch/unlikelihood_training.
+    """
+
+    looks_back = True
+    alpha: float = 1.0
+
+    def check(self) -> None:
+        self.require(self.alpha >= 0, "alpha", "0 or more")
+
+    def losses(self, words: Likelihoods) -> Tensor:
+        penalties = -(1 - words.p_of_earlier).clamp(min=LEAST).log()
+        penalty = penalties.masked_fill(words.is_label, 0).sum(1)
+        return self.alpha * penalty - words.log_p

@@ -1,0 +1,349 @@
+"""Each alternative against its formula, written out token by token in float64; gradients too."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from smile import OBJECTIVES, Objective, mle_loss, parse_objective
+from smile.alternatives import ALTERNATIVES
+from tests.smile.test_from_hidden import compare
+from tests.smile.test_from_hidden import example as hidden_states
+
+IGNORE, EOS = -100, 3
+
+# Each is (z of the position, its label, the caption's earlier labels) -> the loss of that token.
+
+
+def log_p(z, y):
+    return z[y] - torch.log(sum(torch.exp(v) for v in z))
+
+
+def selective_eos(z, y, earlier):
+    if y == EOS:
+        return -log_p(z, y)
+    return -z[y] + torch.log(sum(torch.exp(v) for i, v in enumerate(z) if i != EOS))
+
+
+def unlikelihood(alpha):
+    def loss(z, y, earlier):
+        found = -log_p(z, y)
+        for c in set(earlier) - {y}:
+            found = found - alpha * torch.log(torch.clamp(1 - torch.exp(log_p(z, c)), min=1e-5))
+        return found
+
+    return loss
+
+
+def weighed(weight):
+    def loss(z, y, earlier):
+        p = math.exp(log_p(z, y).item())
+        return -weight(p) * log_p(z, y)
+
+    return loss
+
+
+def gem(beta, h):
+    def loss(z, y, earlier):
+        scaled = [math.exp(v.item() / beta) for v in z]
+        found = 0
+        for v in range(len(z)):
+            share = scaled[v] / sum(scaled)
+            if h == "logsigmoid":
+                share /= 1 + math.exp(-0.01 * (z[v] - z[y]).item())
+            found = found - share * (log_p(z, y) - log_p(z, v))
+        return found
+
+    return loss
+
+
+def scalegrad(gamma):
+    def loss(z, y, earlier):
+        p = torch.exp(z) / torch.exp(z).sum()
+        scaled = torch.stack([p[v] * (1 if v in earlier else gamma) for v in range(len(z))])
+        return -torch.log(scaled[y] / scaled.sum() + 1e-8)
+
+    return loss
+
+
+FORMULAS = {
+    "selective_eos": [({"eos_token_id": EOS}, selective_eos)],
+    "unlikelihood": [({}, unlikelihood(1.0)), ({"alpha": 0.3}, unlikelihood(0.3))],
+    "focal": [
+        ({}, weighed(lambda p: (1 - p) ** 2)),
+        ({"gamma": 0.5}, weighed(lambda p: (1 - p) ** 0.5)),
+        ({"gamma": 0}, weighed(lambda p: 1)),
+    ],
+    "dft": [({}, weighed(lambda p: p))],
+    "tailr": [
+        ({}, weighed(lambda p: min(max(p / (0.5 + 0.5 * p), 0.2), 1))),
+        ({"gamma": 0.1, "min_weight": 0}, weighed(lambda p: p / (0.1 + 0.9 * p))),
+        ({"gamma": 1, "min_weight": 0}, weighed(lambda p: p)),
+    ],
+    "mixce": [
+        ({}, weighed(lambda p: 0.5 + 0.5 * p)),
+        ({"eta": 0.1}, weighed(lambda p: 0.1 + 0.9 * p)),
+    ],
+    "gem": [
+        ({}, gem(0.7, "linear")),
+        ({"beta": 1.3, "h": "logsigmoid"}, gem(1.3, "logsigmoid")),
+    ],
+    "scalegrad": [({}, scalegrad(0.2)), ({"gamma": 0.8}, scalegrad(0.8))],
+    "truncation": [({}, weighed(lambda p: 1))],  # what it drops has tests of its own
+}
+CASES = [(name, *case) for name, cases in FORMULAS.items() for case in cases]
+each_case = pytest.mark.parametrize(
+    ("name", "parameters", "formula"), CASES, ids=[f"{name} {given}" for name, given, _ in CASES]
+)
+BY_TOKEN = [case for case in CASES if case[0] != "truncation"]
+each_token_loss = pytest.mark.parametrize(
+    ("name", "parameters", "formula"), BY_TOKEN, ids=[f"{n} {given}" for n, given, _ in BY_TOKEN]
+)
+
+
+def spec_of(name, parameters, weight=1.0):
+    return {name: {"weight": weight, **parameters}}
+
+
+def example():
+    """Logits of a few words, so that words come again; padding, gaps, captions of one and none."""
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(5, 8, 6, dtype=torch.float64)).requires_grad_()
+    labels = torch.randint(6, (5, 8))
+    labels[0, 5:] = labels[1, 1:] = labels[2, :] = IGNORE
+    labels[3, 0] = labels[3, 3] = IGNORE
+    return logits, labels
+
+
+def written_out(formula, logits, labels, segments=None):
+    """The losses (B, N), position by position."""
+    segments = torch.zeros_like(labels) if segments is None else segments
+    losses = [[torch.zeros((), dtype=logits.dtype)] * labels.size(1) for _ in labels]
+    for b, n in (labels != IGNORE).nonzero().tolist():
+        same = (segments[b, :n] == segments[b, n]) & (labels[b, :n] != IGNORE)
+        losses[b][n] = formula(logits[b, n], labels[b, n].item(), labels[b, :n][same].tolist())
+    return torch.stack([torch.stack(row) for row in losses])
+
+
+def test_every_alternative_has_its_formula():
+    assert set(FORMULAS) == set(ALTERNATIVES)
+
+
+@each_token_loss
+def test_the_formula_and_its_gradient(name, parameters, formula):
+    logits, labels = example()
+    expected = written_out(formula, logits, labels)
+    output = Objective(spec_of(name, parameters))(logits, labels, reduction="none")
+    torch.testing.assert_close(output.loss, expected, rtol=1e-9, atol=1e-11)
+    factors = torch.randn_like(expected)
+    ours, theirs = (
+        torch.autograd.grad((x * factors).sum(), logits)[0] for x in (output.loss, expected)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+    assert output.tokens == (labels != IGNORE).sum()
+
+
+@each_token_loss
+def test_the_mean_is_over_tokens_and_packed_captions_are_apart(name, parameters, formula):
+    logits, labels = example()
+    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]]).expand(5, -1)
+    weights = torch.rand(5, 8, dtype=torch.float64)
+    losses = written_out(formula, logits, labels, segments)
+    labelled = labels != IGNORE
+    expected = (losses * weights).sum() / weights[labelled].sum()
+    output = Objective(spec_of(name, parameters, 0.5))(logits, labels, segments, weights)
+    torch.testing.assert_close(output.loss, 0.5 * expected)
+    torch.testing.assert_close(output.parts[name], expected.detach())
+
+
+class With:
+    """An objective that is always asked for in one way."""
+
+    def __init__(self, objective, how):
+        self.objective, self.how = objective, how
+
+    def __call__(self, *given):
+        return self.objective(*given, **self.how)
+
+    def from_hidden(self, *given):
+        return self.objective.from_hidden(*given, **self.how)
+
+
+@each_case
+@pytest.mark.parametrize("others", [{}, {"mle": 0.3, "smile": 0.4, "reverse": 0.2}])
+def test_from_hidden_states(name, parameters, formula, others):
+    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1]]).expand(5, -1)
+    weights = torch.tensor([1.0, 2.0, 0.5, 0.0, 1.0])
+    for how in ({}, {"reduction": "sum"}, {"segments": segments, "weights": weights}):
+        inputs, labels = hidden_states()
+        objective = Objective({**others, **spec_of(name, parameters, 0.7)})
+
+        compare(With(objective, how), inputs, labels)
+
+
+@each_case
+def test_losses_that_are_not_reduced(name, parameters, formula):
+    """Gradients wait for backward then, and each token has a factor of its own."""
+    objective = Objective({"mle": 0.3, **spec_of(name, parameters)})
+    inputs, labels = hidden_states()
+    factors = torch.randn(labels.shape, dtype=torch.float64)
+    found = []
+    for call in (
+        lambda: objective(F.linear(*inputs), labels, reduction="none"),
+        lambda: objective.from_hidden(*inputs, labels, reduction="none"),
+    ):
+        output = call()
+        gradients = torch.autograd.grad((output.loss * factors).sum(), inputs)
+        found.append((output, gradients))
+    torch.testing.assert_close(found[0], found[1])
+
+
+@each_case
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast(name, parameters, formula, dtype):
+    inputs, labels = hidden_states(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=dtype):
+        compare(Objective(spec_of(name, parameters)), inputs, labels, rtol=0.05, atol=0.05)
+
+
+@each_token_loss
+def test_logits_of_hundreds_and_labels_that_are_all_but_impossible(name, parameters, formula):
+    """A probability that underflows leaves losses and gradients finite."""
+    logits = torch.tensor([[[300.0, -300.0, 0.0, 0.0, 0.0]] * 2], requires_grad=True)
+    labels = torch.tensor([[1, 0]])
+    loss = Objective(spec_of(name, parameters))(logits, labels).loss
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert loss.isfinite() and gradient.isfinite().all()
+    inputs = [torch.eye(5)[None, :2].requires_grad_(), logits.detach()[0].T.repeat(1, 3)[:, :5]]
+    inputs[1].requires_grad_()
+    hidden = Objective(spec_of(name, parameters)).from_hidden(*inputs, None, labels)
+    assert hidden.loss.isfinite()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(hidden.loss, inputs))
+
+
+def test_a_family_of_weights():
+    """What is MLE, and what is DFT, at the ends of the parameters."""
+    logits, labels = example()
+    mle, dft = mle_loss(logits, labels), Objective("dft")(logits, labels).loss
+    for spec in ({"tailr": {"gamma": 0}}, {"mixce": {"eta": 1}}, {"focal": {"gamma": 0}}):
+        torch.testing.assert_close(Objective(spec)(logits, labels).loss, mle)
+    for spec in ({"tailr": {"gamma": 1, "min_weight": 0}}, {"mixce": {"eta": 0}}):
+        torch.testing.assert_close(Objective(spec)(logits, labels).loss, dft)
+    scaled = Objective({"scalegrad": {"gamma": 1}})(logits, labels).loss
+    torch.testing.assert_close(scaled, mle, atol=1e-4, rtol=0)  # but for the 1e-8
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"focal": {"gamma": -1}}, "'focal': gamma is -1.0; it must be 0 or more"),
+        ({"focal": {"alpha": 1}}, "'focal' has no parameter 'alpha'; it has weight, gamma"),
+        ({"dft": {"gamma": 1}}, "'dft' has no parameter 'gamma'; it has weight"),
+        ({"mle": {"gamma": 1}}, "'mle' has no parameter 'gamma'; it has weight"),
+        ({"tailr": {"gamma": 1.5}}, "gamma is 1.5; it must be from 0 to 1"),
+        ({"tailr": {"min_weight": float("nan")}}, "min_weight is nan; it must be a number"),
+        ({"mixce": {"eta": "half"}}, "eta is 'half'; it must be a number"),
+        ({"mixce": {"eta": True}}, "eta is True; it must be a number"),
+        ({"scalegrad": {"gamma": 0}}, "gamma is 0.0; it must be above 0, at most 1"),
+        ({"gem": {"beta": 0}}, "beta is 0.0; it must be above 0"),
+        ({"gem": {"h": "relu"}}, "h is 'relu'; it must be one of linear, logsigmoid"),
+        ({"truncation": {"drop": 1}}, "drop is 1.0; it must be from 0, below 1"),
+        ({"truncation": {"window": 2.5}}, "window is 2.5; it must be a whole number"),
+        ({"truncation": {"window": 0}}, "window is 0; it must be from 1"),
+        ({"selective_eos": {"eos_token_id": -1}}, "eos_token_id is -1; it must be an id"),
+        ({"focal": {"weight": 0, "gamma": 1}}, "'focal' has weight 0; give a number above 0"),
+    ],
+)
+def test_a_wrong_parameter_is_one_clear_line(spec, message):
+    with pytest.raises(ValueError, match=message) as error:
+        parse_objective(spec)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError):
+        Objective(spec)
+
+
+def test_weights_with_and_without_parameters():
+    found = parse_objective({"mle": 0.5, "tailr": {"weight": 0.25, "gamma": 0.1}, "focal": {}})
+    assert found == {"mle": 0.5, "tailr": 0.25, "focal": 1.0}
+    assert set(OBJECTIVES) == {"mle", "smile", "random", "reverse", *ALTERNATIVES}
+
+
+def test_the_end_of_a_caption_has_to_be_known():
+    logits, labels = example()
+    with pytest.raises(ValueError, match="give the id of what ends a caption"):
+        Objective("selective_eos")(logits, labels)
+    theirs = Objective("selective_eos").with_tokens(0, EOS)
+    given = Objective({"selective_eos": {"eos_token_id": EOS}}).with_tokens(0, 5)
+    torch.testing.assert_close(theirs(logits, labels).loss, given(logits, labels).loss)
+
+
+def means_of(losses, labels, segments):
+    """The mean loss of each caption by hand, with its tokens: [(mean, [(row, position)])]."""
+    captions = {}
+    for b, n in (labels != IGNORE).nonzero().tolist():
+        captions.setdefault((b, segments[b, n].item()), []).append((b, n))
+    return [
+        (sum(losses[at].item() for at in where) / len(where), where) for where in captions.values()
+    ]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_truncation_drops_captions_of_the_highest_loss(packed, from_hidden):
+    """Step by step beside a list of the last means; another loss of the mixture drops nothing."""
+    spec = {"mle": 0.2, "truncation": {"weight": 0.5, "drop": 0.4, "window": 12}, "smile": 0.3}
+    objective = Objective(spec)
+    history, dropped = [], 0
+    for step in range(8):
+        torch.manual_seed(step)
+        inputs, labels = hidden_states()
+        segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1]] if packed else [[0] * 7]).expand(5, -1)
+        logits = F.linear(*inputs)
+        losses = mle_loss(logits, labels, reduction="none")
+        captions = means_of(losses, labels, segments)
+        limit = math.inf
+        if len(history) >= 12:
+            limit = torch.tensor(history[-12:], dtype=torch.float64).quantile(0.6).item()
+        kept = [where for mean, where in captions if mean < limit]
+        dropped += len(captions) - len(kept)
+        history += [mean for mean, _ in captions]
+        truncated = sum(losses[at] / len(where) for where in kept for at in where) / len(captions)
+        others = Objective({"mle": 0.2, "smile": 0.3})(logits, labels, segments)
+        expected = 0.5 * truncated + others.loss
+        given = (*inputs, labels) if from_hidden else (logits, labels)
+        call = objective.from_hidden if from_hidden else objective
+        output = call(*given, segments=segments if packed else None)
+        torch.testing.assert_close(output.loss, expected)
+        assert list(output.parts) == list(spec)
+        torch.testing.assert_close(output.parts["truncation"], truncated.detach())
+        torch.testing.assert_close(output.parts["smile"], others.parts["smile"])
+        ours, theirs = (
+            torch.autograd.grad(x, inputs, retain_graph=True) for x in (output.loss, expected)
+        )
+        torch.testing.assert_close(ours, theirs)
+    assert dropped > 5
+
+
+def test_what_truncation_has_seen_is_kept_in_a_checkpoint_and_of_training_alone():
+    inputs, labels = hidden_states()
+    spec = {"truncation": {"drop": 0.5, "window": 6}}
+    first, second = Objective(spec), Objective(spec)
+    with torch.no_grad():
+        first.from_hidden(*inputs, labels)
+    first.eval()(F.linear(*inputs), labels)
+    assert first.state()["seen"] == 0
+    first.train()
+    for _ in range(3):
+        first.from_hidden(*inputs, labels)
+    assert first.state()["seen"] == 12  # one of the five rows has no label
+    second.restore(first.state())
+    here, there = (x.from_hidden(*inputs, labels).loss for x in (first, second))
+    assert here == there != Objective(spec).from_hidden(*inputs, labels).loss
+    whole = Objective(spec).from_hidden(*inputs, labels).loss
+    assert first.eval().from_hidden(*inputs, labels).loss == whole  # nothing is dropped there
+    with pytest.raises(ValueError, match="no window of 7 captions"):
+        Objective({"truncation": {"window": 7}}).restore(first.state())
+    with pytest.raises(ValueError, match="window is 2, but a batch has 5 captions"):
+        Objective({"truncation": {"window": 2}}).from_hidden(*inputs, labels)
+    assert Objective("mle").state() == {}
