@@ -3,7 +3,7 @@
 Those of one captioner are declared in its own package.
 """
 
-from typing import Annotated, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,7 +38,7 @@ class Keys(BaseModel):
     min_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     max_epoch: Annotated[int, "length"] = Field(5, gt=0)
 
-    objective: Annotated[Union[str, dict[str, float]], "run"] = "mle"
+    objective: Annotated[Union[str, dict[str, Union[float, dict[str, Any]]]], "run"] = "mle"
     label_smoothing: Annotated[float, "run"] = Field(0.1, ge=0, lt=1)
     first_token_mle: Annotated[bool, "run"] = True
     random_subset_size: Annotated[int, "run"] = Field(10, gt=0, le=100_000)

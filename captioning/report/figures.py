@@ -42,7 +42,7 @@ STYLES = {
     "reverse": Style("#8a6d00", "P", ":"),
     "weights": Style("#5b4bb5", "X", "-"),
 }
-# For the second run of one kind, and the third ...
+# For other objectives, and the second run of one kind, and the third ...
 SPARE = (
     Style("#3d87c4", "<", ":"),
     Style("#7d2a56", ">", "--"),
@@ -83,7 +83,8 @@ def styles(kinds: Sequence[str]) -> list[Style]:
     """A style for each row, none of them twice while there are spare ones."""
     spare, found = itertools.cycle(SPARE), []
     for index, kind in enumerate(kinds):
-        found.append(next(spare) if kind in kinds[:index] else STYLES[kind])
+        known = kind in STYLES and kind not in kinds[:index]
+        found.append(STYLES[kind] if known else next(spare))
     return found
 
 

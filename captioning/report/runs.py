@@ -17,8 +17,12 @@ from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.training.run_log import read_log
 from smile import parse_objective
+from smile.alternatives import ALTERNATIVES
 
-NAMES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
+NAMES = {
+    **{"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"},
+    **{name: loss.title for name, loss in ALTERNATIVES.items()},
+}
 NOT_A_SETTING = keys_of("machine")  # the page says that they are left out
 OF_SCORING = [*keys_of("generation"), *keys_of("scoring")]
 
@@ -27,8 +31,8 @@ OF_SCORING = [*keys_of("generation"), *keys_of("scoring")]
 class Run:
     """What a run says of itself and of one split.
 
-    label: what it is called in the page, distinct among the runs; kind: "mle", "smile", "mixture",
-    "random", "reverse" or, for weights that were not trained in this folder, "weights".
+    label: what it is called in the page, distinct among the runs; kind: the objective's name,
+    "mixture" for several or, for weights that were not trained in this folder, "weights".
     """
 
     folder: Path
@@ -76,17 +80,25 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
 
 
 def objective_name(spec) -> str:
-    """ "MLE", "SMILE" or, of a mixture, "MLE+SMILE 0.3:0.7"."""
+    """ "MLE", "SMILE", "focal (gamma 1)" or, of a mixture, "MLE+SMILE 0.3:0.7"."""
     weights = parse_objective(spec)
     ordered = [name for name in NAMES if name in weights]
-    names = "+".join(NAMES[name] for name in ordered)
+    names = "+".join(NAMES[name] + _parameters(spec, name) for name in ordered)
     if len(ordered) == 1:
         return names
     return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
 
 
+def _parameters(spec, name: str) -> str:
+    """Those that a configuration gives one objective, as they stand behind its name."""
+    given = {} if isinstance(spec, str) else spec[name]
+    given = given if isinstance(given, dict) else {}
+    told = [f"{key} {value}" for key, value in given.items() if key != "weight"]
+    return f" ({', '.join(told)})" if told else ""
+
+
 def kind_of(config: Config) -> str:
-    """ "mle", "smile", "random", "reverse" or, where there are several objectives, "mixture"."""
+    """The objective's name, such as "mle", or, where there are several, "mixture"."""
     parts = parse_objective(config.objective)
     return "mixture" if len(parts) > 1 else next(iter(parts))
 

@@ -17,6 +17,7 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
 from captioning.training.split_evaluation import remove_scores
 from captioning.training.validation_history import evaluation_name
+from smile import Objective
 
 
 class Place(NamedTuple):
@@ -74,6 +75,8 @@ class RunState:
             self.optimizer.load_state_dict(content["optimizer"])
             if content.get("scaler") and self.scaler.is_enabled():
                 self.scaler.load_state_dict(content["scaler"])
+            for objective in self._objectives():
+                objective.restore(content.get("objective", {}))
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"the checkpoint in {self.config.output_dir} is not of this model "
@@ -103,6 +106,7 @@ class RunState:
                 "config": self.config.model_dump(),
                 "scaler": self.scaler.state_dict(),
                 "batches": batches(self.config),
+                "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
                 **place,
                 **self.captioner.saved_beside_weights(),
             }
@@ -111,3 +115,7 @@ class RunState:
             checkpoints.remove_oldest(path.parent, self.config.keep_checkpoints)
 
         distributed.main_alone(save)
+
+    def _objectives(self) -> list[Objective]:
+        """The captioner's, whose last losses truncation goes by."""
+        return [part for part in self.captioner.modules() if isinstance(part, Objective)]

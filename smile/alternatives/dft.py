@@ -14,6 +14,8 @@ class Dft(Weighed):
     Source: arXiv 2508.05629, yongliang-wu/DFT.
     """
 
+    title = "DFT"
+
     def check(self) -> None:
         """It has no parameters."""
 

@@ -15,6 +15,7 @@ class Focal(Weighed):
     Source: arXiv 1708.02002; detached as for text in vyraun/long-tailed.
     """
 
+    title = "focal"
     gamma: float = 2.0
 
     def check(self) -> None:

@@ -19,6 +19,7 @@ class Gem(OfLogits):
     nor h_v has a gradient. The loss may be negative. Source: arXiv 2408.16673, liziniu/GEM.
     """
 
+    title = "GEM"
     beta: float = 0.7
     h: str = "linear"
 

@@ -43,7 +43,9 @@ class Likelihoods(NamedTuple):
 @dataclass(frozen=True)
 class TokenLoss(ABC):
     """Its fields are its parameters, each with a default. Making one raises ValueError, in one
-    line, for a parameter of another kind or out of its range."""
+    line, for a parameter of another kind or out of its range. title: what tables call it."""
+
+    title = ""
 
     def __post_init__(self):
         hints = get_type_hints(type(self))

@@ -15,6 +15,7 @@ class MixCe(Weighed):
     bloomberg/mixce-acl2023.
     """
 
+    title = "MixCE"
     eta: float = 0.5
 
     def check(self) -> None:

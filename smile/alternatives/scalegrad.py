@@ -19,6 +19,7 @@ class ScaleGrad(OfLikelihoods):
     Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021, shawnlimn/ScaleGrad.
     """
 
+    title = "ScaleGrad"
     looks_back = True
     gamma: float = 0.2
 

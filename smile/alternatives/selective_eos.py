@@ -19,6 +19,7 @@ class SelectiveEos(OfLogits):
     yuezih/less-is-more.
     """
 
+    title = "selective EOS"
     eos_token_id: Optional[int] = None
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ class TaiLr(Weighed):
     thu-coai/TaiLr.
     """
 
+    title = "TaiLr"
     gamma: float = 0.5
     min_weight: float = 0.2
 

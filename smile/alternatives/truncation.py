@@ -21,6 +21,7 @@ class Truncation(TokenLoss):
     ddkang/loss_dropper.
     """
 
+    title = "loss truncation"
     drop: float = 0.4
     window: int = 10_000
 
@@ -77,12 +78,8 @@ class LastMeans(nn.Module):
         return found.where(self.seen >= self.size, math.inf)
 
     def add(self, means: Tensor, there: Tensor) -> None:
-        """Those of a batch, (C,), where they are `there`. Raises ValueError for more than fit."""
-        if len(means) > self.size:
-            raise ValueError(
-                f"truncation: window is {self.size}, but a batch has {len(means)} captions; a "
-                "window is to hold more than one batch"
-            )
+        """Those of a batch, (C,), where they are `there`."""
+        means, there = means[-self.size :], there[-self.size :]
         place = (self.seen + there.cumsum(0) - 1) % self.size
         self.means[place.where(there, self.size)] = means.to(self.means.dtype)
         self.seen += there.sum()

@@ -17,6 +17,7 @@ class Unlikelihood(OfLikelihoods):
     Source: arXiv 1908.04319, token level; facebookresearch/unlikelihood_training.
     """
 
+    title = "unlikelihood"
     looks_back = True
     alpha: float = 1.0
 

@@ -206,6 +206,10 @@ def what_is_refused(mesh):
         "different labels",
         lambda: losses.from_hidden(hidden[:, :shorter], rows, None, labels[:, :shorter]),
     )
+    gem = objective("gem")
+    refused("'gem' looks at all logits", lambda: gem.from_hidden(hidden, rows, None, labels))
+    whole_weight = distribute_tensor(weight, mesh, [Replicate()])
+    assert gem.from_hidden(hidden, whole_weight, None, labels).loss.isfinite()
     wrong = labels.masked_fill(labels == labels[0, 0], 23)
     refused("the head has 23 words", lambda: losses.from_hidden(hidden, rows, None, wrong))
     logits = F.linear(*inputs)

@@ -26,7 +26,7 @@ def gradients(model):
     return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
 
 
-def definition(name):
+def definition(name, spec="smile"):
     """The loss and its gradients, from the logits of a model that nothing was done to."""
     family = made(name)
     batch = dict(family.batch)
@@ -36,7 +36,7 @@ def definition(name):
     else:
         ids = family.model.prepare_decoder_input_ids_from_labels(labels=labels)
         logits = family.model(**batch, decoder_input_ids=ids).logits
-    loss = Objective()(logits, labels).loss
+    loss = Objective(spec)(logits, labels).loss
     loss.backward()
     return loss.detach(), gradients(family.model)
 

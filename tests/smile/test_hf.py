@@ -10,9 +10,11 @@ import torch.nn.functional as F
 import transformers
 
 from smile import Objective
+from smile.alternatives import ALTERNATIVES
 from smile.hf import compute_loss_func, undo, use_smile
 from tests.smile import hf_models
 from tests.smile.families.expected import expected_smile
+from tests.smile.hf_steps import definition, gradients, made
 
 each_family = pytest.mark.parametrize("name", hf_models.HERE)
 
@@ -104,3 +106,17 @@ def test_an_argument_given_twice_is_refused():
     use_smile(family.model)
     with pytest.raises(TypeError, match="multiple values for input_ids"):
         family.model(family.batch["input_ids"], **family.batch)
+
+
+@pytest.mark.parametrize("name", ALTERNATIVES)
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+def test_every_alternative(name, kind):
+    """From logits and from hidden states a step is the definition's on the model's logits."""
+    spec = {name: {"eos_token_id": 3}} if name == "selective_eos" else name
+    expected, expected_gradients = definition(kind, spec)
+    for from_hidden in (False, True):
+        model = made(kind).model.double()
+        loss = use_smile(model, spec, from_hidden)(**made(kind).batch).loss
+        loss.backward()
+        torch.testing.assert_close(loss.detach(), expected, atol=1e-9, rtol=0)
+        torch.testing.assert_close(gradients(model), expected_gradients, atol=1e-9, rtol=0)

@@ -255,8 +255,8 @@ MUTATIONS = [
     Mutation(
         "captions of a packed row share their words",
         "smile/captions.py",
-        "(of_row + segments - least)",
-        "(of_row + segments * 0)",
+        "return of_row + segments - least",
+        "return of_row + segments * 0",
         "tests/smile/test_captions.py",
     ),
     Mutation(

@@ -1,9 +1,12 @@
 """The configuration: BLIP's file as it is, overrides, and one line for everything wrong."""
 
+from dataclasses import asdict
+
 import pytest
 
 from captioning.config import load_config, write_config
 from captioning.runtime.errors import UserError
+from smile.alternatives import ALTERNATIVES
 
 # The keys and values of BLIP's own configs/caption_coco.yaml.
 BLIPS = """
@@ -70,6 +73,23 @@ def test_the_objective_is_built_from_its_keys(blips):
     objective = load_config(blips, overrides).build_objective()
     assert objective.weights == {"mle": 0.01, "smile": 0.99}
     assert (objective.label_smoothing, objective.first_token_mle) == (0, False)
+
+
+@pytest.mark.parametrize("name", ALTERNATIVES)
+def test_every_alternative_with_its_parameters(name, blips, tmp_path):
+    parameters = asdict(ALTERNATIVES[name]())
+    written = ", ".join(f"{k}: {7 if v is None else v}" for k, v in parameters.items())
+    override = f"objective={{mle: 0.5, {name}: {{weight: 0.25, {written}}}}}"
+    config = load_config(blips, [override.replace(", }", "}")])
+    objective = config.build_objective()
+    assert objective.weights == {"mle": 0.5, name: 0.25}
+    made = asdict(objective.alternatives[name])
+    assert made == {k: 7 if v is None else v for k, v in parameters.items()}
+    write_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    assert load_config(blips, [f"objective={name}"]).build_objective().weights == {name: 1}
+    with pytest.raises(UserError, match=f"objective.* '{name}' has no parameter 'warmth'"):
+        load_config(blips, [f"objective={{{name}: {{warmth: 1}}}}"])
 
 
 def test_a_written_configuration_reads_back_the_same(blips, tmp_path):

@@ -77,9 +77,10 @@ def test_a_run_learns_and_leaves_everything(run):
     assert any((folder / "tensorboard").iterdir())
 
 
-def test_an_interrupted_run_ends_as_the_undisturbed_one(run, scored, monkeypatch):
-    run(folder="whole").run()
-    interrupted = run(folder="resumed")
+@pytest.mark.parametrize("overrides", [[], ["objective={truncation: {drop: 0.5, window: 12}}"]])
+def test_an_interrupted_run_ends_as_the_undisturbed_one(overrides, run, scored):
+    run(*overrides, folder="whole").run()
+    interrupted = run(*overrides, folder="resumed")
     train = interrupted._train_epoch
 
     def stop(epoch):
@@ -90,15 +91,16 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(run, scored, monkeypatch
     interrupted._train_epoch = stop
     with pytest.raises(KeyboardInterrupt):
         interrupted.run()
-    resumed = run(folder="resumed")
+    resumed = run(*overrides, folder="resumed")
     assert resumed.place.epoch == 2
     resumed.run()
     whole, again = (
         torch.load(resumed.folder.parent / name / "checkpoint_02.pth")
         for name in ("whole", "resumed")
     )
-    for part in ("model", "optimizer"):
+    for part in ("model", "optimizer", "objective"):
         torch.testing.assert_close(whole[part], again[part], rtol=0, atol=0)
+    assert bool(whole["objective"]) == bool(overrides)
 
 
 def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
