@@ -34,9 +34,14 @@ DECODING = {
     "min_length": "and at least",
     "length_penalty": "of beams: above 0 favours longer ones",
     "repetition_penalty": "above 1 disfavours words that are there already",
+    "no_repeat_ngram_size": "so many tokens never come twice in a caption",
+    "num_beam_groups": "groups of beams that are held apart",
+    "diversity_penalty": "by so much for a word that another group has just chosen",
     "top_p": "sample from the likeliest words that together have this probability",
     "top_k": "and from so many at most; 0 is all",
     "temperature": "of sampling",
+    "min_p": "sample from words at least so many times as likely as the best",
+    "typical_p": "sample from the typical words that together have this probability",
 }
 # What makes captions what they are: another value makes an unfinished run another run.
 OF_THE_RUN = ("config", "num_return", "existing", "prefix", "suffix", "sidecar", "write_shards")

@@ -47,37 +47,52 @@ def beam_search(
 
     A prompt is done when it has `num_beams` ended captions and the best living beam, were it to
     end now, would not beat the worst of them; from then on it costs nothing. Scores are divided by
-    the length without the end token ** length_penalty, the prompt's tokens counted.
+    the length without the end token ** length_penalty, the prompt's tokens counted. The beams of
+    `num_beam_groups` choose one group after the other, each among its own.
     """
     beams, max_length = settings.num_beams, settings.max_length
+    of_group = beams // settings.num_beam_groups
     prompts, start = prompt.shape
     ended = Hypotheses(prompts, beams, max_length, pad, prompt.device)
     live = torch.arange(prompts, device=prompt.device)  # (b,)
     tokens = prompt.new_full((prompts, beams, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
     scores = torch.full((prompts, beams), NOT_STARTED, device=prompt.device)
-    scores[:, 0] = 0
+    scores[:, ::of_group] = 0
 
     logits = step(prompt.unsqueeze(1), None).expand(-1, beams, -1)  # (b, k, V)
     rows = live.unsqueeze(1).expand(-1, beams)  # the first step had one row a prompt
     for length in range(start, max_length):
-        logprobs = adjust(logits.float().log_softmax(-1), tokens[..., :length], end, settings)
-        total = (logprobs + scores.unsqueeze(2)).flatten(1)
-        top, index = total.topk(2 * beams, dim=1)
-        beam, word = index // logits.size(2), index % logits.size(2)  # (b, 2k)
-        normalised = top.double() / length**settings.length_penalty
+        over = torch.zeros_like(live, dtype=torch.bool)
+        chosen: list[tuple[Tensor, ...]] = []  # by group: scores, beams and words, (b, k')
+        for first in range(0, beams, of_group):
+            group = slice(first, first + of_group)
+            logprobs = logits[:, group].float().log_softmax(-1)
+            if chosen and settings.diversity_penalty:
+                words = torch.cat([word for *_, word in chosen], dim=1)
+                logprobs = logprobs - settings.diversity_penalty * _counted(words, logprobs)
+            logprobs = adjust(logprobs, tokens[:, group, :length], end, settings)
+            total = (logprobs + scores[:, group].unsqueeze(2)).flatten(1)
+            top, index = total.topk(2 * of_group, dim=1)
+            beam, word = first + index // logits.size(2), index % logits.size(2)  # (b, 2k')
+            normalised = top.double() / length**settings.length_penalty
 
-        ends = word == end
-        candidates = take(tokens, beam[:, :beams])
-        candidates[..., length] = end
-        offered = normalised[:, :beams].masked_fill(~ends[:, :beams], float("-inf"))
-        ended.add(live, candidates, offered, length)
+            ends = word == end
+            candidates = take(tokens, beam[:, :of_group])
+            candidates[..., length] = end
+            offered = normalised[:, :of_group]
+            none = ~ends[:, :of_group] | over.unsqueeze(1)
+            ended.add(live, candidates, offered.masked_fill(none, float("-inf")), length)
 
-        goes_on = ends.int().sort(dim=1, stable=True).indices[:, :beams]
-        scores, beam, word = (t.gather(1, goes_on) for t in (top, beam, word))
+            goes_on = ends.int().sort(dim=1, stable=True).indices[:, :of_group]
+            chosen.append(tuple(t.gather(1, goes_on) for t in (top, beam, word)))
+            # A free place counts as -inf.
+            over = over | (ended.scores[live, -1] >= normalised[:, 0])
+
+        scores, beam, word = (torch.cat(each, dim=1) for each in zip(*chosen))
         tokens = take(tokens, beam)
         tokens[..., length] = word
-        alive = ended.scores[live, -1] < normalised[:, 0]  # a free place counts as -inf
+        alive = ~over
         rows = rows.gather(1, beam)[alive]
         live, tokens, scores, word = live[alive], tokens[alive], scores[alive], word[alive]
         if len(live) == 0:
@@ -90,3 +105,9 @@ def beam_search(
     kept = slice(settings.num_return)
     width = min(int(ended.lengths[:, kept].max()) + 1, max_length)
     return Decoded(ended.tokens[:, kept, :width], ended.scores[:, kept])
+
+
+def _counted(words: Tensor, like: Tensor) -> Tensor:
+    """(b, 1, V) of words (b, m): how often each of the vocabulary is among them."""
+    counts = like.new_zeros(len(words), like.size(2))
+    return counts.scatter_add_(1, words, torch.ones_like(words, dtype=like.dtype)).unsqueeze(1)

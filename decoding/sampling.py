@@ -48,7 +48,8 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
 
 
 def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings) -> Tensor:
-    """Scores (..., V) after the repetition penalty and with no end before `min_length`.
+    """Scores (..., V) after the repetition penalty, without what would repeat
+    `no_repeat_ngram_size` tokens, and with no end before `min_length`.
 
     tokens: int64 (..., n), all tokens so far, the prompt's included. A repeated token's score is
     multiplied by the penalty where it is negative and divided by it where it is positive (CTRL,
@@ -58,16 +59,30 @@ def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings)
         seen = scores.gather(-1, tokens)
         penalty = settings.repetition_penalty
         scores = scores.scatter(-1, tokens, torch.where(seen < 0, seen * penalty, seen / penalty))
+    size = settings.no_repeat_ngram_size
+    if 0 < size <= tokens.size(-1):
+        scores = _without_repeats(scores, tokens, size)
     if tokens.size(-1) < settings.min_length:
         scores = scores.index_fill(-1, torch.tensor(end, device=scores.device), float("-inf"))
     return scores
 
 
+def _without_repeats(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
+    """Scores (..., V) without the words that would end `size` tokens which are there already."""
+    runs = tokens.unfold(-1, size, 1)  # (..., n - size + 1, size)
+    latest = tokens[..., tokens.size(-1) - size + 1 :].unsqueeze(-2)  # what a word would go on with
+    again = (runs[..., :-1] == latest).all(-1)
+    # Summed, so that of equal words one that repeats is enough.
+    penalty = torch.zeros_like(scores).scatter_add(-1, runs[..., -1], again.to(scores.dtype))
+    return scores.masked_fill(penalty > 0, float("-inf"))
+
+
 def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
-    """Scores (..., V) for sampling: temperature, then the `top_k` best, then the nucleus `top_p`.
+    """Scores (..., V) for sampling: temperature, then the `top_k` best, then the nucleus `top_p`,
+    then what is at least `min_p` times as likely as the best, then the typical `typical_p`.
 
     The nucleus is the smallest set of best tokens whose probability exceeds top_p (arXiv
-    1904.09751); the best token always stays.
+    1904.09751); min_p is that of arXiv 2407.01082. The best token always stays.
     """
     scores = scores / settings.temperature
     if settings.top_k:
@@ -78,4 +93,23 @@ def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
         mass = ranked.softmax(-1).cumsum(-1)
         outside = (mass - ranked.softmax(-1)) > settings.top_p
         scores = scores.masked_fill(outside.scatter(-1, order, outside), float("-inf"))
+    if settings.min_p:
+        probabilities = scores.softmax(-1)
+        least = settings.min_p * probabilities.amax(-1, keepdim=True)
+        scores = scores.masked_fill(probabilities < least, float("-inf"))
+    if settings.typical_p < 1:
+        scores = _typical(scores, settings.typical_p)
     return scores
+
+
+def _typical(scores: Tensor, mass: float) -> Tensor:
+    """Scores (..., V) of the tokens that surprise most nearly as much as one does on average: the
+    fewest whose probability is at least `mass`, and their equals (arXiv 2202.00666)."""
+    log_p = scores.log_softmax(-1)
+    p = log_p.exp()
+    entropy = -(p * log_p).nansum(-1, keepdim=True)
+    distance = (-log_p - entropy).abs()
+    nearest, order = distance.sort(dim=-1)
+    short = (p.gather(-1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
+    furthest = nearest.gather(-1, short.clamp(max=scores.size(-1) - 1))
+    return scores.masked_fill(distance > furthest, float("-inf"))

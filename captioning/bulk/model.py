@@ -114,11 +114,16 @@ class Captioning:
             torch.cuda.empty_cache()
 
 
+# Told where they are on.
+OFTEN_OFF = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
+
+
 def named_as_transformers_does(settings: DecodingSettings, seed: int) -> dict[str, Any]:
     """Those settings that have an effect, under the names of transformers' `generate`."""
     values = dataclasses.asdict(settings)
     drawn = values.pop("sample")
     values["num_return_sequences"] = values.pop("num_return")
-    without = ("num_beams",) if drawn else ("top_p", "top_k", "temperature")
-    kept = {name: value for name, value in values.items() if name not in without}
+    without = ("num_beams",) if drawn else ("top_p", "top_k", "temperature", "min_p", "typical_p")
+    off = {name for name in OFTEN_OFF if values[name] == getattr(DecodingSettings, name)}
+    kept = {name: value for name, value in values.items() if name not in {*without, *off}}
     return {"do_sample": True, "seed": seed, **kept} if drawn else kept

@@ -88,6 +88,11 @@ class Keys(BaseModel):
     temperature: Annotated[float, "generation"] = 1.0
     length_penalty: Annotated[float, "generation"] = 1.0
     repetition_penalty: Annotated[float, "generation"] = 1.0
+    no_repeat_ngram_size: Annotated[int, "generation"] = 0
+    num_beam_groups: Annotated[int, "generation"] = 1
+    diversity_penalty: Annotated[float, "generation"] = 0.0
+    min_p: Annotated[float, "generation"] = 0.0
+    typical_p: Annotated[float, "generation"] = 1.0
     metrics: Annotated[list[Literal[tuple(EVALUATORS)]], "scoring"] = Field(
         list(DEFAULT_METRICS), min_length=1
     )

@@ -1,5 +1,7 @@
 """Beam search against a plain transcription of its rules, and against transformers 4.15.0."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 import transformers
@@ -43,7 +45,9 @@ class PrefixModel:
 
 def reference_beam_search(model, prompt, chosen):
     """One prompt, in lists: what transformers 4.15.0 does, written out."""
-    beams = [(prompt.tolist(), 0.0)] + [(prompt.tolist(), -1e9)] * (chosen.num_beams - 1)
+    size = chosen.num_beams // chosen.num_beam_groups
+    first = [(prompt.tolist(), 0.0)] + [(prompt.tolist(), -1e9)] * (size - 1)
+    groups = [first] * chosen.num_beam_groups
     ended, done = [], False
 
     def add(tokens, score):
@@ -54,37 +58,55 @@ def reference_beam_search(model, prompt, chosen):
                 ended.remove(min(ended, key=lambda pair: pair[0]))
 
     while not done:
-        length = len(beams[0][0])
-        candidates = []
-        for row, (tokens, score) in enumerate(beams):
-            logprobs = model.logits(torch.tensor([tokens]))[0].log_softmax(0)
-            for token in set(tokens):
-                if chosen.repetition_penalty != 1:
-                    sign = 1 if logprobs[token] < 0 else -1
-                    logprobs[token] *= chosen.repetition_penalty**sign
-            if length < chosen.min_length:
-                logprobs[END] = float("-inf")
-            candidates += [(score + p, row, w) for w, p in enumerate(logprobs.tolist())]
-        candidates = sorted(candidates, reverse=True)[: 2 * chosen.num_beams]
-        following = []
-        for rank, (score, row, token) in enumerate(candidates):
-            if token == END:
-                if rank < chosen.num_beams:
-                    add(beams[row][0], score)
-            elif len(following) < chosen.num_beams:
-                following.append(([*beams[row][0], token], score))
-        if len(ended) == chosen.num_beams:
-            best = candidates[0][0] / length**chosen.length_penalty
-            done = min(s for s, _ in ended) >= best
+        length = len(groups[0][0][0])
+        words, after = [], []
+        for beams in groups:
+            candidates = []
+            for row, (tokens, score) in enumerate(beams):
+                logprobs = model.logits(torch.tensor([tokens]))[0].log_softmax(0)
+                for word in words:
+                    logprobs[word] -= chosen.diversity_penalty
+                for token in set(tokens):
+                    if chosen.repetition_penalty != 1:
+                        sign = 1 if logprobs[token] < 0 else -1
+                        logprobs[token] *= chosen.repetition_penalty**sign
+                for word in repeating(tokens, chosen.no_repeat_ngram_size):
+                    logprobs[word] = float("-inf")
+                if length < chosen.min_length:
+                    logprobs[END] = float("-inf")
+                candidates += [(score + p, row, w) for w, p in enumerate(logprobs.tolist())]
+            candidates = sorted(candidates, reverse=True)[: 2 * size]
+            following = []
+            for rank, (score, row, token) in enumerate(candidates):
+                if token == END:
+                    if rank < size and not done:
+                        add(beams[row][0], score)
+                elif len(following) < size:
+                    following.append(([*beams[row][0], token], score))
+            if len(ended) == chosen.num_beams and not done:
+                best = candidates[0][0] / length**chosen.length_penalty
+                done = min(s for s, _ in ended) >= best
+            words += [tokens[-1] for tokens, _ in following]
+            after.append(following)
         if done:
             break
-        beams = following
+        groups = after
         if length + 1 == chosen.max_length:
-            for tokens, score in beams:
+            for tokens, score in (beam for beams in groups for beam in beams):
                 add(tokens, score)
             done = True
     best = sorted(ended, key=lambda pair: -pair[0])[: chosen.num_return]
     return [([*t, END] if len(t) < chosen.max_length else t, s) for s, t in best]
+
+
+def repeating(tokens, size):
+    """The words with which the last `size` tokens would be some that are there already."""
+    begun = tokens[len(tokens) - size + 1 :]
+    return {
+        tokens[i + size - 1]
+        for i in range(len(tokens) - size + 1)
+        if size and tokens[i : i + size - 1] == begun
+    }
 
 
 def strip(row):
@@ -96,7 +118,8 @@ def strip(row):
 
 @st.composite
 def searches(draw):
-    num_beams = draw(st.integers(2, 5))
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    num_beams = groups * draw(st.integers(2 if groups == 1 else 1, 5 if groups == 1 else 2))
     max_length = draw(st.integers(4, 14))
     chosen = DecodingSettings(
         num_beams=num_beams,
@@ -105,6 +128,9 @@ def searches(draw):
         min_length=draw(st.integers(0, max_length)),
         length_penalty=draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.5, 3.0])),
+        no_repeat_ngram_size=draw(st.sampled_from([0, 0, 2, 3])),
+        num_beam_groups=groups,
+        diversity_penalty=draw(st.sampled_from([0.0, 0.3, 2.0])) if groups > 1 else 0.0,
     )
     model = PrefixModel(13, draw(st.integers(0, 10**6)), draw(st.sampled_from([-2.0, 1.0, 4.0])))
     prompts = draw(st.lists(st.integers(2, 12), min_size=1, max_size=4))
@@ -125,7 +151,7 @@ def test_batched_search_is_the_plain_search_of_each_prompt(search):
 
 
 @pytest.mark.skipif(transformers.__version__ != "4.15.0", reason="needs transformers 4.15.0")
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(16))
 def test_transformers_4_15_gives_the_same_tokens(seed):
     from transformers import BertConfig, BertLMHeadModel
 
@@ -140,15 +166,16 @@ def test_transformers_4_15_gives_the_same_tokens(seed):
         min_length=seed % 7,
         length_penalty=[1.0, 0.5, 2.0][seed % 3],
         repetition_penalty=[1.0, 1.5][seed % 2],
+        no_repeat_ngram_size=[0, 2, 3, 1][seed % 4],
         num_return=1 + seed % 2,
     )
+    if seed >= 8:
+        groups = {"num_beams": 6, "num_beam_groups": [2, 3, 6][seed % 3]}
+        chosen = replace(chosen, **groups, diversity_penalty=[0.0, 0.5, 3.0, 8.0][seed % 4])
+    names = {field.name for field in fields(chosen)} - {"sample", "num_return", "min_p"}
     expected = model.generate(
         prompts,
-        num_beams=chosen.num_beams,
-        max_length=chosen.max_length,
-        min_length=chosen.min_length,
-        length_penalty=chosen.length_penalty,
-        repetition_penalty=chosen.repetition_penalty,
+        **{name: getattr(chosen, name) for name in names - {"typical_p"}},
         num_return_sequences=chosen.num_return,
         eos_token_id=END,
         pad_token_id=0,
@@ -202,6 +229,13 @@ def test_no_room_after_the_prompt_is_an_error():
         ({"top_p": 1.5}, "top_p is 1.5; it must be 1 or less"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1; it must be 0 or more"),
+        ({"min_p": 1.5}, "min_p is 1.5; it must be from 0 to 1"),
+        ({"typical_p": 0.0}, "typical_p is 0.0; it must be above 0"),
+        ({"diversity_penalty": 1.0}, "diversity_penalty is 1.0, which holds groups"),
+        ({"diversity_penalty": -1.0}, "diversity_penalty is -1.0; it must be 0 or more"),
+        ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups is 3 with num_beams 4"),
+        ({"num_beams": 4, "num_beam_groups": 2, "sample": True}, "with num_beams 4 and sample"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong, message):

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from decoding import DecodingSettings, decode
-from decoding.sampling import warp
+from decoding.sampling import adjust, warp
 
 END, PAD, VOCABULARY = 1, 0, 7
 
@@ -94,3 +94,37 @@ def test_warping_equals_that_of_transformers(top_k, top_p):
     if top_p < 1:
         expected = library.TopPLogitsWarper(top_p)(None, expected)
     torch.testing.assert_close(warp(scores, chosen).flatten(0, 1), expected)
+
+
+@pytest.mark.skipif(transformers.__version__ == "4.15.0", reason="4.15.0 has neither")
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 0.5, 1.0])
+@pytest.mark.parametrize("typical_p", [0.1, 0.6, 0.95, 1.0])
+def test_min_p_and_typical_p_are_those_of_transformers(min_p, typical_p):
+    """After top_k, as `generate` has them."""
+    from transformers import generation as library
+
+    torch.manual_seed(0)
+    scores = 3 * torch.randn(2, 40, 60)
+    chosen = DecodingSettings(sample=True, top_k=20, top_p=1.0, min_p=min_p, typical_p=typical_p)
+    expected = library.TopKLogitsWarper(20)(None, scores.flatten(0, 1))
+    if min_p:
+        expected = library.MinPLogitsWarper(min_p)(None, expected)
+    if typical_p < 1:
+        expected = library.TypicalLogitsWarper(mass=typical_p)(None, expected)
+    torch.testing.assert_close(warp(scores, chosen).flatten(0, 1), expected)
+    kept = warp(scores, chosen).isfinite().sum(-1)
+    assert kept.min() >= 1
+    assert (kept.min() < 20) == (min_p > 0 or typical_p < 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_repeats_are_banned_as_in_transformers(size):
+    old = transformers.__version__ == "4.15.0"
+    name = "transformers.generation_logits_process" if old else "transformers.generation"
+    banned = importlib.import_module(name).NoRepeatNGramLogitsProcessor(size)
+    torch.manual_seed(0)
+    chosen = DecodingSettings(no_repeat_ngram_size=size, min_length=0)
+    for length in (1, 2, 3, 12):
+        tokens, scores = torch.randint(4, (3, 5, length)), torch.randn(3, 5, 6)
+        expected = banned(tokens.flatten(0, 1), scores.flatten(0, 1).clone())
+        torch.testing.assert_close(adjust(scores, tokens, END, chosen).flatten(0, 1), expected)
