@@ -76,7 +76,9 @@ def check_segments(segments: Tensor, labels: Tensor) -> None:
 
 
 def whole_numbers(numbers: Tensor, name: str) -> None:
-    """Raise ValueError for a tensor that is not of integers."""
+    """Raise ValueError for what is no tensor of integers."""
+    if not isinstance(numbers, Tensor):
+        raise ValueError(f"{name} is a {type(numbers).__name__}; give a tensor of whole numbers")
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
         raise ValueError(f"{name} is {numbers.dtype}; give whole numbers, a token is not divided")
 

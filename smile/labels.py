@@ -72,17 +72,15 @@ def weigh(
     """
     if weights is None:
         return labels, None
+    if not isinstance(weights, Tensor):
+        raise ValueError(f"weights is a {type(weights).__name__}; give a tensor of floats")
     if weights.shape not in (labels.shape, labels.shape[:1]):
         raise ValueError(
             f"weights is {tuple(weights.shape)}; for labels {tuple(labels.shape)} give one for "
             f"each token, or for each row {tuple(labels.shape[:1])}"
         )
     weights = weights.detach().to(labels.device, torch.promote_types(weights.dtype, torch.float32))
-    if weights.device.type == "cpu" and not torch.compiler.is_compiling():
-        unfit = ~(weights.isfinite() & (weights >= 0))
-        if unfit.any():
-            found = weights[unfit][0].item()
-            raise ValueError(f"a weight is {found}; weights are finite numbers, at least 0")
+    check_weights(weights)
     if weights.dim() == 1:
         weights = weights.unsqueeze(1).expand_as(labels)
     labels = labels.masked_fill(weights == 0, ignore_index)

@@ -236,6 +236,8 @@ BAD = [
     ({"weights": torch.ones(5)}, r"weights is (5,); for labels (2, 5) give one for each token"),
     ({"weights": torch.ones(2, 6)}, r"weights is (2, 6)"),
     ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
+    ({"weights": [1.0, 1.0]}, "weights is a list; give a tensor of floats"),
+    ({"segments": [[0, 0, 1], [0, 1, 1]]}, "segments is a list; give a tensor of whole numbers"),
     ({"weights": torch.tensor([1.0, float("inf")])}, "a weight is inf"),
     ({"weights": torch.tensor([1.0, -1.0])}, "a weight is -1.0"),
     ({"reduction": "some"}, "reduction is 'some'"),
