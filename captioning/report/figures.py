@@ -49,6 +49,11 @@ SPARE = (
     Style("#56700f", "h", "-."),
     Style("#8c4a1f", "p", "-"),
     Style("#2a7f86", "d", "--"),
+    Style("#b23a48", "*", ":"),
+    Style("#4b5d9b", "p", "-."),
+    Style("#6f6f6f", "8", "--"),
+    Style("#9a5fb5", "h", ":"),
+    Style("#b07d00", "d", "-"),
 )
 
 _LOOK = {

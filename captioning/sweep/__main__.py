@@ -2,6 +2,7 @@
 
 python -m captioning.sweep configs/caption_coco.yaml --mle 0,0.01,0.1,0.5,1
 python -m captioning.sweep configs/caption_coco.yaml --ablation objective,first_token_mle
+python -m captioning.sweep configs/demo_finetune.yaml --objectives all --seeds 3
 python -m captioning.sweep --collect output/caption_coco output/my_other_run
 
 Each run is trained, then captions and scores the test split. One that is done is not done again,
@@ -19,19 +20,21 @@ from typing import Optional
 from captioning.config import Config, load_config
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
-from captioning.report.comparison import compare
+from captioning.report.comparison import Row, compare
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED, exit_code_unwatched
 from captioning.runtime.progress import say
 from captioning.sweep import variants
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.one_run import without_pretrained
+from captioning.sweep.over_seeds import over_seeds
 from captioning.sweep.programs import Program, run_programs, slots
 from captioning.training.validation_history import is_done
 
 PRETRAIN = "pretrain"
 # What the sweep sets by itself, besides what its runs differ in.
 OWN_KEYS = ("output_dir", "resume")
+QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
 
 
 class Sweep:
@@ -44,8 +47,11 @@ class Sweep:
     def __init__(
         self, config: str, pretrain: Optional[str], folder: Path, keys: Sequence[str], runs: list
     ):
+        varied = {each.partition("=")[0] for run in runs for each in run.overrides}
         for key in (key.partition("=")[0] for key in keys):
-            if key in {*OWN_KEYS, *variants.varied_keys()} or (pretrain and key == "pretrained"):
+            if key in {*OWN_KEYS, *varied, *variants.varied_keys()} or (
+                pretrain and key == "pretrained"
+            ):
                 raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
         self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
         if pretrain:
@@ -103,7 +109,11 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     comparison = compare(folders)
     runs = comparison.rows[-len(folders) :]
     entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
-    entries += [Entry(row, v.label, v.weight) for v, row in zip(done, runs)]
+    of_variant: dict[str, list[Row]] = {}  # of each seed
+    for variant, row in zip(done, runs):
+        of_variant.setdefault(variant.label, []).append(row)
+    weights = {variant.label: variant.weight for variant in done}
+    entries += [Entry(over_seeds(rows, v), v, weights[v]) for v, rows in of_variant.items()]
     for run, row in zip(comparison.runs[len(done) :], runs[len(done) :]):
         share = variants.mle_share(run.config) if run.trained else None
         entries.append(Entry(row, run.label, share))
@@ -133,6 +143,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--ablation", metavar="NAME,NAME", help=f"{', '.join(variants.ABLATIONS)}, or all of them")
     add("--subset_sizes", metavar="N,N", help="words drawn for a token in the ablation subset_size "
         f"(default: {','.join(map(str, variants.SUBSET_SIZES))})")  # fmt: skip
+    add("--objectives", metavar="NAME,NAME", help="each alone, or all of them, and mixtures")
+    add("--seeds", type=int, default=1, metavar="N",
+        help="runs of each with seeds 0 to N - 1, told as one (default: one run)")  # fmt: skip
+    add("--quick", action="store_true", help="one epoch and greedy captions: shows that all runs")
     add("--pretrain", metavar="CONFIG", help="train this first, once; all runs start from its best")
     add("--collect", nargs="+", default=[], metavar="RUN", type=Path,
         help="finished runs to draw as well, or alone")  # fmt: skip
@@ -154,11 +168,13 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UserError("a sweep starts its runs itself, one a GPU: call it without torchrun")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs is {arguments.jobs}; it must be 1 or more")
+    if arguments.seeds < 1:
+        raise UserError(f"--seeds is {arguments.seeds}; it must be 1 or more")
     if arguments.config is None:
         if not arguments.collect:
             raise UserError("name a configuration to train, or finished runs with --collect")
-        if arguments.mle or arguments.ablation:
-            raise UserError("--mle and --ablation need a configuration to train")
+        if arguments.mle or arguments.ablation or arguments.objectives:
+            raise UserError("--mle, --ablation and --objectives need a configuration to train")
         draw([], arguments.collect, arguments.output_dir or Path("output/sweep"))
         return 0
     ablations = variants.read_ablations(arguments.ablation) if arguments.ablation else []
@@ -166,11 +182,14 @@ def _run(arguments: argparse.Namespace) -> int:
     sizes = variants.SUBSET_SIZES
     if arguments.subset_sizes:
         sizes = variants.read_sizes(arguments.subset_sizes)
-    if not (weights or ablations):
+    named = variants.read_objectives(arguments.objectives) if arguments.objectives else []
+    if not (weights or ablations or named):
         weights = variants.MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
-    runs = variants.plan(weights, ablations, sizes)
-    sweep = Sweep(arguments.config, arguments.pretrain, folder, arguments.overrides, runs)
+    runs = [*variants.plan(weights, ablations, sizes), *variants.of_objectives(named)]
+    runs = variants.with_seeds(list({run.name: run for run in runs}.values()), arguments.seeds)
+    keys = [*arguments.overrides, *(QUICK if arguments.quick else ())]
+    sweep = Sweep(arguments.config, arguments.pretrain, folder, keys, runs)
     failures = sweep.train(arguments.jobs)
     try:
         done = sweep.done()

@@ -18,7 +18,7 @@ _BEHIND = "#9aa5b1"
 # The length, what is said and what of it is right, self-retrieval, and agreement with references.
 IN_TABLE = (
     *("cap_len", "true_facts", "wrong_facts", "scene_R@1", "R@1", "lex_div"),
-    *("CIDEr", "CLIPScore", "PPL"),
+    *("CIDEr", "CLIPScore", "PPL", "rep_4", "loops"),
 )
 
 
@@ -64,7 +64,7 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
             ends = [entry for entry in mixtures if entry.weight in (0, 1)]
             _join(ax, axes, mixtures, _BEHIND)
             points += _points(ax, axes, [*ends, *others])
-            ax.set_title("Ablations, the line behind them")
+            ax.set_title("Other objectives, the line behind them")
             plane.name_axes(ax, axes)
             handles, names = ax.get_legend_handles_labels()
             figure.legend(handles, names, loc="outside right center")

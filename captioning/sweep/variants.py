@@ -5,11 +5,15 @@ from typing import NamedTuple, Optional, Union
 
 from captioning.config import Config
 from captioning.runtime.errors import UserError
-from smile import parse_objective
+from smile import OBJECTIVES, parse_objective
+from smile.alternatives import ALTERNATIVES
 
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
 SUBSET_SIZES = (1, 10, 100)
 PUBLISHED_SIZE = 10  # of the random subset
+SHARES_BESIDE = (0.1, 0.5)  # of MLE, in the mixtures that all objectives are compared with
+# In the demo's fine-tuning a window of the published length would never be full.
+PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 
 
@@ -32,6 +36,25 @@ def plan(
     mixtures = [_mixture(weight) for weight in sorted(set(weights))]
     others = (variant for ablation in ablations for variant in _of_ablation(ablation, sizes))
     return list({variant.name: variant for variant in (*mixtures, *others)}.values())
+
+
+def of_objectives(names: Sequence[str]) -> list[Variant]:
+    """A run of each of these objectives alone, and where MLE and SMILE are both, of mixtures."""
+    shares = [float(name == "mle") for name in ("smile", "mle") if name in names]
+    shares += SHARES_BESIDE if len(shares) == 2 else ()
+    others = [name for name in names if name not in ("mle", "smile")]
+    return [*plan(shares, ()), *map(_alone, others)]
+
+
+def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
+    """Each variant with the seeds from 0 on, in folders of their own; as they are with one."""
+    if seeds == 1:
+        return list(variants)
+    return [
+        v._replace(name=f"{v.name}_seed{seed}", overrides=(*v.overrides, f"seed={seed}"))
+        for seed in range(seeds)
+        for v in variants
+    ]
 
 
 def varied_keys() -> set[str]:
@@ -57,6 +80,18 @@ def _mixture(weight: float) -> Variant:
     return Variant(f"mle{weight:g}", f"{weight:g} MLE + {rest:g} SMILE", (objective,), weight)
 
 
+def _alone(name: str) -> Variant:
+    """One objective by itself, with its own parameters but for PARAMETERS."""
+    if name == "random":
+        return _random(PUBLISHED_SIZE)
+    if name == "reverse":
+        return Variant("reverse", "reverse subset", ("objective=reverse",))
+    spec = name
+    if name in PARAMETERS:
+        spec = f"{{{name}: {{{', '.join(f'{k}: {v}' for k, v in PARAMETERS[name].items())}}}}}"
+    return Variant(name, ALTERNATIVES[name].title, (f"objective={spec}",))
+
+
 def _random(size: int) -> Variant:
     overrides = ("objective=random", f"random_subset_size={size}")
     return Variant(f"random{size}", f"random subset of {size}", overrides)
@@ -66,7 +101,7 @@ def _of_ablation(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
     """The runs to compare; those of the paper's settings among them."""
     if name == "objective":
         yield from (_mixture(1), _mixture(0), _random(PUBLISHED_SIZE))
-        yield Variant("reverse", "reverse subset", ("objective=reverse",))
+        yield _alone("reverse")
         half = ("objective={reverse: 0.5, mle: 0.5}",)
         yield Variant("reverse0.5_mle0.5", "0.5 reverse + 0.5 MLE", half)
     elif name == "subset_size":
@@ -98,6 +133,16 @@ def read_ablations(text: str) -> list[str]:
         if name not in ABLATIONS:
             known = ", ".join(ABLATIONS)
             raise UserError(f"{name!r} is no ablation; name some of {known}, with commas, or all")
+    return names
+
+
+def read_objectives(text: str) -> list[str]:
+    """ "mle,focal" or "all" to names. Raises UserError."""
+    names = list(OBJECTIVES) if text == "all" else list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in OBJECTIVES:
+            known = ", ".join(OBJECTIVES)
+            raise UserError(f"{name!r} is no objective; name some of {known}, with commas, or all")
     return names
 
 

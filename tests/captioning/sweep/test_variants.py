@@ -7,11 +7,15 @@ from captioning.runtime.errors import UserError
 from captioning.sweep.variants import (
     ABLATIONS,
     mle_share,
+    of_objectives,
     plan,
     read_ablations,
+    read_objectives,
     read_sizes,
     read_weights,
+    with_seeds,
 )
+from smile import OBJECTIVES
 
 
 @pytest.fixture
@@ -81,3 +85,28 @@ def test_a_share_of_other_objectives_is_none(scenes_config):
 def test_what_cannot_be_read_is_named(read, text):
     with pytest.raises(UserError, match=f"^{text!r} |^'' |^'all' "):
         read(text)
+
+
+def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_of):
+    variants = of_objectives(read_objectives("all"))
+    found = [settings_of(variant).build_objective().weights for variant in variants]
+    assert [w for w in found if len(w) == 1] == [
+        {name: 1.0} for name in ("smile", "mle", *OBJECTIVES[2:])
+    ]
+    mixed = [w for w in found if len(w) > 1]
+    assert mixed == [{"mle": 0.1, "smile": 0.9}, {"mle": 0.5, "smile": 0.5}]
+    assert len({variant.name for variant in variants}) == len(variants)
+    window = next(v for v in variants if v.name == "truncation")
+    assert settings_of(window).build_objective().alternatives["truncation"].window == 1000
+    assert [v.name for v in of_objectives(read_objectives("focal,mle,focal"))] == ["mle", "focal"]
+    with pytest.raises(UserError, match="'focl' is no objective; name some of mle, smile"):
+        read_objectives("mle,focl")
+
+
+def test_seeds_are_runs_of_their_own(settings_of):
+    variants = of_objectives(["mle", "gem"])
+    assert with_seeds(variants, 1) == variants
+    seeded = with_seeds(variants, 3)
+    assert [v.name for v in seeded][:3] == ["mle_seed0", "gem_seed0", "mle_seed1"]
+    assert [settings_of(v).seed for v in seeded] == [0, 0, 1, 1, 2, 2]
+    assert {v.label for v in seeded} == {v.label for v in variants}

@@ -1,0 +1,34 @@
+"""The runs of one variant with several seeds as one line: means, and how sure they are."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from captioning.metrics.bootstrap import Estimate
+from captioning.report.comparison import Row
+
+NORMAL = 1.96  # standard deviations of a 95 % interval
+
+
+def over_seeds(rows: Sequence[Row], label: str) -> Row:
+    """The mean of each metric that all of them have, with a 95 % interval over seeds and images.
+
+    Its variance is that of the images, which is in each run's own interval and no smaller with more
+    runs, as they caption the same ones; and that of the seeds, divided by how many there are.
+    """
+    if len(rows) == 1:
+        return rows[0]
+    shared = [name for name in rows[0].metrics if all(name in row.metrics for row in rows)]
+    metrics = {name: _mean([row.metrics[name] for row in rows]) for name in shared}
+    return Row(label, rows[0].kind, rows[0].captions, metrics)
+
+
+def _mean(estimates: Sequence[Estimate]) -> Estimate:
+    value = statistics.mean(e.value for e in estimates)
+    count = estimates[0].n
+    if any(e.low is None or e.high is None for e in estimates):
+        return Estimate(value, None, None, count)
+    of_images = statistics.mean(((e.high - e.low) / (2 * NORMAL)) ** 2 for e in estimates)
+    of_seeds = statistics.variance(e.value for e in estimates) / len(estimates)
+    reach = NORMAL * math.sqrt(of_images + of_seeds)
+    return Estimate(value, value - reach, value + reach, count)
