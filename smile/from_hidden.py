@@ -77,7 +77,7 @@ class _Losses:
     and their gradients, which the head collects. d_losses: (B, N), of each token's weighted sum."""
 
     def __init__(self, head: Head, labels: Tensor, mixture: Mixture, d_losses: Tensor):
-        self.head, self.mixture = head, mixture
+        self.head, self.mixture, self.first_by_mle = head, mixture, mixture.first_by_mle()
         self.alternatives = Alternatives(mixture)
         self.d_losses = d_losses.flatten()
         # The last place takes what is found where no loss is looked for.
@@ -88,7 +88,7 @@ class _Losses:
         the other objectives with first-token MLE. rows, labels: (C, L), a caption each."""
         mixture = self.mixture
         labelled = labels != mixture.ignore_index
-        first = first_labelled(labels, mixture.ignore_index) & mixture.first_token_mle
+        first = first_labelled(labels, mixture.ignore_index) & bool(self.first_by_mle)
         everywhere = not {"smile", "random"}.issuperset(mixture.weights)
         chosen = (labelled if everywhere else first).flatten().nonzero().squeeze(1)  # (M,)
         excluded = reverse_subset_excludes(labels, mixture.ignore_index, padding)
@@ -105,8 +105,8 @@ class _Losses:
         """Of `rows` (R,). label, is_first: (R, 1). excluded: (R, .), what the subset of reverse
         subsetting lacks. earlier: what alternatives that look back look at."""
         mle, reverse = (self.mixture.weights.get(name, 0.0) for name in ("mle", "reverse"))
-        with_first = self.mixture.weights.keys() - self.alternatives.names
-        others = sum(w for k, w in self.mixture.weights.items() if k in with_first) - mle
+        with_first = ("mle", *self.first_by_mle)
+        firsts = sum(w for k, w in self.mixture.weights.items() if k in with_first) - mle
         smoothing = self.mixture.label_smoothing if mle else 0.0
         logits, slope = self.head.logits(rows)  # (R, V)
         target = self.head.pick(logits, label)
@@ -123,14 +123,14 @@ class _Losses:
         if mle:
             smoothed = total - (1 - smoothing) * target - smoothing * mean
             self.of["mle"][rows] = smoothed.squeeze(1)
-        if self.mixture.first_token_mle:
-            for name in with_first - {"mle"}:
-                found = self.of[name][rows]
-                self.of[name][rows] = torch.where(is_first, total - target, found[:, None])[:, 0]
+        for name in self.first_by_mle:
+            found = self.of[name][rows]
+            self.of[name][rows] = torch.where(is_first, total - target, found[:, None])[:, 0]
         if self.head.differentiate:
             # Each softmax times its weight, less what the labels and smoothing ask for.
-            in_all = mle + others * is_first.to(self.head.wide)  # (R, 1)
-            in_subset = reverse * (~is_first).to(self.head.wide)
+            in_all = mle + firsts * is_first.to(self.head.wide)  # (R, 1)
+            by_mle = is_first & ("reverse" in self.first_by_mle)
+            in_subset = reverse * (~by_mle).to(self.head.wide)
             d_logits = logits.mul_(piece.share_of_softmax(in_all * scale))
             if reverse:
                 d_logits += subset.mul_(in_subset * scale)
@@ -152,11 +152,12 @@ class _Losses:
         def losses_of(logits, piece):  # (c, L, L)
             return smile_loss(logits, own[piece], HERE, reduction="none")
 
-        self._add_gathered("smile", rows, types, self._counted(labels), each, losses_of)
+        counted = self._counted("smile", labels)
+        self._add_gathered("smile", rows, types, counted, each, losses_of)
 
     def add_random(self, rows: Tensor, labels: Tensor, words: Tensor) -> None:
         """Random subsetting's but those of first tokens that are scored by MLE."""
-        chosen = self._counted(labels)  # (C, L)
+        chosen = self._counted("random", labels)  # (C, L)
         rows, label = rows[chosen].unsqueeze(1), labels[chosen].unsqueeze(1)  # (M, 1) each
         drawn = words.flatten(0, 1)[rows.squeeze(1)]  # (M, R)
         if self.mixture.pad_token_id is not None:
@@ -200,8 +201,8 @@ class _Losses:
                 d_logits.mul_(weight * self.d_losses[rows[piece]].unsqueeze(2))
                 self.head.backward_of(rows[piece], words[piece], d_logits, slope)
 
-    def _counted(self, labels: Tensor) -> Tensor:
-        """bool (C, L): labelled, and not a first token that is scored by MLE."""
+    def _counted(self, name: str, labels: Tensor) -> Tensor:
+        """bool (C, L): labelled, and not a first token that the objective scores by MLE."""
         ignore = self.mixture.ignore_index
-        first = first_labelled(labels, ignore) & self.mixture.first_token_mle
+        first = first_labelled(labels, ignore) & (name in self.first_by_mle)
         return (labels != ignore) & ~first

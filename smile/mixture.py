@@ -10,6 +10,15 @@ from smile.alternatives import ALTERNATIVES, TokenLoss
 from smile.head import Transform
 from smile.sharded import Shards
 
+# Whether the original's training scores the first token of a caption over the whole vocabulary.
+FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
+
+
+def scores_first_token(name: str, given: Optional[bool] = None) -> bool:
+    """Whether the objective does; given: the run's `first_token_mle`, None as in the original."""
+    as_it_was = FIRST_TOKEN_MLE.get(name)
+    return bool(as_it_was if given is None else given and as_it_was is not None)
+
 
 class Mixture(NamedTuple):
     """Which losses, and their settings: those of `Objective`, by the same names.
@@ -19,7 +28,7 @@ class Mixture(NamedTuple):
 
     weights: dict[str, float]
     label_smoothing: float
-    first_token_mle: bool
+    first_token_mle: Optional[bool]
     pad_token_id: Optional[int]
     ignore_index: int
     parameters: str = "{}"
@@ -36,6 +45,10 @@ class Mixture(NamedTuple):
             f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
             f"{self.pad_token_id!r}, {self.ignore_index!r}, {self.parameters!r}"
         )
+
+    def first_by_mle(self) -> list[str]:
+        """The objectives of which first tokens are scored over the whole vocabulary."""
+        return [name for name in self.weights if scores_first_token(name, self.first_token_mle)]
 
     @classmethod
     def from_text(cls, text: str) -> "Mixture":

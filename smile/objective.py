@@ -16,7 +16,7 @@ from smile.alternatives.truncation import LastMeans, Truncation
 from smile.captions import check_segments, numbered
 from smile.head import Transform
 from smile.labels import check_labels, check_reduction, check_shapes, count, reduce, weigh
-from smile.mixture import Mixture
+from smile.mixture import Mixture, scores_first_token
 from smile.mle import mle_loss
 from smile.operator import mixture_from_hidden
 from smile.sharded import is_distributed, on_one_process, whole
@@ -96,17 +96,18 @@ class Objective(nn.Module):
     """The loss that a captioner minimises: `weights` over MLE, SMILE, its ablations and the
     alternatives of `smile.alternatives`.
 
-    spec: see `parse_objective`. label_smoothing applies to `mle` alone; first_token_mle to SMILE
-    and its two ablations; the words of `random` are drawn from torch's global generator, never
-    `pad_token_id`. The losses that `truncation` goes by are of the module's calls in training with
-    gradients; `state` is what a checkpoint keeps of them.
+    spec: see `parse_objective`. label_smoothing applies to `mle` alone. first_token_mle applies to
+    SMILE and its two ablations; None is as in the original: not with `random`. The words of
+    `random` are drawn from torch's global generator, never `pad_token_id`. The losses that
+    `truncation` goes by are of the module's calls in training with gradients; `state` is what a
+    checkpoint keeps of them.
     """
 
     def __init__(
         self,
         spec: Spec = "smile",
         label_smoothing: float = 0.1,
-        first_token_mle: bool = True,
+        first_token_mle: Optional[bool] = None,
         random_subset_size: int = 10,
         pad_token_id: Optional[int] = None,
         ignore_index: int = -100,
@@ -243,9 +244,10 @@ class Objective(nn.Module):
         if name in self.alternatives:
             return self._alternative(self.alternatives[name], logits, labels, segments, **how)
         how = {"segments": segments, **how}
+        first_token_mle = scores_first_token(name, self.first_token_mle)
         if name == "smile":
-            return smile_loss(logits, labels, self.ignore_index, self.first_token_mle, **how)
-        subset = (self.ignore_index, self.first_token_mle, self.pad_token_id)
+            return smile_loss(logits, labels, self.ignore_index, first_token_mle, **how)
+        subset = (self.ignore_index, first_token_mle, self.pad_token_id)
         if name == "reverse":
             return reverse_subset_loss(logits, labels, *subset, **how)
         return random_subset_loss(logits, labels, words, *subset, **how)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from pydantic import BaseModel, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
 from ruamel.yaml import YAML
 
 from captioning.captioners.registry import CAPTIONERS
@@ -18,6 +18,7 @@ from captioning.files.writing import write_text
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
+from smile.mixture import FIRST_TOKEN_MLE
 
 
 def keys_of_captioners() -> list[type[BaseModel]]:
@@ -47,6 +48,16 @@ class Config(*keys_of_captioners(), Keys):
     def _known_objective(cls, value):
         parse_objective(value)
         return value
+
+    @field_validator("first_token_mle")
+    @classmethod
+    def _as_in_the_original(cls, value: Optional[bool], info: ValidationInfo) -> Optional[bool]:
+        """Without a value that of the run's objectives; None where they differ in it."""
+        if value is not None or "objective" not in info.data:
+            return value
+        weights = parse_objective(info.data["objective"])
+        found = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
+        return found.pop() if len(found) == 1 else None
 
     @field_validator("prompt")
     @classmethod

@@ -40,7 +40,7 @@ class Keys(BaseModel):
 
     objective: Annotated[Union[str, dict[str, Union[float, dict[str, Any]]]], "run"] = "mle"
     label_smoothing: Annotated[float, "run"] = Field(0.1, ge=0, lt=1)
-    first_token_mle: Annotated[bool, "run"] = True
+    first_token_mle: Annotated[Optional[bool], "run"] = Field(None, validate_default=True)
     random_subset_size: Annotated[int, "run"] = Field(10, gt=0, le=100_000)
 
     dataset: Annotated[Literal["coco", "flickr30k", "custom"], "run"] = "coco"

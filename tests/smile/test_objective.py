@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from smile import Objective, mle_loss, parse_objective, reverse_subset_loss, smile_loss
+from smile import (
+    Objective,
+    mle_loss,
+    parse_objective,
+    random_subset_loss,
+    reverse_subset_loss,
+    smile_loss,
+)
 
 
 def example():
@@ -37,6 +44,31 @@ def test_settings_reach_their_parts():
         objective(logits, labels).loss,
         reverse_subset_loss(logits, labels, first_token_mle=True, pad_token_id=0),
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "firsts"),
+    [
+        (None, {"smile": True, "random": False, "reverse": True}),  # as the original has them
+        (True, {"smile": True, "random": True, "reverse": True}),
+        (False, {"smile": False, "random": False, "reverse": False}),
+    ],
+)
+def test_first_tokens_by_mle_in_each_objective(given, firsts):
+    logits, labels = example()
+    objective = Objective({"mle": 1, **dict.fromkeys(firsts, 1)}, first_token_mle=given)
+    torch.manual_seed(3)
+    parts = objective(logits, labels).parts
+    torch.manual_seed(3)
+    words = torch.randint(50, (3, 6, 10))
+    expected = {
+        "mle": mle_loss(logits, labels, label_smoothing=0.1),
+        "smile": smile_loss(logits, labels, first_token_mle=firsts["smile"]),
+        "random": random_subset_loss(logits, labels, words, first_token_mle=firsts["random"]),
+        "reverse": reverse_subset_loss(logits, labels, first_token_mle=firsts["reverse"]),
+    }
+    for name, loss in expected.items():
+        torch.testing.assert_close(parts[name], loss.detach(), msg=name)
 
 
 def test_random_subset_draws_anew_and_repeats_with_the_seed():

@@ -92,6 +92,23 @@ def test_every_alternative_with_its_parameters(name, blips, tmp_path):
         load_config(blips, [f"objective={{{name}: {{warmth: 1}}}}"])
 
 
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [
+        *(("mle", True), ("smile", True), ("reverse", True), ("random", False)),
+        *(("{mle: 1, random: 1}", False), ("{smile: 1, reverse: 1}", True)),
+        ("{smile: 1, random: 1}", None),  # each as it has it alone
+    ],
+)
+def test_first_tokens_without_a_setting_are_as_in_the_original(blips, objective, expected):
+    """A run of before, whose folder says true, goes on where that changes nothing."""
+    for given, found in ((), expected), (("first_token_mle=",), expected):
+        assert load_config(blips, [f"objective={objective}", *given]).first_token_mle is found
+    for value in (True, False):
+        given = f"first_token_mle={str(value).lower()}"
+        assert load_config(blips, [f"objective={objective}", given]).first_token_mle is value
+
+
 def test_a_written_configuration_reads_back_the_same(blips, tmp_path):
     config = load_config(blips, ["vit={embed_dim: 64, depth: 2, num_heads: 4}", "objective=smile"])
     write_config(config, tmp_path / "config.yaml")

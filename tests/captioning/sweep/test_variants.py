@@ -45,17 +45,17 @@ def test_the_ablations_are_the_published_ones(settings_of):
             found.append((config.objective, *keys))
         return found
 
-    usual = (True, False, 10)
+    usual, drawn = (True, False, 10), (False, False, 10)
     assert told("objective") == [
         ("mle", *usual),
         ("smile", *usual),
-        ("random", *usual),
+        ("random", *drawn),
         ("reverse", *usual),
         ({"reverse": 0.5, "mle": 0.5}, *usual),
     ]
     assert told("first_token_mle") == [("smile", *usual), ("smile", False, False, 10)]
     assert told("first_token_shift") == [("smile", *usual), ("smile", False, True, 10)]
-    assert told("subset_size") == [("random", True, False, 3), ("random", *usual)]
+    assert told("subset_size") == [("random", False, False, 3), ("random", *drawn)]
 
 
 def test_what_two_ablations_share_is_run_once(settings_of):
