@@ -22,6 +22,7 @@ from captioning.runtime.program import exit_code
 from captioning.runtime.progress import say
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.run_log import record_run
+from captioning.training.selection import in_words, read_record
 from captioning.training.split_evaluation import SplitEvaluation, remove_scores
 
 
@@ -62,6 +63,8 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     folder = Path(config.output_dir)
     best = checkpoints.best(folder)
     if best and not (given and config.pretrained):
+        if record := read_record(folder):
+            say(f"{best} is of {in_words(record)}")
         return str(best)
     best = folder / checkpoints.BEST
     if config.pretrained is None:

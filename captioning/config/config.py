@@ -15,10 +15,13 @@ from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
 from captioning.files.reading import parse_yaml
 from captioning.files.writing import write_text
+from captioning.metrics.metric_sum import MetricSum
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
+
+LAST = "last"  # the epoch that `select` may name instead of metrics
 
 
 def keys_of_captioners() -> list[type[BaseModel]]:
@@ -37,7 +40,7 @@ class Config(*keys_of_captioners(), Keys):
 
     @field_validator(
         *("pretrained", "coco_gt_root", "train_file", "val_file", "test_file", "val_gt_file"),
-        *("test_gt_file", "train_captions", "facts_file", "pool"),
+        *("test_gt_file", "train_captions", "facts_file", "pool", "select"),
     )
     @classmethod
     def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
@@ -59,6 +62,13 @@ class Config(*keys_of_captioners(), Keys):
         found = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
         return found.pop() if len(found) == 1 else None
 
+    @field_validator("select", "monitor")
+    @classmethod
+    def _known_metrics(cls, value: Optional[str], info: ValidationInfo) -> Optional[str]:
+        if value is not None and not (info.field_name == "select" and value == LAST):
+            MetricSum.parse(value)
+        return value
+
     @field_validator("prompt")
     @classmethod
     def _whole_words(cls, value: str) -> str:
@@ -69,17 +79,13 @@ class Config(*keys_of_captioners(), Keys):
     @model_validator(mode="after")
     def _possible_together(self):
         self.decoding_settings()
-        if self.follows_bleu and "coco" not in self.metrics:
-            raise ValueError(
-                f"{self.follows_bleu} goes by BLEU-4, but metrics is {self.metrics}, without coco"
-            )
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
 
     @property
-    def follows_bleu(self) -> Optional[str]:
-        """The key that makes a run go by BLEU-4 on the validation split, if one does."""
+    def monitors(self) -> Optional[str]:
+        """The key that makes a run go by `monitor` on the validation split, if one does."""
         if self.early_stopping:
             return "early_stopping"
         return "lr_schedule" if self.lr_schedule == "plateau" else None

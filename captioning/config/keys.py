@@ -73,10 +73,12 @@ class Keys(BaseModel):
     lr_decay: Annotated[float, "run"] = Field(0.8, gt=0, le=1)
     lr_patience: Annotated[int, "run"] = Field(2, ge=0)
     early_stopping: Annotated[Optional[int], "upkeep"] = Field(None, gt=0)
+    monitor: Annotated[str, "run"] = "Bleu_4"
+    select: Annotated[Optional[str], "upkeep"] = None
     bucket_batches: Annotated[bool, "run"] = False
     resume: Annotated[Literal["auto", "never"], "upkeep"] = "auto"
     checkpoint_every: Annotated[Optional[int], "upkeep"] = Field(1000, gt=0)
-    keep_checkpoints: Annotated[int, "upkeep"] = Field(2, ge=1)
+    keep_checkpoints: Annotated[Union[Annotated[int, Field(ge=1)], Literal["all"]], "upkeep"] = 2
     rank_timeout: Annotated[float, "upkeep"] = Field(1800.0, gt=0)
     eval_every: Annotated[int, "upkeep"] = Field(1, ge=1)
     log_every: Annotated[int, "upkeep"] = Field(10, gt=0)

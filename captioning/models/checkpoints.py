@@ -1,8 +1,8 @@
 """A run's own checkpoints: written whole or not at all, found again, the oldest removed.
 
 checkpoint_04.pth is of the end of epoch 4, checkpoint_04_step00001200.pth of a place within it,
-after 1200 steps of the run. Each has a manifest beside it, checkpoint_04.json, see
-`captioning.files.manifest`.
+after 1200 steps of the run. weights_04.pth are the weights of epoch 4 alone, which are kept where
+all are. Each has a manifest beside it, checkpoint_04.json, see `captioning.files.manifest`.
 """
 
 import math
@@ -23,6 +23,7 @@ from captioning.runtime.errors import UserError, one_line
 BEST = "checkpoint_best.pth"
 LEAST = 2  # so many are kept, of whichever kind: one may turn out to be damaged
 _NAME = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
+_NAMED = re.compile(rf"{_NAME.pattern}|weights_\d+")  # what has a manifest
 
 
 def save(content: dict[str, Any], path: Path) -> None:
@@ -50,6 +51,10 @@ def epoch_path(folder: Path, epoch: int) -> Path:
     return folder / f"checkpoint_{epoch:02d}.pth"
 
 
+def weights_path(folder: Path, epoch: int) -> Path:
+    return folder / f"weights_{epoch:02d}.pth"
+
+
 def step_path(folder: Path, epoch: int, step: int) -> Path:
     """step: those that the run has done, over all epochs."""
     return folder / f"checkpoint_{epoch:02d}_step{step:08d}.pth"
@@ -59,6 +64,12 @@ def saved(folder: Path) -> list[Path]:
     """The checkpoints, the newest last."""
     found = [path for path in folder.glob("checkpoint_*.pth") if _NAME.fullmatch(path.stem)]
     return sorted(found, key=_age)
+
+
+def weights_of(folder: Path, epoch: int) -> Optional[Path]:
+    """A file that has the weights of an epoch, None where none is there any more."""
+    paths = (epoch_path(folder, epoch), weights_path(folder, epoch))
+    return next(filter(Path.exists, paths), None)
 
 
 def best(folder: Path) -> Optional[Path]:
@@ -107,8 +118,8 @@ def tidy(folder: Path) -> None:
     """
     orphans = [
         path
-        for path in folder.glob("checkpoint_*.json")
-        if _NAME.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
+        for path in [*folder.glob("checkpoint_*.json"), *folder.glob("weights_*.json")]
+        if _NAMED.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
     ]
     for path in [*staged_files(folder), *orphans]:
         _remove(path)
@@ -123,7 +134,7 @@ def _remove(path: Path) -> None:
 
 def keep_as_best(folder: Path, epoch: int) -> None:
     """Let checkpoint_best.pth be that of `epoch`: a hard link, or a copy where links cannot be."""
-    source = epoch_path(folder, epoch)
+    source = weights_of(folder, epoch) or epoch_path(folder, epoch)
     temporary = folder / f".{BEST}.staged"
     with refusals_told(folder / BEST):
         temporary.unlink(missing_ok=True)

@@ -12,8 +12,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from captioning.config.objectives import NAMES
 from captioning.metrics.diversity import words
-from captioning.report.runs import NAMES, Run
+from captioning.report.runs import Run
 
 WIDTH, HEIGHT = 4.3, 3.2  # inches: a phone shows them at about this size
 INK, FAINT = "#1c2733", "#c9d1d9"

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, keys_of, load_config
+from captioning.config.objectives import objective_name
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import Estimate
@@ -17,12 +18,7 @@ from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.training.run_log import read_log
 from smile import parse_objective
-from smile.alternatives import ALTERNATIVES
 
-NAMES = {
-    **{"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"},
-    **{name: loss.title for name, loss in ALTERNATIVES.items()},
-}
 NOT_A_SETTING = keys_of("machine")  # the page says that they are left out
 OF_SCORING = [*keys_of("generation"), *keys_of("scoring")]
 
@@ -77,24 +73,6 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
         names = [folder.relative_to(above).as_posix() for folder in folders]
     labels = distinct([run.label for run in runs], names)
     return [replace(run, label=label) for run, label in zip(runs, labels)]
-
-
-def objective_name(spec) -> str:
-    """ "MLE", "SMILE", "focal (gamma 1)" or, of a mixture, "MLE+SMILE 0.3:0.7"."""
-    weights = parse_objective(spec)
-    ordered = [name for name in NAMES if name in weights]
-    names = "+".join(NAMES[name] + _parameters(spec, name) for name in ordered)
-    if len(ordered) == 1:
-        return names
-    return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
-
-
-def _parameters(spec, name: str) -> str:
-    """Those that a configuration gives one objective, as they stand behind its name."""
-    given = {} if isinstance(spec, str) else spec[name]
-    given = given if isinstance(given, dict) else {}
-    told = [f"{key} {value}" for key, value in given.items() if key != "weight"]
-    return f" ({', '.join(told)})" if told else ""
 
 
 def kind_of(config: Config) -> str:

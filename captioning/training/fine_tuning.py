@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from captioning.config import Config
+from captioning.config.objectives import minimised
 from captioning.data import Prefetcher, TrainingDataset, TrainingLoader, read_split, training_loader
 from captioning.data.randomness import derived_seed
-from captioning.models import checkpoints
+from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.precision import Precision
 from captioning.runtime import distributed, stopping
@@ -26,13 +27,13 @@ from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Place, RunState, place_of
 from captioning.training.schedule import scheduled_rate
+from captioning.training.selection import Selection, check_select, held_epoch, told, with_select
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.step import COUNTED, NotFiniteError, Stepped, TrainingStep
 from captioning.training.validation_history import (
-    best_epoch,
-    bleu_history,
-    check_bleu,
+    check_monitor,
     evaluation_name,
+    history,
     plateaus,
     why_over,
 )
@@ -64,10 +65,14 @@ class FineTuning:
                     if over != self.over:  # not yet said
                         say(over)
                     break
-                self.bleu = distributed.broadcast_from_main(bleu_history(self.folder, epoch))
+                found = history(self.folder, epoch, self.config.monitor)
+                self.monitored = distributed.broadcast_from_main(found)
                 self._train_epoch(epoch)
                 self.state.save_epoch(self.folder, epoch)
                 self._evaluate(epoch)
+            if not self.over:
+                for line in told(self.folder):
+                    say(line)
         finally:
             self.close()
 
@@ -83,7 +88,8 @@ class FineTuning:
         """The validation split with its metrics, and the batches to train on."""
         config = self.config
         self.evaluation = SplitEvaluation(config, "val", self.folder, self.device)
-        check_bleu(config, self.evaluation.unavailable)
+        check_monitor(config, self.evaluation)
+        check_select(config, self.evaluation)
         self.preprocessing = preprocessing_of(config)
         self.loader = self._build_loader()
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
@@ -119,10 +125,13 @@ class FineTuning:
     def _find_beginning(self) -> Optional[dict[str, Any]]:
         """The checkpoint to go on from. A run that is over keeps the record of how it ran."""
         checkpoint = starting_point(self.config)
+        self.config = with_select(self.config, checkpoint, self.evaluation)
+        self.selection = Selection(self.config.select, self.folder)
         epochs = place_of(checkpoint).epoch if checkpoint else 0
         self.over = why_over(self.config, self.folder, epochs) if checkpoint else None
         if not self.over:
             record_run(self.config, self.folder)
+            say(minimised(self.config))
         return checkpoint
 
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
@@ -134,7 +143,7 @@ class FineTuning:
         self.state = RunState(self.config, self.captioner, self.optimizer, self.precision)
         self.place = self.state.restore(checkpoint) if checkpoint else Place()
         self.after_epoch = checkpoint is not None and "within" not in checkpoint
-        self.bleu: list[float] = []  # of the validations so far
+        self.monitored: list[float] = []  # by the validations so far
 
     def _build_captioner(self, resumed: Optional[dict[str, Any]]) -> nn.Module:
         config = self.config
@@ -225,7 +234,7 @@ class FineTuning:
         return every is not None and done % every == 0 and done % self.steps != 0
 
     def _set_learning_rate(self, epoch: int, step: int) -> float:
-        waits = plateaus(self.bleu, self.config.lr_patience)
+        waits = plateaus(self.monitored, self.config.lr_patience)
         rate = scheduled_rate(self.config, epoch, step, self.steps, waits)
         for group, share in zip(self.optimizer.param_groups, self.rate_shares):
             group["lr"] = rate * share
@@ -246,16 +255,15 @@ class FineTuning:
         distributed.main_alone(lambda: self._after_evaluation(epoch, due))
 
     def _after_evaluation(self, epoch: int, due: bool) -> None:
+        line = self.selection.keep(epoch + 1)
         scores = read_scores(self.folder, evaluation_name(epoch))
         if scores is not None and not self.log.has("val", epoch):
-            self.log.write("val", epoch, scores)
-            if self.config.follows_bleu and "Bleu_4" not in scores:
-                say(f"no BLEU-4 here: {self.config.follows_bleu} does not count this epoch")
-        if best_epoch(self.folder, epoch) == epoch:
-            checkpoints.keep_as_best(self.folder, epoch)
-            if due:
-                best = checkpoints.epoch_path(self.folder, epoch).name
-                say(f"the best so far is {best}, kept as {self.folder / checkpoints.BEST}")
+            self.log.write("val", epoch, scores, selected=held_epoch(self.folder))
+            monitor = self.config.monitor
+            if self.config.monitors and MetricSum.parse(monitor).of(scores) is None:
+                say(f"no {monitor} here: {self.config.monitors} does not count this epoch")
+        if line and due:
+            say(line)
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from captioning.training.validation_history import why_over
 SPANNING = ("cosine", "cosine_steps")
 
 # Signs of an earlier run in a folder.
-REMAINS = ("checkpoint_*.pth", "log.jsonl", "result")
+REMAINS = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
 def starting_point(config: Config) -> Optional[dict[str, Any]]:

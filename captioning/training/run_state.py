@@ -87,8 +87,10 @@ class RunState:
 
     def save_epoch(self, folder: Path, epoch: int) -> None:
         """Write the checkpoint of an epoch that is done; all ranks. Raises UserError on all."""
-        path = checkpoints.epoch_path(folder, epoch)
-        self._save(path, {"epoch": epoch}, epoch)
+        weights = None
+        if self.config.keep_checkpoints == "all":
+            weights = checkpoints.weights_path(folder, epoch)
+        self._save(checkpoints.epoch_path(folder, epoch), {"epoch": epoch}, epoch, weights)
 
     def save_step(self, folder: Path, place: Place, step: int) -> None:
         """Write that of a place within an epoch, after `step` steps of the run."""
@@ -96,23 +98,31 @@ class RunState:
         path = checkpoints.step_path(folder, place.epoch, step)
         self._save(path, {"epoch": place.epoch, "within": within}, place.epoch)
 
-    def _save(self, path: Path, place: dict[str, Any], epoch: int) -> None:
+    def _save(
+        self, path: Path, place: dict[str, Any], epoch: int, weights: Optional[Path] = None
+    ) -> None:
+        """Write a checkpoint, and before it the weights alone, so that none lacks them."""
         distributed.share_buffers(self.captioner)
+        keep = self.config.keep_checkpoints
 
         def save() -> None:
             content = {
                 "model": self.captioner.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
                 "config": self.config.model_dump(),
-                "scaler": self.scaler.state_dict(),
-                "batches": batches(self.config),
-                "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
                 **place,
                 **self.captioner.saved_beside_weights(),
             }
+            training = {
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "batches": batches(self.config),
+                "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
+            }
             remove_scores(path.parent, evaluation_name(epoch))  # of weights that are no more
-            checkpoints.save(content, path)
-            checkpoints.remove_oldest(path.parent, self.config.keep_checkpoints)
+            if weights is not None:
+                checkpoints.save(content, weights)
+            checkpoints.save({**content, **training}, path)
+            checkpoints.remove_oldest(path.parent, checkpoints.LEAST if keep == "all" else keep)
 
         distributed.main_alone(save)
 

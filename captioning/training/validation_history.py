@@ -1,35 +1,28 @@
-"""What a run's folder tells of it: its validations, the best epoch, whether there is more to do."""
+"""What a run's folder tells of it: its validations, and whether there is more to do."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
 from captioning.config import Config, load_config
+from captioning.metrics.metric_sum import MetricSum
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from captioning.training.split_evaluation import read_scores
+from captioning.training.split_evaluation import SplitEvaluation, read_scores
 
 
 def evaluation_name(epoch: int) -> str:
     return f"val_epoch{epoch:02d}"
 
 
-def best_epoch(folder: Path, last: int) -> int:
-    """By CIDEr + BLEU-4 on the validation split; of equals, and without scores, the latest."""
-
-    def quality(epoch: int) -> tuple[float, int]:
-        scores = read_scores(folder, evaluation_name(epoch)) or {}
-        missing = -math.inf  # a metric that could not be computed
-        return scores.get("CIDEr", missing) + scores.get("Bleu_4", missing), epoch
-
-    return max(range(last + 1), key=quality)
-
-
-def bleu_history(folder: Path, epochs: int) -> list[float]:
-    """BLEU-4 of those of the first so many epochs that were validated."""
-    found = [read_scores(folder, evaluation_name(epoch)) for epoch in range(epochs)]
-    return [scores["Bleu_4"] for scores in found if scores and "Bleu_4" in scores]
+def history(folder: Path, epochs: int, metrics: str) -> list[float]:
+    """A sum of metrics, of those of the first so many epochs that have it."""
+    wanted = MetricSum.parse(metrics)
+    found = [
+        wanted.of(read_scores(folder, evaluation_name(epoch)) or {}) for epoch in range(epochs)
+    ]
+    return [value for value in found if value is not None]
 
 
 def since_best(values: Sequence[float]) -> int:
@@ -41,24 +34,33 @@ def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
     """Why a run that has run so many epochs has no further one; None where it has."""
     if epochs >= config.max_epoch:
         return f"{folder} has run all of its {epochs} epochs"
-    waited = since_best(bleu_history(folder, epochs))
+    waited = since_best(history(folder, epochs, config.monitor))
     if config.early_stopping is not None and waited >= config.early_stopping:
         return (
-            f"{folder} ended early, after {epochs} epochs: BLEU-4 was best {waited} validations "
-            f"before, and early_stopping is {config.early_stopping}"
+            f"{folder} ended early, after {epochs} epochs: {config.monitor} was best {waited} "
+            f"validations before, and early_stopping is {config.early_stopping}"
         )
     return None
 
 
-def check_bleu(config: Config, unavailable: Mapping[str, str]) -> None:
-    """Raise UserError where BLEU-4 decides how a run goes on, and cannot be had.
+def why_not(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
+    """Why the validations will not have a sum of metrics, None where they will."""
+    computed = {name for evaluator in evaluation.evaluators for name in evaluator.names}
+    for name in MetricSum.parse(metrics).signs:
+        if name not in computed:
+            return f"metrics is {evaluation.config.metrics}, which compute no {name}"
+        if name in evaluation.unavailable:
+            return f"{name} cannot be had: {evaluation.unavailable[name]}"
+    return None
 
-    unavailable: why, by metric, of those that this machine cannot compute.
-    """
-    if config.follows_bleu and "Bleu_4" in unavailable:
+
+def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
+    """Raise UserError where metrics decide how a run goes on, and cannot be had."""
+    reason = config.monitors and why_not(config.monitor, evaluation)
+    if reason:
         raise UserError(
-            f"{config.follows_bleu} goes by BLEU-4, but {unavailable['Bleu_4']}; install it, or "
-            f"leave {config.follows_bleu} as it is by default"
+            f"{config.monitors} goes by {config.monitor}, but {reason}; name other metrics in "
+            f"monitor, or leave {config.monitors} as it is by default"
         )
 
 

@@ -17,6 +17,7 @@ STOPPED = "tests/e2e/test_stopped_runs.py -k loss_scaling"
 TWO = "tests/e2e/test_stopped_runs.py -k test_two_processes"
 NOT_FINITE = "tests/captioning/training/test_not_finite.py"
 CHECKPOINTS = "tests/captioning/models/test_checkpoints.py"
+SELECTION = "tests/captioning/training/test_selection.py"
 RECIPE, STEP = "captioning/training/fine_tuning.py", "captioning/training/step.py"
 ROLES = "tests/captioning/config/test_roles.py"
 
@@ -76,6 +77,29 @@ MUTATIONS = [
         "for path in [*staged_files(folder), *orphans]:",
         "for path in []:",
         CHECKPOINTS,
+    ),
+    Mutation(
+        "an epoch is done before its weights are kept",
+        "captioning/training/run_state.py",
+        "            if weights is not None:\n                checkpoints.save(content, weights)\n"
+        "            checkpoints.save({**content, **training}, path)\n",
+        "            checkpoints.save({**content, **training}, path)\n"
+        "            if weights is not None:\n                checkpoints.save(content, weights)\n",
+        SELECTION,
+    ),
+    Mutation(
+        "a run of an older version selects by another rule",
+        "captioning/training/selection.py",
+        'checkpoint["config"].get("select", blips) if checkpoint else of_new',
+        "of_new",
+        SELECTION,
+    ),
+    Mutation(
+        "SMILE is selected by CIDEr",
+        "captioning/training/selection.py",
+        'blips if set(parse_objective(config.objective)) == {"mle"} else LAST',
+        "blips",
+        SELECTION,
     ),
     Mutation(
         "log lines of steps that are done again stay",

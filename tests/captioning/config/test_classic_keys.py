@@ -45,8 +45,6 @@ def test_an_image_of_any_size_suits_a_classic_captioner(minimal):
             ["model=sat", "teacher_forcing=inverse_sigmoid", "teacher_forcing_k=0.5"],
             "teacher_forcing_k is 0.5.*1 or more",
         ),
-        (["early_stopping=3", "metrics=[length]"], "early_stopping goes by BLEU-4"),
-        (["lr_schedule=plateau", "metrics=[length]"], "lr_schedule goes by BLEU-4"),
     ],
 )
 def test_what_does_not_go_together(minimal, overrides, message):

@@ -6,22 +6,8 @@ import pytest
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import compare
-from captioning.report.runs import objective_name, plain_command, read_runs
+from captioning.report.runs import plain_command, read_runs
 from captioning.runtime.errors import UserError
-
-
-@pytest.mark.parametrize(
-    "objective, name",
-    [
-        ("mle", "MLE"),
-        ("smile", "SMILE"),
-        ({"smile": 0.7, "mle": 0.3}, "MLE+SMILE 0.3:0.7"),
-        ({"mle": 0.01, "smile": 0.99}, "MLE+SMILE 0.01:0.99"),
-        ("reverse", "reverse subset"),
-    ],
-)
-def test_objective_name(objective, name):
-    assert objective_name(objective) == name
 
 
 def test_labels_and_kinds(runs, make_run):

@@ -182,7 +182,7 @@ def test_a_run_that_ended_early_is_left_as_it_is(run, monkeypatch, capsys):
     bleu_by_epoch(monkeypatch, [0.3, 0.2, 0.4])
     first = run("lstm", *GOES_BY_BLEU)
     first.run()
-    ended = "ended early, after 2 epochs: BLEU-4 was best 1 validations before"
+    ended = "ended early, after 2 epochs: Bleu_4 was best 1 validations before"
     assert capsys.readouterr().err.count(ended) == 1
     (first.folder / "run.json").write_text("the record of the first run")
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
@@ -202,7 +202,7 @@ def test_a_validation_without_bleu_is_told(run, monkeypatch, capsys):
     bleu_by_epoch(monkeypatch, [0.3, None, 0.2])
     run("lstm", *GOES_BY_BLEU).run()
     shown = capsys.readouterr().err
-    assert shown.count("no BLEU-4 here: early_stopping does not count this epoch") == 1
+    assert shown.count("no Bleu_4 here: early_stopping does not count this epoch") == 1
     assert "ended early, after 3 epochs" in shown
 
 
@@ -213,10 +213,15 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name in hidden else find(name)
     )
-    message = f"{key.split('=')[0]} goes by BLEU-4, but pycocoevalcap is not installed"
-    with pytest.raises(UserError, match=message):
+    goes_by = f"{key.split('=')[0]} goes by"
+    reason = "Bleu_4, but Bleu_4 cannot be had: pycocoevalcap is not installed; name other metrics"
+    with pytest.raises(UserError, match=f"{goes_by} {reason}"):
         run("lstm", "metrics=[coco, length]", key)
-    run("lstm", "metrics=[coco, length]")
+    reason = r"Bleu_4, but metrics is \['length'\], which compute no Bleu_4; name other metrics"
+    with pytest.raises(UserError, match=f"{goes_by} {reason}"):
+        run("lstm", "metrics=[length]", key)
+    run("lstm", "metrics=[length]", key, "monitor=-cap_len")
+    run("lstm", "metrics=[coco, length]", folder="other")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_run_learns_and_leaves_everything(run):
     assert {path.name for path in folder.iterdir()} == {
         *("checkpoint_00.pth", "checkpoint_01.pth", "checkpoint_best.pth"),
         *("checkpoint_00.json", "checkpoint_01.json"),
-        *("config.yaml", "run.json", "log.jsonl", "tensorboard", "result"),
+        *("config.yaml", "run.json", "selected.json", "log.jsonl", "tensorboard", "result"),
     }
     saved = torch.load(folder / "checkpoint_01.pth", weights_only=True)
     assert {"model", "optimizer", "config", "epoch"} <= saved.keys()
@@ -105,10 +105,10 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(overrides, run, scored):
 
 def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
     scored.update({0: 0.3, 1: 0.9, 2: 0.5})
-    first = run("max_epoch=2", "lr_schedule=exponential")
+    first = run("max_epoch=2", "lr_schedule=exponential", "select=CIDEr + Bleu_4")
     first.run()
     capsys.readouterr()
-    second = run("max_epoch=3", "lr_schedule=exponential")
+    second = run("max_epoch=3", "lr_schedule=exponential")  # `select` is the run's
     assert "made up" not in capsys.readouterr().err
     second.run()
     assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioning.training.validation_history import best_epoch, bleu_history, plateaus, since_best
+from captioning.training.validation_history import history, plateaus, since_best
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 4))
@@ -38,11 +38,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_bleu_of_the_epochs_that_have_it(folder):
-    assert bleu_history(folder, 0) == []
-    assert bleu_history(folder, 3) == [0.2, 0.3]
-    assert bleu_history(folder, 9) == [0.2, 0.3, 0.1]
-
-
-def test_the_best_epoch_has_both_metrics(folder):
-    assert [best_epoch(folder, last) for last in (0, 2, 4)] == [0, 0, 4]
+def test_what_is_monitored_of_the_epochs_that_have_it(folder):
+    assert history(folder, 0, "Bleu_4") == []
+    assert history(folder, 3, "Bleu_4") == [0.2, 0.3]
+    assert history(folder, 9, "Bleu_4") == [0.2, 0.3, 0.1]
+    assert history(folder, 9, "Bleu_4 - CIDEr") == pytest.approx([-0.3, 0.2, -0.5])

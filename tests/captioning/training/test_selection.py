@@ -1,0 +1,240 @@
+"""Which epoch of a run is scored: the default by objective, metrics, and what is told of it."""
+
+import json
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.files.manifest import verify
+from captioning.metrics.coco import Coco
+from captioning.models import checkpoints
+from captioning.models.build import load_trained
+from captioning.runtime.errors import UserError
+from captioning.training import fine_tuning
+from captioning.training.fine_tuning import FineTuning
+from captioning.training.selection import Selection, read_record
+
+CPU = torch.device("cpu")
+LOWER_AND_LONGER = [  # as in a published log of SMILE's original code: the sum of the first two
+    {"CIDEr": 0.101, "Bleu_4": 0.066, "cap_len": 14.2},  # falls
+    {"CIDEr": 0.080, "Bleu_4": 0.055, "cap_len": 18.9},
+    {"CIDEr": 0.062, "Bleu_4": 0.043, "cap_len": 22.1},
+]
+ALL = "keep_checkpoints=all"
+
+
+@pytest.fixture
+def run(scenes_config, tmp_path, monkeypatch):
+    """Return a function that sets up a run of three epochs, with scores by epoch made up."""
+
+    def scored(self, captioner, name):
+        scores = LOWER_AND_LONGER[int(name[-2:])]
+        path = self.folder / "result" / name / "metrics.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
+
+    monkeypatch.setattr(fine_tuning.SplitEvaluation, "run", scored)
+
+    def make(*overrides, folder="run"):
+        flags = {"output_dir": str(tmp_path / folder)}
+        return FineTuning(load_config(scenes_config, ["max_epoch=3", *overrides], flags), CPU)
+
+    return make
+
+
+def best_of(folder):
+    return torch.load(folder / checkpoints.BEST)["epoch"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "select", "epoch"),
+    [
+        (["objective=mle"], "CIDEr + Bleu_4", 0),
+        (["objective={mle: 1}"], "CIDEr + Bleu_4", 0),
+        (["objective=mle", "select=last"], "last", 2),
+        (["objective=mle", "metrics=[length]"], "last", 2),
+        (["objective=smile"], "last", 2),
+        (["objective={mle: 0.01, smile: 0.99}"], "last", 2),
+        (["objective=smile", "select=CIDEr"], "CIDEr", 0),
+        (["objective=smile", "select=CIDEr - cap_len"], "CIDEr - cap_len", 0),
+        (["objective=mle", "select=cap_len"], "cap_len", 2),
+    ],
+)
+def test_the_epoch_that_is_kept(run, overrides, select, epoch):
+    tuning = run(*overrides)
+    tuning.run()
+    assert tuning.config.select == load_config(tuning.folder / "config.yaml").select == select
+    assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == epoch
+
+
+def test_of_equals_and_without_scores_the_latest(tmp_path):
+    values = {0: (0.2, 0.5), 2: (0.5, 0.2), 3: (None, 0.9), 4: (0.1, 0.6)}
+    for epoch, (bleu, cider) in values.items():
+        path = tmp_path / "result" / f"val_epoch{epoch:02d}" / "metrics.json"
+        path.parent.mkdir(parents=True)
+        metrics = {"CIDEr": {"value": cider}, **({"Bleu_4": {"value": bleu}} if bleu else {})}
+        path.write_text(json.dumps({"metrics": metrics}))
+    both, cider = (Selection(select, tmp_path) for select in ("CIDEr + Bleu_4", "CIDEr"))
+    assert [both.epoch(epochs) for epochs in (1, 2, 3, 4, 5)] == [0, 0, 2, 2, 4]
+    assert [cider.epoch(epochs) for epochs in (1, 2, 3, 4, 5)] == [0, 0, 0, 3, 3]
+    assert Selection("-CIDEr", tmp_path).epoch(5) == 2
+    assert Selection("METEOR", tmp_path).epoch(5) == 4
+    assert Selection("last", tmp_path).epoch(5) == 4
+
+
+def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
+    tuning = run("objective=mle")
+    tuning.run()
+    shown = capsys.readouterr().err
+    assert shown.splitlines()[-4:] == [
+        f"selected: epoch 1, by CIDEr + Bleu_4, kept as {tuning.folder / checkpoints.BEST}",
+        "  epoch 1: 0.167, CIDEr 0.101, BLEU-4 0.066, Cap. Len. 14.20  (selected)",
+        "  epoch 2: 0.135, CIDEr 0.080, BLEU-4 0.055, Cap. Len. 18.90",
+        "  epoch 3: 0.105, CIDEr 0.062, BLEU-4 0.043, Cap. Len. 22.10",
+    ]
+    record = json.loads((tuning.folder / "selected.json").read_text())
+    assert [each["value"] for each in record.pop("epochs")] == pytest.approx([0.167, 0.135, 0.105])
+    assert record == {"select": "CIDEr + Bleu_4", "epoch": 0}
+    log = [json.loads(line) for line in (tuning.folder / "log.jsonl").read_text().splitlines()]
+    assert [line["selected"] for line in log if line["event"] == "val"] == [0, 0, 0]
+    last = run("objective=smile", folder="last")
+    last.run()
+    shown = capsys.readouterr().err
+    assert f"selected: epoch 3, the last, kept as {last.folder / checkpoints.BEST}" in shown
+    assert shown.splitlines()[-1] == (
+        "  epoch 3: CIDEr 0.062, BLEU-4 0.043, Cap. Len. 22.10  (selected)"
+    )
+
+
+def hide_metrics(monkeypatch):
+    monkeypatch.setattr(Coco, "unavailable", lambda self: dict.fromkeys(self.names, "no licence"))
+
+
+@pytest.mark.parametrize("more", [[], ["objective=smile"]])
+def test_metrics_that_cannot_be_had_are_one_line_at_the_start(run, monkeypatch, more):
+    message = r"select is CIDEr \+ PPL, but metrics is \[.*'coco', .*\], which compute no PPL; name"
+    with pytest.raises(UserError, match=message):
+        run("select=CIDEr + PPL", *more)
+    hide_metrics(monkeypatch)
+    message = "select is CIDEr, but CIDEr cannot be had: no licence; name other metrics, or last"
+    with pytest.raises(UserError, match=message):
+        run("select=CIDEr", *more)
+
+
+def test_the_default_falls_back_to_the_last_epoch_and_says_so(run, monkeypatch, capsys):
+    hide_metrics(monkeypatch)
+    assert run("objective=mle").config.select == "last"
+    line = "the last epoch will be selected, not the best by CIDEr + Bleu_4: CIDEr cannot be had"
+    assert f"{line}: no licence" in capsys.readouterr().err
+
+
+def test_a_refused_select_leaves_the_earlier_run_where_it_is(run):
+    tuning = run("objective=mle")
+    tuning.run()
+    with pytest.raises(UserError, match="select is PPL"):
+        run("objective=mle", "select=PPL", "resume=never")
+    assert not tuning.folder.with_name("run.1").exists()
+
+
+def of_an_older_version(folder, until):
+    """Leave of a run what one had that knew no `select`, and chose by CIDEr and BLEU-4."""
+    for path in folder.glob("checkpoint_0*.pth"):
+        content = torch.load(path)
+        del content["config"]["select"], content["config"]["monitor"]
+        torch.save(content, path)
+        path.with_suffix(".json").unlink()
+        if content["epoch"] >= until:
+            path.unlink()
+    (folder / "selected.json").unlink()
+
+
+@pytest.mark.parametrize("until", [2, 3])
+def test_a_run_of_an_older_version_goes_on_as_it_was(run, until):
+    """Stopped after two epochs or over: its best stays that by CIDEr and BLEU-4, SMILE or not."""
+    tuning = run("objective=smile", "select=CIDEr + Bleu_4")
+    tuning.run()
+    of_an_older_version(tuning.folder, until)
+    again = run("objective=smile")
+    again.run()
+    assert again.config.select == "CIDEr + Bleu_4" and best_of(again.folder) == 0
+    assert read_record(again.folder)["epoch"] == 0
+    third = run("objective=smile")
+    third.run()
+    assert third.config.select == "CIDEr + Bleu_4" and best_of(third.folder) == 0
+
+
+def test_every_epochs_weights_are_kept_and_load_anywhere(run, scenes_config):
+    tuning = run(ALL)
+    tuning.run()
+    folder = tuning.folder
+    assert [path.stem for path in checkpoints.saved(folder)] == ["checkpoint_01", "checkpoint_02"]
+    for epoch in range(3):
+        path = checkpoints.weights_path(folder, epoch)
+        assert path.with_suffix(".json").exists()
+        verify(path)
+        content = torch.load(path, weights_only=True)
+        assert content["epoch"] == epoch and not {"optimizer", "scaler"} & content.keys()
+        config, captioner = load_trained(str(path), None, CPU)
+        assert config == tuning.config
+        for name, value in captioner.state_dict().items():
+            assert torch.equal(value, content["model"][name])
+        whole = checkpoints.epoch_path(folder, epoch)
+        if whole.exists():
+            torch.testing.assert_close(torch.load(whole)["model"], content["model"])
+    assert FineTuning(load_config(folder / "config.yaml"), CPU).place.epoch == 3
+    started = run(f"pretrained={checkpoints.weights_path(folder, 0)}", folder="started")
+    first = torch.load(checkpoints.weights_path(folder, 0))["model"]
+    torch.testing.assert_close(started.captioner.state_dict(), first)
+
+
+def test_another_select_takes_another_epoch_of_a_run_that_is_over(run, capsys):
+    tuning = run("objective=smile", ALL)
+    tuning.run()
+    assert best_of(tuning.folder) == 2
+    capsys.readouterr()
+    run("objective=smile", ALL, "select=CIDEr").run()
+    assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == 0
+    shown = capsys.readouterr().err
+    assert "checkpoint_best.pth is of epoch 1 now, by select: CIDEr" in shown
+    run("objective=smile", ALL, "select=last").run()
+    assert best_of(tuning.folder) == 2
+
+
+def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
+    tuning = run("objective=smile")
+    tuning.run()
+    run("objective=smile", "select=CIDEr").run()
+    assert (
+        "epoch 1 is best by select: CIDEr, but its weights were not kept (keep_checkpoints); "
+        "checkpoint_best.pth is that of epoch 3" in capsys.readouterr().err
+    )
+    assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == 2
+    checkpoints.best(tuning.folder).unlink()
+    run("objective=smile", "select=CIDEr").run()
+    assert best_of(tuning.folder) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"select": "x", "epoch": 0, "epochs": []}'])
+def test_a_record_that_is_none_is_made_again(run, text):
+    tuning = run("objective=mle")
+    tuning.run()
+    record = (tuning.folder / "selected.json").read_text()
+    (tuning.folder / "selected.json").write_text(text)
+    run("objective=mle").run()
+    assert (tuning.folder / "selected.json").read_text() == record
+
+
+def test_no_epoch_is_done_before_its_weights_are_kept(run, monkeypatch):
+    """Else a run that is killed between the two would go on without them."""
+    tuning, save = run(ALL), torch.save
+
+    def refuse(content, file):
+        if "optimizer" not in content:
+            raise OSError(28, "No space left on device")
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(UserError, match=r"cannot write .*weights_00.pth: No space left on device"):
+        tuning.run()
+    assert checkpoints.saved(tuning.folder) == []
