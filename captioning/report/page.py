@@ -11,6 +11,7 @@ from captioning.files.writing import write_text
 from captioning.metrics.score_table import COLUMNS
 from captioning.report.comparison import Comparison
 from captioning.report.comparison_table import other_metrics, table_of
+from captioning.report.epochs import selected_epochs
 from captioning.report.figures import curves, length_histogram, styles
 from captioning.report.picture import picture
 from captioning.report.plane import choose_axes, plane
@@ -51,6 +52,8 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         axes=choose_axes(rows),
         curves=list(curves(runs)),
         without_log=[run.label for run in runs if not any("loss" in e for e in run.log)],
+        selected=list(selected_epochs(runs)),
+        not_selected=[run.label for run in runs if run.trained and run.selected is None],
         lengths=length_histogram(_length_groups(comparison)),
         examples=[_example(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
         origins=[(run, origin(run), versions(run)) for run in runs],

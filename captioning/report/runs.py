@@ -17,6 +17,7 @@ from captioning.metrics.bootstrap import Estimate
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.training.run_log import read_log
+from captioning.training.selection import read_record
 from smile import parse_objective
 
 NOT_A_SETTING = keys_of("machine")  # the page says that they are left out
@@ -42,6 +43,7 @@ class Run:
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json: command, versions; empty where there is none
     scoring: dict[str, Any]
+    selected: Optional[dict[str, Any]] = None  # which epoch was, by `captioning.training.selection`
     weights: Optional[str] = None  # what was captioned with, where it is not the folder's own best
 
     @property
@@ -135,6 +137,7 @@ def _read_run(folder: Path, split: str) -> Run:
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
         training={} if foreign else _json(folder / "run.json"),
         scoring=scoring,
+        selected=read_record(folder) if trained else None,
         weights=foreign,
     )
 

@@ -98,6 +98,26 @@ def test_no_checkpoint(runs):
     assert "not shown: no run has its best checkpoint in its folder." in text
 
 
+def test_which_epoch_is_scored(runs):
+    """By metrics, by being the last, and in a run that an older version left."""
+    scores = [{"CIDEr": 0.101, "Bleu_4": 0.066}, {"CIDEr": 0.08, "Bleu_4": 0.055, "cap_len": 18.9}]
+    for run, select, epoch in ((runs[0], "CIDEr + Bleu_4", 0), (runs[1], "last", 1)):
+        values = [0.167, 0.135] if epoch == 0 else [None, None]
+        each = [{"epoch": e, "value": values[e], "scores": scores[e]} for e in (0, 1)]
+        record = {"select": select, "epoch": epoch, "epochs": each}
+        (run / "selected.json").write_text(json.dumps(record))
+    page = render(compare(runs))
+    text = text_of(page)
+    assert (
+        "MLE epoch 1, by CIDEr + Bleu_4 CIDEr + Bleu_4 1: 0.167 , 2: 0.135 CIDEr 1: 0.101 , "
+        "2: 0.080 BLEU-4 1: 0.066 , 2: 0.055 Cap. Len. 1: none , 2: 18.90 SMILE epoch 2, the last "
+        "CIDEr 1: 0.101, 2: 0.080"
+    ) in text
+    assert "<strong>0.167</strong>" in page and page.count("<strong>0.080</strong>") == 1
+    assert "scored was selected is not recorded for MLE+SMILE 0.3:0.7." in text
+    assert "not recorded for" not in text_of(render(compare(runs[:2])))
+
+
 def test_skipped_metrics(runs):
     path = runs[1] / "result" / "test" / "metrics.json"
     path.write_text(

@@ -1,0 +1,44 @@
+"""Which epoch of each run was scored, and what the others had on the validation split."""
+
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from typing import Any, Callable, NamedTuple, Optional
+
+from captioning.metrics.score_table import COLUMNS
+from captioning.report.runs import Run
+from captioning.training.selection import in_words, shown_metrics
+
+
+class Selected(NamedTuple):
+    """words: the epoch and by what it was selected. lines: of the selection's value, where there is
+    one, and of each metric, its title and (epoch from 1 on, value, selected) of each validation."""
+
+    run: Run
+    words: str
+    lines: list[tuple[str, list[tuple[int, str, bool]]]]
+
+
+def selected_epochs(runs: Iterable[Run]) -> Iterator[Selected]:
+    """Of the runs that recorded it."""
+    for run in runs:
+        if run.selected is None:
+            continue
+        names = shown_metrics(run.selected)
+        lines = [(COLUMNS[name].title, _cells(run, name, _of_metric(name))) for name in names]
+        if len(names) > 1 and any(each["value"] is not None for each in run.selected["epochs"]):
+            lines.insert(0, (run.selected["select"], _cells(run, names[0], itemgetter("value"))))
+        yield Selected(run, in_words(run.selected), lines)
+
+
+def _of_metric(name: str) -> Callable[[dict[str, Any]], Optional[float]]:
+    return lambda each: each["scores"].get(name)
+
+
+def _cells(run: Run, like: str, value_of: Callable) -> list[tuple[int, str, bool]]:
+    """like: the metric whose decimals the values have."""
+    cells = []
+    for each in run.selected["epochs"]:
+        value = value_of(each)
+        text = "none" if value is None else f"{value:.{COLUMNS[like].decimals}f}"
+        cells.append((each["epoch"] + 1, text, each["epoch"] == run.selected["epoch"]))
+    return cells
