@@ -54,5 +54,6 @@ def _with_settings(name: str, objective: Objective) -> str:
         settings.append("first token over the vocabulary")
     if name in objective.alternatives:
         given = asdict(objective.alternatives[name])
-        settings += [f"{key} {value}" for key, value in given.items() if value is not None]
+        told = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
+        settings += [f"{key} {value}" for key, value in told.items() if value is not None]
     return NAMES[name] + (f" ({', '.join(settings)})" if settings else "")

@@ -31,6 +31,10 @@ def test_objective_name(objective, name):
             "vocabulary)",
         ),
         (["objective=smile", "first_token_mle=false"], "minimising SMILE"),
+        (
+            ["objective={mle: 0.5, focal: {weight: 0.5, gamma: 1}}"],
+            "minimising 0.5 MLE (label smoothing 0.1) + 0.5 focal (gamma 1)",
+        ),
         (["objective={smile: 2}"], "minimising 2 SMILE (first token over the vocabulary)"),
         (
             ["objective={random: 0.5, reverse: 0.5}", "random_subset_size=7"],
