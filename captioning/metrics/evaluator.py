@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.model_files import find_model
+from captioning.metrics.model_files import CLIP_MODEL, find_model
+from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
 
-CLIP_MODEL = "openai/clip-vit-base-patch32"
 PPL_MODEL = "gpt2"
 
 
@@ -31,15 +31,29 @@ class Settings:
     spice_heap: Annotated[str, "the most memory that its Java takes"] = "8G"
     train_captions: Annotated[Optional[Path], "what it was trained on, for diversity"] = None
     facts_file: Annotated[Optional[Path], "what is in each image, for facts"] = None
+    objects: Annotated[
+        tuple[Path, ...],
+        "what is in each image, for chair: COCO's instances or {image id: [object]}",
+    ] = ()
+    synonyms: Annotated[Optional[Path], "words of objects, for chair (default: published)"] = None
+    singular: Annotated[
+        Literal["pattern", "wordnet"], "of chair's words: as published, or WordNet's lemmas"
+    ] = "pattern"
     images: Annotated[
         Optional[Mapping[ImageId, Path]],
         "the images' folder, or a JSON file {image id: image file}",
     ] = None
-    clip_model: Annotated[str, "a hub id or a folder"] = CLIP_MODEL
+    clip_model: Annotated[str, "a hub id, a folder, or a state dict in OpenAI's layout"] = (
+        CLIP_MODEL
+    )
     ppl_model: Annotated[str, "a hub id or a folder"] = PPL_MODEL
+    judge_url: Annotated[
+        Optional[str], "for clair: a server with OpenAI's chat interface, as https://host/v1"
+    ] = None
+    judge_model: Annotated[Optional[str], "the name of a model there"] = None
     pool: Annotated[Optional[Path], "further images for retrieval: a folder, a list or .npz"] = None
     pool_root: Optional[Path] = None
-    cache_dir: Annotated[Optional[Path], "where image features are kept"] = None
+    cache_dir: Annotated[Optional[Path], "where what metrics compute or fetch is kept"] = None
     device: Annotated[str, "of models: auto, cpu, cuda, cuda:1"] = "cpu"
     batch_size: Annotated[int, "what a model takes at once"] = 64
 
@@ -74,13 +88,15 @@ class Result:
 
     metrics: {metric: its estimate}; per_image: {metric: N values in the captions' order, None for
     a caption that has none}, for metrics that a single caption has; settings: {name: what has to
-    be known beside the scores}; skipped: {metric: why it was not computed}.
+    be known beside the scores}; skipped: {metric: why it was not computed}; details: {name: N
+    values that JSON can hold}, what there is to tell of a caption that is no score, None likewise.
     """
 
     metrics: dict[str, Estimate]
     per_image: dict[str, Sequence[Optional[float]]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    details: dict[str, Sequence[Any]] = field(default_factory=dict)
 
 
 class Evaluator(ABC):
@@ -89,14 +105,16 @@ class Evaluator(ABC):
     names: those of its metrics, under the settings it was made with; reference_metrics: those of
     them that compare captions with references; model: the setting that names the model it runs;
     on_every_rank: whether all processes have to call `evaluate`, sharing its work, of which rank 0
-    has the result. Making one raises UserError for a file that is missing or wrong. Whatever
-    `evaluate` raises costs its own metrics alone.
+    has the result; costly: whether somebody may be paid for it, so that it runs only where it was
+    asked for. Making one raises UserError for a file that is missing or wrong. Whatever `evaluate`
+    raises costs its own metrics alone.
     """
 
     names: tuple[str, ...]
     reference_metrics: tuple[str, ...] = ()
     model: Optional[str] = None
     on_every_rank = False
+    costly = False
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -105,7 +123,9 @@ class Evaluator(ABC):
         """Return {metric: why this machine cannot compute it}; asked before captions are made."""
         try:
             if self.model:
-                find_model(self.model, getattr(self.settings, self.model))
+                files = find_model(self.model, getattr(self.settings, self.model))
+                if files.config is None:  # nothing else says whether it is one
+                    read_openai_clip(files.weights)
         except UserError as error:
             return dict.fromkeys(self.names, str(error))
         return {}
@@ -120,10 +140,11 @@ class Scores:
     """The results of several evaluators.
 
     metrics: {metric: its estimate}; per_image: {image id: {metric: value}}, of every image that was
-    scored; settings and skipped: see Result.
+    scored; details: {image id: {name: value}}; settings and skipped: see Result.
     """
 
     metrics: dict[str, Estimate]
     per_image: dict[ImageId, dict[str, Optional[float]]]
     settings: dict[str, Any]
     skipped: dict[str, str]
+    details: dict[ImageId, dict[str, Any]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
@@ -92,10 +92,22 @@ def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> S
         images={sample.image_id: root / sample.image for sample in samples},
         clip_model=config.clip_model,
         ppl_model=config.ppl_model,
+        judge_url=config.judge_url,
+        judge_model=config.judge_model,
         pool=_pool(config),
         pool_root=root,
         device=device,
+        **object_settings(config),
     )
+
+
+def object_settings(config: Config) -> dict[str, Any]:
+    """What a configuration says of objects, by the names of `Settings`."""
+    return {
+        "objects": config.objects_paths,
+        "synonyms": Path(config.ann_root, config.synonyms) if config.synonyms else None,
+        "singular": config.singular,
+    }
 
 
 def _pool(config: Config) -> Optional[Path]:
