@@ -27,8 +27,9 @@ class ClassicCaptioner(nn.Module):
     training and cut off in generation. max_tokens: training captions are cut to so many tokens,
     start and end included. attention_dim, num_layers: Show, Attend and Tell's. attention_penalty:
     the weight of `unseen`, which asks that every place is looked at in the course of a caption.
-    encoder_lr: the learning rate of the encoder's network, 0 for none. teacher_forcing and its k:
-    see `baselines.decoder.teacher_forcing`. Raises ValueError for a prompt with a word that the
+    encoder_lr: the learning rate of the encoder's network, 0 for none. embedding_lr: that of the
+    word vectors, None for the run's. teacher_forcing and its k: see
+    `baselines.decoder.teacher_forcing`. Raises ValueError for a prompt with a word that the
     tokenizer does not know, and for a file of word vectors that does not fit.
     """
 
@@ -49,6 +50,7 @@ class ClassicCaptioner(nn.Module):
         normalise_embeddings: bool = False,
         attention_penalty: float = 0.0,
         encoder_lr: float = 0.0,
+        embedding_lr: Optional[float] = None,
         teacher_forcing: str = "always",
         teacher_forcing_k: float = 10.0,
     ):
@@ -73,7 +75,7 @@ class ClassicCaptioner(nn.Module):
             raise ValueError(f"prompt: the vocabulary lacks a word of {prompt!r}")
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
-        self.encoder_lr = encoder_lr
+        self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
         self.forcing = teacher_forcing, teacher_forcing_k
         self.max_positions = None
         self._unsaid = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
@@ -161,10 +163,14 @@ class ClassicCaptioner(nn.Module):
         self.objective.compile()
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
-        network = list(self.encoder.network.parameters()) if self.encoder_lr else []
-        apart = {id(parameter) for parameter in network}
-        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in apart]
-        return [(rest, None), (network, self.encoder_lr)] if network else [(rest, None)]
+        apart = []
+        if self.encoder_lr:
+            apart.append((list(self.encoder.network.parameters()), self.encoder_lr))
+        if self.embedding_lr is not None:
+            apart.append(([self.decoder.embedding.weight], self.embedding_lr))
+        taken = {id(parameter) for parameters, _ in apart for parameter in parameters}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in taken]
+        return [(rest, None), *apart]
 
     def begin_epoch(self, epoch: int) -> None:
         schedule, k = self.forcing

@@ -34,6 +34,7 @@ class Keys(BaseModel):
     dropout: Annotated[float, "run"] = Field(0.5, ge=0, lt=1)
     word_vectors: Annotated[Optional[str], "run"] = None
     normalise_embeddings: Annotated[bool, "run"] = False
+    embedding_lr: Annotated[Optional[float], "run"] = Field(None, ge=0)
     attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
