@@ -25,8 +25,8 @@ class ClassicCaptioner(nn.Module):
     model: of MODELS. tokenizer: a `baselines.Vocabulary`, or one of word pieces with the same
     methods. Without an objective it is SMILE. prompt: what every caption starts with, not scored in
     training and cut off in generation. max_tokens: training captions are cut to so many tokens,
-    start and end included. attention_dim, num_layers: Show, Attend and Tell's. attention_penalty:
-    the weight of `unseen`, which asks that every place is looked at in the course of a caption.
+    start and end included. attention_dim, num_layers, deep_output: Show, Attend and Tell's.
+    attention_penalty: the weight of `unseen`, which asks that every place is looked at in the course of a caption.
     encoder_lr: the learning rate of the encoder's network, 0 for none. embedding_lr: that of the
     word vectors, None for the run's. teacher_forcing and its k: see
     `baselines.decoder.teacher_forcing`. Raises ValueError for a prompt with a word that the
@@ -45,6 +45,7 @@ class ClassicCaptioner(nn.Module):
         hidden_dim: int = 512,
         attention_dim: int = 512,
         num_layers: int = 1,
+        deep_output: bool = True,
         dropout: float = 0.5,
         word_vectors: Optional[str] = None,
         normalise_embeddings: bool = False,
@@ -58,7 +59,7 @@ class ClassicCaptioner(nn.Module):
         self.encoder, self.tokenizer = encoder, tokenizer
         sizes = (len(tokenizer), encoder.dim, embed_dim, hidden_dim, dropout)
         if model == "sat":
-            self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers)
+            self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers, deep_output)
         elif model == "attn":
             self.decoder = AttentionLSTM(*sizes)
         else:

@@ -31,6 +31,7 @@ class Keys(BaseModel):
     hidden_dim: Annotated[int, "run"] = Field(512, gt=0, le=65_536)
     attention_dim: Annotated[int, "run"] = Field(512, gt=0, le=65_536)
     num_layers: Annotated[int, "run"] = Field(1, gt=0, le=1000)
+    deep_output: Annotated[bool, "run"] = True
     dropout: Annotated[float, "run"] = Field(0.5, ge=0, lt=1)
     word_vectors: Annotated[Optional[str], "run"] = None
     normalise_embeddings: Annotated[bool, "run"] = False
