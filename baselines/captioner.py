@@ -26,11 +26,12 @@ class ClassicCaptioner(nn.Module):
     methods. Without an objective it is SMILE. prompt: what every caption starts with, not scored in
     training and cut off in generation. max_tokens: training captions are cut to so many tokens,
     start and end included. attention_dim, num_layers, deep_output: Show, Attend and Tell's.
-    attention_penalty: the weight of `unseen`, which asks that every place is looked at in the course of a caption.
-    encoder_lr: the learning rate of the encoder's network, 0 for none. embedding_lr: that of the
-    word vectors, None for the run's. teacher_forcing and its k: see
-    `baselines.decoder.teacher_forcing`. Raises ValueError for a prompt with a word that the
-    tokenizer does not know, and for a file of word vectors that does not fit.
+    tie_embeddings: see `baselines.decoder`. attention_penalty: the weight of `unseen`, which asks
+    that every place is looked at in the course of a caption. encoder_lr: the learning rate of the
+    encoder's network, 0 for none. embedding_lr: that of the word vectors, None for the run's.
+    teacher_forcing and its k: see `baselines.decoder.teacher_forcing`. Raises ValueError for a
+    prompt with a word that the tokenizer does not know, and for a file of word vectors that does
+    not fit.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ClassicCaptioner(nn.Module):
         num_layers: int = 1,
         deep_output: bool = True,
         dropout: float = 0.5,
+        tie_embeddings: bool = False,
         word_vectors: Optional[str] = None,
         normalise_embeddings: bool = False,
         attention_penalty: float = 0.0,
@@ -64,6 +66,8 @@ class ClassicCaptioner(nn.Module):
             self.decoder = AttentionLSTM(*sizes)
         else:
             self.decoder = PooledDecoder(model, *sizes)
+        if tie_embeddings:
+            self.decoder.tie_embeddings()
         if word_vectors:
             tokens = [tokenizer.token(number) for number in range(len(tokenizer))]
             load_word_vectors(self.decoder.embedding, tokens, word_vectors)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Optional
 import torch
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from baselines.captioner import ClassicCaptioner
+from baselines.captioner import MODELS, ClassicCaptioner
 from baselines.decoder import SCHEDULES
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
@@ -35,6 +35,7 @@ class Keys(BaseModel):
     dropout: Annotated[float, "run"] = Field(0.5, ge=0, lt=1)
     word_vectors: Annotated[Optional[str], "run"] = None
     normalise_embeddings: Annotated[bool, "run"] = False
+    tie_embeddings: Annotated[bool, "run"] = False
     embedding_lr: Annotated[Optional[float], "run"] = Field(None, ge=0)
     attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
@@ -54,6 +55,13 @@ class Keys(BaseModel):
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
+        deep = self.model == "sat" and self.deep_output  # which has the width of word vectors
+        tied = self.tie_embeddings and self.model in MODELS
+        if tied and not deep and self.hidden_dim != self.embed_dim:
+            raise ValueError(
+                f"tie_embeddings: word vectors are {self.embed_dim} wide (embed_dim), the output "
+                f"{self.hidden_dim} (hidden_dim); give both one width"
+            )
         k = self.teacher_forcing_k
         if self.teacher_forcing == "exponential" and k >= 1:
             raise ValueError(f"teacher_forcing_k is {k}; with exponential it must be below 1")

@@ -33,6 +33,16 @@ class RecurrentDecoder(nn.Module, ABC):
         self.head = nn.Linear(output_dim, vocabulary_size)
         self.teacher_forcing = 1.0
 
+    def tie_embeddings(self) -> None:
+        """Let the weight of the head be the word vectors, one parameter from now on.
+
+        It keeps the head's made-up values: those of an embedding are many times as long. The head
+        must see vectors of E. Weights that differ are refused when they are loaded, by a
+        ValueError. Source: Inan et al. 2017 (arXiv 1611.01462).
+        """
+        self.embedding.weight = self.head.weight
+        self.register_load_state_dict_pre_hook(_check_tied)
+
     @abstractmethod
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         """What stays the same of images (B, P, D), each (B, ...), and the first state, (B, H)."""
@@ -79,6 +89,15 @@ class RecurrentDecoder(nn.Module, ABC):
             outputs.append(self.dropout(output))
             attention.append(weights)
         return torch.stack(outputs, 2), None if weights is None else torch.stack(attention, 2)
+
+
+def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
+    words, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
+    if words is not None and head is not None and not torch.equal(words, head):
+        raise ValueError(
+            "tie_embeddings is true, but the checkpoint's word vectors and output weights are two: "
+            "it was trained without"
+        )
 
 
 class RecurrentStep:
