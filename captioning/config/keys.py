@@ -67,9 +67,11 @@ class Keys(BaseModel):
     clip_grad_value: Annotated[Optional[float], "run"] = Field(None, gt=0)
     warmup_steps: Annotated[int, "run"] = Field(0, ge=0)
     warmup_lr: Annotated[float, "run"] = Field(0.0, ge=0)
-    lr_schedule: Annotated[Literal["cosine", "cosine_steps", "exponential", "plateau"], "run"] = (
-        "cosine"
-    )
+    lr_schedule: Annotated[
+        Literal["cosine", "cosine_steps", "cosine_restarts", "exponential", "plateau"], "run"
+    ] = "cosine"
+    lr_cycles: Annotated[int, "run"] = Field(3, gt=0, le=100)
+    lr_cycle_growth: Annotated[float, "run"] = Field(1.0, ge=1, le=10)
     lr_decay: Annotated[float, "run"] = Field(0.8, gt=0, le=1)
     lr_patience: Annotated[int, "run"] = Field(2, ge=0)
     early_stopping: Annotated[Optional[int], "upkeep"] = Field(None, gt=0)

@@ -14,7 +14,7 @@ from captioning.training.run_state import batches, batches_of, place_of
 from captioning.training.validation_history import why_over
 
 # Schedules of which every epoch's rate depends on how many epochs there will be.
-SPANNING = ("cosine", "cosine_steps")
+SPANNING = ("cosine", "cosine_steps", "cosine_restarts")
 
 # Signs of an earlier run in a folder.
 REMAINS = ("checkpoint_*.pth", "log.jsonl", "result")

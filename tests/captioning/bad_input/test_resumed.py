@@ -33,6 +33,11 @@ ROWS = [  # what the run had, what it is given, the line
     ([], "max_epoch=4", LENGTH.replace("{schedule}", "cosine")),
     (["lr_schedule=cosine_steps"], "max_epoch=4", LENGTH.replace("{schedule}", "cosine_steps")),
     (
+        ["lr_schedule=cosine_restarts"],
+        "max_epoch=4",
+        LENGTH.replace("{schedule}", "cosine_restarts"),
+    ),
+    (
         [],
         "batch_size=4",
         BATCHES.replace("{images}", "4").replace(
