@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from baselines.captioner import MODELS, ClassicCaptioner
-from baselines.decoder import SCHEDULES
+from baselines.decoder import SCHEDULES, k_of_middle
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
@@ -40,6 +40,7 @@ class Keys(BaseModel):
     attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
+    teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
 
     @field_validator("word_vectors")
     @classmethod
@@ -67,6 +68,12 @@ class Keys(BaseModel):
             raise ValueError(f"teacher_forcing_k is {k}; with exponential it must be below 1")
         if self.teacher_forcing == "inverse_sigmoid" and k < 1:
             raise ValueError(f"teacher_forcing_k is {k}; with inverse_sigmoid it must be 1 or more")
+        middle = self.teacher_forcing_middle
+        if middle is not None and self.teacher_forcing != "inverse_sigmoid":
+            raise ValueError(
+                f"teacher_forcing_middle is {middle}, but teacher_forcing is "
+                f"{self.teacher_forcing}; it is the middle of inverse_sigmoid"
+            )
         return self
 
 
@@ -97,6 +104,8 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
     made["objective"] = config.build_objective()
     if restored:
         made["word_vectors"] = None
+    if config.teacher_forcing_middle is not None:
+        made["teacher_forcing_k"] = k_of_middle(config.teacher_forcing_middle * config.max_epoch)
     # The other arguments are keys of the same names.
     names = signature(ClassicCaptioner).parameters.keys() - made
     return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **made)

@@ -140,3 +140,14 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
     if schedule == "exponential":
         return k**epoch
     return 1 / (1 + math.exp(min(epoch / k, 700)) / k)
+
+
+def k_of_middle(epoch: float) -> float:
+    """The k of an inverse sigmoid that is a half at `epoch`: k ln k = epoch, by Newton's method.
+
+    It begins above k, from where no step of a convex function leads below it.
+    """
+    k = 1 + epoch
+    for _ in range(20):
+        k -= (k * math.log(k) - epoch) / (math.log(k) + 1)
+    return k

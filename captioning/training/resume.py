@@ -85,6 +85,12 @@ def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> No
             "rates; set it as it was, or give resume=never, which moves that run aside, and from "
             "the start an lr_schedule whose past does not change (exponential or plateau)"
         )
+    if changes("length") and config.teacher_forcing_middle is not None:
+        raise UserError(
+            f"the run in {folder} was to be of another length ({changes('length')}): with "
+            "teacher_forcing_middle its epochs so far would have read other words; set it as it "
+            "was, or give resume=never, which moves that run aside"
+        )
 
 
 def _check_batches(config: Config, content: dict[str, Any], folder: Path) -> None:
