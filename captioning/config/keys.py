@@ -52,7 +52,8 @@ class Keys(BaseModel):
     captions_per_image: Annotated[int, "run"] = Field(1, gt=0, le=1000)
     max_words: Annotated[int, "run"] = Field(30, gt=0)
     max_tokens: Annotated[int, "run"] = Field(40, gt=2)
-    augmentation: Annotated[Literal["blip", "none"], "run"] = "blip"
+    augmentation: Annotated[Literal["blip", "weak", "none"], "run"] = "blip"
+    augmentation_strength: Annotated[float, "run"] = Field(0.1, ge=0, le=1)
     skip_bad_images: Annotated[bool, "run"] = False
     num_workers: Annotated[int, "speed"] = Field(4, ge=0, le=1000)
 

@@ -16,6 +16,7 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from captioning.data.randaugment import rand_augment
+from captioning.data.weak_augmentation import weakly_augmented
 from captioning.files.images import FORMATS
 from captioning.runtime.errors import UserError, one_line
 
@@ -108,16 +109,20 @@ def evaluation_transform(image_size: int) -> transforms.Compose:
     )
 
 
-def training_transform(image_size: int, augmentation: str = "blip") -> Callable:
+def training_transform(
+    image_size: int, augmentation: str = "blip", strength: float = 0.0
+) -> Callable:
     """Return the map from an image, opened or decoded, to pixels: uint8 (S, S, 3).
 
     S is `image_size`. `normalise` makes of a batch of them what the model takes; until then they
     are a quarter of the bytes. With `augmentation` "blip" they are those of `augmented`, with
-    "none" those of evaluation.
+    "none" those of evaluation, with "weak" these, `weakly_augmented` by `strength`.
     """
-    if augmentation == "none":
-        return transforms.Compose([decode, _resize(image_size), _pixels])
-    return partial(augmented, image_size=image_size)
+    if augmentation == "blip":
+        return partial(augmented, image_size=image_size)
+    weak = partial(weakly_augmented, strength=strength)
+    last = weak if augmentation == "weak" else _pixels
+    return transforms.Compose([decode, _resize(image_size), last])
 
 
 def normalise(pixels: Tensor) -> Tensor:
@@ -180,7 +185,9 @@ class Preprocessing(NamedTuple):
     normalise: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of_blip(cls, image_size: int, augmentation: str = "blip") -> "Preprocessing":
+    def of_blip(
+        cls, image_size: int, augmentation: str = "blip", strength: float = 0.0
+    ) -> "Preprocessing":
         """A square of `image_size` pixels, bicubic, normalised as BLIP's images are."""
-        training = training_transform(image_size, augmentation)
+        training = training_transform(image_size, augmentation, strength)
         return cls(evaluation_transform(image_size), training, normalise)

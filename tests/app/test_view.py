@@ -53,7 +53,9 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
         "x.pth",
         "LSTM",
         "#000",
-        SimpleNamespace(model="lstm", image_size=64, augmentation="none"),
+        SimpleNamespace(
+            model="lstm", image_size=64, augmentation="none", augmentation_strength=0.0
+        ),
         captioner,
     )
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
