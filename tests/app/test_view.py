@@ -66,6 +66,24 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
     assert caption.settings["prompt"] == "a dog " and captioner.prompt == ""
 
 
+def test_a_shifted_first_token_is_shown_as_the_word(make_captioner, vocabulary, tmp_path):
+    pieces = tmp_path / "vocab.txt"
+    pieces.write_text(vocabulary.read_text() + "##a\n")
+    captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
+    with torch.no_grad():  # "##a", which stands before [DEC] and [ENC], and some "##s"
+        captioner.text_decoder.cls["predictions"].bias[[-3, -4]] += torch.tensor([60.0, 50.0])
+    config = SimpleNamespace(
+        model="blip", image_size=48, augmentation="none", augmentation_strength=0.0
+    )
+    checkpoint = Checkpoint("x.pth", "shifted", "#000", config, captioner)
+    caption = CaptionService([checkpoint], Limits()).caption(PHOTO, checkpoint, OPTIONS)
+    html = view.results("photo.jpg", PHOTO, [caption])
+    data = re.search(r"data:application/json;base64,([\w+/=]+)", html)[1]
+    assert "##" not in html + base64.b64decode(data).decode()
+    assert caption.details.words[0].startswith("a")
+    assert caption.record()["words"][0]["word"] == caption.details.words[0]
+
+
 def test_names_and_reasons_are_text(service):
     name = '"><script>alert(1)</script>.jpg'
     shown = view.results(name, PHOTO, [service.caption(PHOTO, service.checkpoints[0], OPTIONS)])
