@@ -54,6 +54,7 @@ class Keys(BaseModel):
     max_tokens: Annotated[int, "run"] = Field(40, gt=2)
     augmentation: Annotated[Literal["blip", "weak", "none"], "run"] = "blip"
     augmentation_strength: Annotated[float, "run"] = Field(0.1, ge=0, le=1)
+    input: Annotated[Literal["fast", "exact"], "run"] = "fast"
     skip_bad_images: Annotated[bool, "run"] = False
     num_workers: Annotated[int, "speed"] = Field(4, ge=0, le=1000)
 

@@ -55,8 +55,9 @@ def preprocessing_of(config: Config) -> Preprocessing:
     own = CAPTIONERS[config.model].preprocessing(config)
     if own is not None:
         return Preprocessing(*own)
+    exact = config.input == "exact"
     return Preprocessing.of_blip(
-        config.image_size, config.augmentation, config.augmentation_strength
+        config.image_size, config.augmentation, config.augmentation_strength, exact
     )
 
 
