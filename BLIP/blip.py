@@ -18,6 +18,7 @@ from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
 MED_CONFIG = "configs/med_config.json"
+PROMPT = "a picture of "
 
 
 class BlipCaptioner(nn.Module):
@@ -35,7 +36,7 @@ class BlipCaptioner(nn.Module):
         visual_encoder: ImageEncoder,
         text_decoder: TextDecoder,
         tokenizer: CaptionTokenizer,
-        prompt: str = "a picture of ",
+        prompt: str = PROMPT,
         max_tokens: int = 40,
         shift: Optional[FirstTokenShift] = None,
     ):
@@ -159,7 +160,7 @@ def build_captioner(
     image_size: int = 384,
     med_config: Union[str, Path, Mapping] = MED_CONFIG,
     objective: Optional[Objective] = None,
-    prompt: str = "a picture of ",
+    prompt: str = PROMPT,
     vit_grad_ckpt: bool = False,
     vit_ckpt_layer: int = 0,
     max_tokens: int = 40,

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
+from BLIP.blip import MED_CONFIG, PROMPT, BlipCaptioner, build_captioner
 from BLIP.checkpoint import (
     DERIVED,
     POSITION_EMBEDDING,
@@ -163,7 +163,16 @@ def settings_of(config: Mapping) -> dict:
 
 
 def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
-    """Write a captioner as a folder that transformers loads (its versions from 4.26 on)."""
+    """Write a captioner as a folder that transformers loads (its versions from 4.26 on).
+
+    Raises CheckpointError for one with a shifted first token: what transformers decodes would have
+    it as the end of the prompt's last word.
+    """
+    if captioner.shift:
+        raise CheckpointError(
+            "it was trained with first_token_shift, and transformers cannot read its first word, a "
+            "piece, as a word; python -m BLIP.export can, as the programs here do"
+        )
     folder, words = Path(folder), captioner.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, folder)
@@ -277,7 +286,8 @@ def captioner_of(
     """The captioner of a checkpoint, at the image size of its position embedding.
 
     What is not given comes from the configuration that the checkpoint holds, if it holds one, or
-    is BLIP's: bert-base-uncased, configs/med_config.json, and the encoder of that width.
+    is BLIP's: bert-base-uncased, configs/med_config.json, and the encoder of that width. So are
+    its prompt and whether the token after that is shifted.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     state, kept = content["model"], content.get("config")
@@ -290,6 +300,8 @@ def captioner_of(
         vit=vit or kept.get("vit") or ("large" if width == 1024 else "base"),
         image_size=state[PATCH].size(2) * round(places**0.5),
         med_config=med_config or kept.get("med_config", MED_CONFIG),
+        prompt=kept.get("prompt", PROMPT),
+        first_token_shift=kept.get("first_token_shift", False),
     )
     load_weights(captioner, state, checkpoint)
     return captioner.eval()

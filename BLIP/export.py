@@ -46,16 +46,22 @@ class EncoderGraph(nn.Module):
 
 
 class StepGraph(nn.Module):
-    """tokens (B, n), past of t places, image_past -> logits (B, V), past of t + n places."""
+    """tokens (B, n), past of t places, image_past -> logits (B, V), past of t + n places.
+
+    A first token that is shifted is so within: what calls it sees a word in its place.
+    """
 
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
         self.decoder = captioner.text_decoder
+        self.shift, self.first = captioner.shift, len(captioner.prompt_ids)
 
     def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
         done, new = past.size(4), tokens.size(1)
         places = torch.arange(done + new)
         mask = places <= places[done:].unsqueeze(1)  # (n, t + n)
+        if self.shift:
+            tokens = torch.where(places[done:] == self.first, self.shift.piece[tokens], tokens)
         hidden = self.decoder.bert["embeddings"](tokens, done)
         pasts = []
         for index, layer in enumerate(self.decoder.layers):
@@ -63,7 +69,11 @@ class StepGraph(nn.Module):
             pasts.append(torch.cat([past[index], now], dim=3))
             image = (image_past[index, 0], image_past[index, 1])
             hidden = layer(hidden, (pasts[-1][0], pasts[-1][1]), image, mask)
-        return self.decoder.cls["predictions"](hidden[:, -1]), torch.stack(pasts)
+        logits = self.decoder.cls["predictions"](hidden[:, -1])
+        if self.shift:
+            comes_first = places[-1] + 1 == self.first
+            logits = torch.where(comes_first, self.shift.read(logits), logits)
+        return logits, torch.stack(pasts)
 
 
 def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:

@@ -146,3 +146,9 @@ class FirstTokenShift:
         ids = ids.clone()
         ids[start] = self.word[ids[start]]
         return ids
+
+    def read(self, logits: Tensor) -> Tensor:
+        """Logits (B, V) of a first token, on the CPU, as those of words: of `word` or `##word`, the
+        higher one, and none of `##word`."""
+        pieces = self.word != torch.arange(len(self.word))  # (V,)
+        return logits.maximum(logits[:, self.piece]).masked_fill(pieces, float("-inf"))

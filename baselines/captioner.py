@@ -25,11 +25,13 @@ class ClassicCaptioner(nn.Module):
     model: of MODELS. tokenizer: a `baselines.Vocabulary`, or one of word pieces with the same
     methods. Without an objective it is SMILE. prompt: what every caption starts with, not scored in
     training and cut off in generation. max_tokens: training captions are cut to so many tokens,
-    start and end included. attention_dim, num_layers: Show, Attend and Tell's. attention_penalty:
-    the weight of `unseen`, which asks that every place is looked at in the course of a caption.
-    encoder_lr: the learning rate of the encoder's network, 0 for none. teacher_forcing and its k:
-    see `baselines.decoder.teacher_forcing`. Raises ValueError for a prompt with a word that the
-    tokenizer does not know, and for a file of word vectors that does not fit.
+    start and end included. attention_dim, num_layers, deep_output: Show, Attend and Tell's.
+    tie_embeddings: see `baselines.decoder`. attention_penalty: the weight of `unseen`, which asks
+    that every place is looked at in the course of a caption. encoder_lr: the learning rate of the
+    encoder's network, 0 for none. embedding_lr: that of the word vectors, None for the run's.
+    teacher_forcing and its k: see `baselines.decoder.teacher_forcing`. Raises ValueError for a
+    prompt with a word that the tokenizer does not know, and for a file of word vectors that does
+    not fit.
     """
 
     def __init__(
@@ -44,11 +46,14 @@ class ClassicCaptioner(nn.Module):
         hidden_dim: int = 512,
         attention_dim: int = 512,
         num_layers: int = 1,
+        deep_output: bool = True,
         dropout: float = 0.5,
+        tie_embeddings: bool = False,
         word_vectors: Optional[str] = None,
         normalise_embeddings: bool = False,
         attention_penalty: float = 0.0,
         encoder_lr: float = 0.0,
+        embedding_lr: Optional[float] = None,
         teacher_forcing: str = "always",
         teacher_forcing_k: float = 10.0,
     ):
@@ -56,11 +61,13 @@ class ClassicCaptioner(nn.Module):
         self.encoder, self.tokenizer = encoder, tokenizer
         sizes = (len(tokenizer), encoder.dim, embed_dim, hidden_dim, dropout)
         if model == "sat":
-            self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers)
+            self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers, deep_output)
         elif model == "attn":
             self.decoder = AttentionLSTM(*sizes)
         else:
             self.decoder = PooledDecoder(model, *sizes)
+        if tie_embeddings:
+            self.decoder.tie_embeddings()
         if word_vectors:
             tokens = [tokenizer.token(number) for number in range(len(tokenizer))]
             load_word_vectors(self.decoder.embedding, tokens, word_vectors)
@@ -73,7 +80,7 @@ class ClassicCaptioner(nn.Module):
             raise ValueError(f"prompt: the vocabulary lacks a word of {prompt!r}")
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
-        self.encoder_lr = encoder_lr
+        self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
         self.forcing = teacher_forcing, teacher_forcing_k
         self.max_positions = None
         self._unsaid = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
@@ -161,10 +168,14 @@ class ClassicCaptioner(nn.Module):
         self.objective.compile()
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
-        network = list(self.encoder.network.parameters()) if self.encoder_lr else []
-        apart = {id(parameter) for parameter in network}
-        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in apart]
-        return [(rest, None), (network, self.encoder_lr)] if network else [(rest, None)]
+        apart = []
+        if self.encoder_lr:
+            apart.append((list(self.encoder.network.parameters()), self.encoder_lr))
+        if self.embedding_lr is not None:
+            apart.append(([self.decoder.embedding.weight], self.embedding_lr))
+        taken = {id(parameter) for parameters, _ in apart for parameter in parameters}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in taken]
+        return [(rest, None), *apart]
 
     def begin_epoch(self, epoch: int) -> None:
         schedule, k = self.forcing

@@ -97,8 +97,8 @@ class ShowAttendTell(RecurrentDecoder):
 
     With annotations V (P, D) and the top layer's state h: weights a = softmax(w tanh(Wv V + Wh h)),
     context z = a V, gate b = sigmoid(wb h); the first LSTM reads [x, b z], each further one the
-    layer below. The head sees x + Lh h' + Lz z. The first states of all layers are linear maps of
-    the mean annotation. The attention has A channels.
+    layer below. The head sees x + Lh h' + Lz z, or h' alone without deep_output. The first states
+    of all layers are linear maps of the mean annotation. The attention has A channels.
     """
 
     def __init__(
@@ -110,8 +110,10 @@ class ShowAttendTell(RecurrentDecoder):
         dropout: float,
         attention_dim: int,
         num_layers: int,
+        deep_output: bool = True,
     ):
-        super().__init__(vocabulary_size, embed_dim, embed_dim, dropout)
+        output_dim = embed_dim if deep_output else hidden_dim
+        super().__init__(vocabulary_size, embed_dim, output_dim, dropout)
         self.first_state = nn.Linear(image_dim, 2 * num_layers * hidden_dim)
         self.key = nn.Linear(image_dim, attention_dim)
         self.query = nn.Linear(hidden_dim, attention_dim, bias=False)
@@ -119,8 +121,10 @@ class ShowAttendTell(RecurrentDecoder):
         self.gate = nn.Linear(hidden_dim, 1)
         widths = [embed_dim + image_dim] + [hidden_dim] * (num_layers - 1)
         self.layers = nn.ModuleList(nn.LSTMCell(width, hidden_dim) for width in widths)
-        self.from_hidden = nn.Linear(hidden_dim, embed_dim)
-        self.from_context = nn.Linear(image_dim, embed_dim)
+        self.deep_output = deep_output
+        if deep_output:
+            self.from_hidden = nn.Linear(hidden_dim, embed_dim)
+            self.from_context = nn.Linear(image_dim, embed_dim)
 
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         first = self.first_state(annotations.mean(1))
@@ -140,5 +144,6 @@ class ShowAttendTell(RecurrentDecoder):
             pair = layer(layer_input.flatten(0, 1), own)
             following += [part.unflatten(0, hidden.shape[:2]) for part in pair]
             below = following[-2]
-        output = embedded + self.from_hidden(below) + self.from_context(context)
-        return output, tuple(following), attention
+        if self.deep_output:
+            below = embedded + self.from_hidden(below) + self.from_context(context)
+        return below, tuple(following), attention

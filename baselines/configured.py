@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Optional
 import torch
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from baselines.captioner import ClassicCaptioner
-from baselines.decoder import SCHEDULES
+from baselines.captioner import MODELS, ClassicCaptioner
+from baselines.decoder import SCHEDULES, k_of_middle
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
@@ -31,12 +31,16 @@ class Keys(BaseModel):
     hidden_dim: Annotated[int, "run"] = Field(512, gt=0, le=65_536)
     attention_dim: Annotated[int, "run"] = Field(512, gt=0, le=65_536)
     num_layers: Annotated[int, "run"] = Field(1, gt=0, le=1000)
+    deep_output: Annotated[bool, "run"] = True
     dropout: Annotated[float, "run"] = Field(0.5, ge=0, lt=1)
     word_vectors: Annotated[Optional[str], "run"] = None
     normalise_embeddings: Annotated[bool, "run"] = False
+    tie_embeddings: Annotated[bool, "run"] = False
+    embedding_lr: Annotated[Optional[float], "run"] = Field(None, ge=0)
     attention_penalty: Annotated[float, "run"] = Field(0.0, ge=0)
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
+    teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
 
     @field_validator("word_vectors")
     @classmethod
@@ -52,11 +56,24 @@ class Keys(BaseModel):
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
+        deep = self.model == "sat" and self.deep_output  # which has the width of word vectors
+        tied = self.tie_embeddings and self.model in MODELS
+        if tied and not deep and self.hidden_dim != self.embed_dim:
+            raise ValueError(
+                f"tie_embeddings: word vectors are {self.embed_dim} wide (embed_dim), the output "
+                f"{self.hidden_dim} (hidden_dim); give both one width"
+            )
         k = self.teacher_forcing_k
         if self.teacher_forcing == "exponential" and k >= 1:
             raise ValueError(f"teacher_forcing_k is {k}; with exponential it must be below 1")
         if self.teacher_forcing == "inverse_sigmoid" and k < 1:
             raise ValueError(f"teacher_forcing_k is {k}; with inverse_sigmoid it must be 1 or more")
+        middle = self.teacher_forcing_middle
+        if middle is not None and self.teacher_forcing != "inverse_sigmoid":
+            raise ValueError(
+                f"teacher_forcing_middle is {middle}, but teacher_forcing is "
+                f"{self.teacher_forcing}; it is the middle of inverse_sigmoid"
+            )
         return self
 
 
@@ -87,6 +104,8 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
     made["objective"] = config.build_objective()
     if restored:
         made["word_vectors"] = None
+    if config.teacher_forcing_middle is not None:
+        made["teacher_forcing_k"] = k_of_middle(config.teacher_forcing_middle * config.max_epoch)
     # The other arguments are keys of the same names.
     names = signature(ClassicCaptioner).parameters.keys() - made
     return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **made)

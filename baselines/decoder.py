@@ -33,6 +33,16 @@ class RecurrentDecoder(nn.Module, ABC):
         self.head = nn.Linear(output_dim, vocabulary_size)
         self.teacher_forcing = 1.0
 
+    def tie_embeddings(self) -> None:
+        """Let the weight of the head be the word vectors, one parameter from now on.
+
+        It keeps the head's made-up values: those of an embedding are many times as long. The head
+        must see vectors of E. Weights that differ are refused when they are loaded, by a
+        ValueError. Source: Inan et al. 2017 (arXiv 1611.01462).
+        """
+        self.embedding.weight = self.head.weight
+        self.register_load_state_dict_pre_hook(_check_tied)
+
     @abstractmethod
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         """What stays the same of images (B, P, D), each (B, ...), and the first state, (B, H)."""
@@ -81,6 +91,15 @@ class RecurrentDecoder(nn.Module, ABC):
         return torch.stack(outputs, 2), None if weights is None else torch.stack(attention, 2)
 
 
+def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
+    words, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
+    if words is not None and head is not None and not torch.equal(words, head):
+        raise ValueError(
+            "tie_embeddings is true, but the checkpoint's word vectors and output weights are two: "
+            "it was trained without"
+        )
+
+
 class RecurrentStep:
     """See `decoding.Step`. What is known of an image is kept once, for all its rows.
 
@@ -121,3 +140,14 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
     if schedule == "exponential":
         return k**epoch
     return 1 / (1 + math.exp(min(epoch / k, 700)) / k)
+
+
+def k_of_middle(epoch: float) -> float:
+    """The k of an inverse sigmoid that is a half at `epoch`: k ln k = epoch, by Newton's method.
+
+    It begins above k, from where no step of a convex function leads below it.
+    """
+    k = 1 + epoch
+    for _ in range(20):
+        k -= (k * math.log(k) - epoch) / (math.log(k) + 1)
+    return k

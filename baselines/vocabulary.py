@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
-_WORD = re.compile(r"\w+(?:['-]\w+)*")
+UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # in captions of which somebody has left words out
+_WORD = re.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in lower case; apostrophes and hyphens within a word stay."""
+    """The words of a text in lower case; apostrophes and hyphens within a word stay, and <unk>."""
     return _WORD.findall(text.lower())
 
 
@@ -46,6 +47,7 @@ class Vocabulary:
         frequent enough.
         """
         counts = Counter(word for caption in captions for word in split_words(caption))
+        del counts[UNKNOWN_WORD]
         always = dict.fromkeys(split_words(prompt))
         room = size - len(SPECIAL_TOKENS) - len(always)
         if room < 1:

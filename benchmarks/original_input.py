@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from captioning.data import MEAN, STD
+from captioning.data.original_randaugment import autocontrast, equalize
 
 try:
     import cv2
@@ -25,7 +26,6 @@ BICUBIC = transforms.InterpolationMode.BICUBIC
 FILL = (128, 128, 128)
 SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
 FACTOR = 5 / 10 * 1.8 + 0.1  # of brightness and sharpness: 1
-IDENTITY = np.arange(256, dtype=np.uint8)
 BRIGHTNESS = (np.arange(256) * FACTOR).clip(0, 255).astype(np.uint8)
 SHEAR, TRANSLATION, ANGLE = 0.3 * 5 / 10, 10 * 5 / 10, math.radians(30 * 5 / 10)
 
@@ -92,10 +92,10 @@ def _rotated(pixels: np.ndarray) -> np.ndarray:
 
 OPERATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "identity": lambda pixels: pixels,
-    "autocontrast": lambda pixels: _by_channel(pixels, _stretched),
+    "autocontrast": autocontrast,
     "brightness": lambda pixels: BRIGHTNESS[pixels],
     "sharpness": _sharpened,
-    "equalize": lambda pixels: _by_channel(pixels, _levelled),
+    "equalize": equalize,
     "shear_x": lambda pixels: _warped(pixels, (1, _sign() * SHEAR, 0), (0, 1, 0)),
     "shear_y": lambda pixels: _warped(pixels, (1, 0, 0), (_sign() * SHEAR, 1, 0)),
     "translate_x": lambda pixels: _warped(pixels, (1, 0, _sign() * TRANSLATION), (0, 1, 0)),
@@ -121,23 +121,3 @@ def _warped(pixels: np.ndarray, first: tuple, second: tuple) -> np.ndarray:
     affine, bilinear = Image.Transform.AFFINE, Image.Resampling.BILINEAR
     image = Image.fromarray(pixels)
     return np.array(image.transform(image.size, affine, matrix, bilinear, fillcolor=FILL))
-
-
-def _by_channel(pixels: np.ndarray, table_of: Callable) -> np.ndarray:
-    counts = [np.bincount(channel.ravel(), minlength=256) for channel in np.moveaxis(pixels, 2, 0)]
-    return np.stack([table_of(c)[pixels[..., i]] for i, c in enumerate(counts)], axis=2)
-
-
-def _stretched(counts: np.ndarray) -> np.ndarray:
-    low, high = np.flatnonzero(counts)[[0, -1]]
-    if low == high:
-        return IDENTITY
-    return ((np.arange(256) - low) * (255 / (high - low))).clip(0, 255).astype(np.uint8)
-
-
-def _levelled(counts: np.ndarray) -> np.ndarray:
-    step = counts[counts > 0][:-1].sum() // 255
-    if step == 0:
-        return IDENTITY
-    before = np.cumsum(counts) - counts
-    return ((before + step // 2) // step).clip(0, 255).astype(np.uint8)

@@ -52,7 +52,9 @@ class Keys(BaseModel):
     captions_per_image: Annotated[int, "run"] = Field(1, gt=0, le=1000)
     max_words: Annotated[int, "run"] = Field(30, gt=0)
     max_tokens: Annotated[int, "run"] = Field(40, gt=2)
-    augmentation: Annotated[Literal["blip", "none"], "run"] = "blip"
+    augmentation: Annotated[Literal["blip", "weak", "none"], "run"] = "blip"
+    augmentation_strength: Annotated[float, "run"] = Field(0.1, ge=0, le=1)
+    input: Annotated[Literal["fast", "exact"], "run"] = "fast"
     skip_bad_images: Annotated[bool, "run"] = False
     num_workers: Annotated[int, "speed"] = Field(4, ge=0, le=1000)
 
@@ -67,9 +69,11 @@ class Keys(BaseModel):
     clip_grad_value: Annotated[Optional[float], "run"] = Field(None, gt=0)
     warmup_steps: Annotated[int, "run"] = Field(0, ge=0)
     warmup_lr: Annotated[float, "run"] = Field(0.0, ge=0)
-    lr_schedule: Annotated[Literal["cosine", "cosine_steps", "exponential", "plateau"], "run"] = (
-        "cosine"
-    )
+    lr_schedule: Annotated[
+        Literal["cosine", "cosine_steps", "cosine_restarts", "exponential", "plateau"], "run"
+    ] = "cosine"
+    lr_cycles: Annotated[int, "run"] = Field(3, gt=0, le=100)
+    lr_cycle_growth: Annotated[float, "run"] = Field(1.0, ge=1, le=10)
     lr_decay: Annotated[float, "run"] = Field(0.8, gt=0, le=1)
     lr_patience: Annotated[int, "run"] = Field(2, ge=0)
     early_stopping: Annotated[Optional[int], "upkeep"] = Field(None, gt=0)

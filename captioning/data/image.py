@@ -15,7 +15,9 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
+from captioning.data import original_randaugment
 from captioning.data.randaugment import rand_augment
+from captioning.data.weak_augmentation import weakly_augmented
 from captioning.files.images import FORMATS
 from captioning.runtime.errors import UserError, one_line
 
@@ -108,16 +110,21 @@ def evaluation_transform(image_size: int) -> transforms.Compose:
     )
 
 
-def training_transform(image_size: int, augmentation: str = "blip") -> Callable:
+def training_transform(
+    image_size: int, augmentation: str = "blip", strength: float = 0.0, exact: bool = False
+) -> Callable:
     """Return the map from an image, opened or decoded, to pixels: uint8 (S, S, 3).
 
     S is `image_size`. `normalise` makes of a batch of them what the model takes; until then they
-    are a quarter of the bytes. With `augmentation` "blip" they are those of `augmented`, with
-    "none" those of evaluation.
+    are a quarter of the bytes. With `augmentation` "blip" they are those of `augmented` or, if they
+    are to be `exact`, of `augmented_as_published`; with "none" those of evaluation, with "weak"
+    these, `weakly_augmented` by `strength`.
     """
-    if augmentation == "none":
-        return transforms.Compose([decode, _resize(image_size), _pixels])
-    return partial(augmented, image_size=image_size)
+    if augmentation == "blip":
+        return partial(augmented_as_published if exact else augmented, image_size=image_size)
+    weak = partial(weakly_augmented, strength=strength)
+    last = weak if augmentation == "weak" else _pixels
+    return transforms.Compose([decode, _resize(image_size), last])
 
 
 def normalise(pixels: Tensor) -> Tensor:
@@ -151,6 +158,17 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
     return _pixels(rand_augment(Image.fromarray(square.permute(1, 2, 0).numpy())))
 
 
+def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
+    """Return what `augmented` does, to the very pixel of the original BLIP's code.
+
+    The image is decoded whole, its crop resized by Pillow, and RandAugment is the original's, which
+    needs OpenCV; see `check_opencv`. The same draws make the same crop, flip and operations.
+    """
+    crop = RandomResizedCrop(image_size, AREA, ASPECT, InterpolationMode.BICUBIC)
+    square = transforms.RandomHorizontalFlip()(crop(decode(image)))
+    return torch.from_numpy(rand_augment(np.array(square), original_randaugment.OPERATIONS))
+
+
 def _reduce(image: Image.Image, most: int) -> int:
     """Have a JPEG file decoded at 1/n of its size, n = 2, 4, 8 at `most`; return n, else 1."""
     size = image.size
@@ -180,7 +198,13 @@ class Preprocessing(NamedTuple):
     normalise: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of_blip(cls, image_size: int, augmentation: str = "blip") -> "Preprocessing":
+    def of_blip(
+        cls,
+        image_size: int,
+        augmentation: str = "blip",
+        strength: float = 0.0,
+        exact: bool = False,
+    ) -> "Preprocessing":
         """A square of `image_size` pixels, bicubic, normalised as BLIP's images are."""
-        training = training_transform(image_size, augmentation)
+        training = training_transform(image_size, augmentation, strength, exact)
         return cls(evaluation_transform(image_size), training, normalise)

@@ -1,11 +1,15 @@
 """BLIP's variant of RandAugment (Cubuk et al. 2020), on PIL images."""
 
 import math
+from collections.abc import Sequence
+from typing import Callable, TypeVar
 
 import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
+
+T = TypeVar("T")
 
 MAGNITUDE = 5 / 10
 SHEAR = 0.3 * MAGNITUDE  # pixels a pixel
@@ -26,24 +30,28 @@ brightness = sharpness = identity
 
 def shear_x(image: Image.Image) -> Image.Image:
     """Move the pixels of row y by +-SHEAR * y columns."""
-    return _affine(image, shear=[math.degrees(math.atan(SHEAR * _sign())), 0.0], center=ORIGIN)
+    return _affine(
+        image, shear=[math.degrees(math.atan(SHEAR * random_sign())), 0.0], center=ORIGIN
+    )
 
 
 def shear_y(image: Image.Image) -> Image.Image:
     """Move the pixels of column x by +-SHEAR * x rows."""
-    return _affine(image, shear=[0.0, math.degrees(math.atan(SHEAR * _sign()))], center=ORIGIN)
+    return _affine(
+        image, shear=[0.0, math.degrees(math.atan(SHEAR * random_sign()))], center=ORIGIN
+    )
 
 
 def translate_x(image: Image.Image) -> Image.Image:
-    return _moved(image, TRANSLATION * _sign(), 0)
+    return _moved(image, TRANSLATION * random_sign(), 0)
 
 
 def translate_y(image: Image.Image) -> Image.Image:
-    return _moved(image, 0, TRANSLATION * _sign())
+    return _moved(image, 0, TRANSLATION * random_sign())
 
 
 def rotate(image: Image.Image) -> Image.Image:
-    return _affine(image, angle=ROTATION * _sign())
+    return _affine(image, angle=ROTATION * random_sign())
 
 
 OPERATIONS = (
@@ -52,19 +60,25 @@ OPERATIONS = (
 )
 
 
-def rand_augment(image: Image.Image) -> Image.Image:
-    """Draw two of OPERATIONS (it may be one twice) and apply each with probability 0.5.
+def rand_augment(image: T, operations: Sequence[Callable[[T], T]] = OPERATIONS) -> T:
+    """Draw two of `operations` (it may be one twice) and apply each with probability 0.5.
 
-    Takes and returns an RGB image; its size stays. Draws from torch's generator.
+    Takes and returns an RGB image, of PIL for OPERATIONS; its size stays. Draws from torch's
+    generator.
     """
-    for choice in torch.randint(len(OPERATIONS), (2,)).tolist():
+    for choice in torch.randint(len(operations), (2,)).tolist():
         if torch.rand(()) < 0.5:
-            image = OPERATIONS[choice](image)
+            image = operations[choice](image)
     return image
 
 
-def _sign() -> int:
+def random_sign() -> int:
     return 1 if torch.rand(()) < 0.5 else -1
+
+
+def _sheared() -> float:
+    """An angle in degrees, as torchvision has it."""
+    return math.degrees(math.atan(SHEAR * random_sign()))
 
 
 def _moved(image: Image.Image, columns: int, rows: int) -> Image.Image:

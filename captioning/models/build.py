@@ -55,7 +55,10 @@ def preprocessing_of(config: Config) -> Preprocessing:
     own = CAPTIONERS[config.model].preprocessing(config)
     if own is not None:
         return Preprocessing(*own)
-    return Preprocessing.of_blip(config.image_size, config.augmentation)
+    exact = config.input == "exact"
+    return Preprocessing.of_blip(
+        config.image_size, config.augmentation, config.augmentation_strength, exact
+    )
 
 
 def check_interface(captioner: nn.Module) -> None:

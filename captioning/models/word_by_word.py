@@ -62,7 +62,10 @@ def gaze(captioner: nn.Module, image: Tensor, settings: DecodingSettings) -> Spo
 
 
 def whole_words(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
-    """The words of ids (n,), pieces (##s) joined to the word before them, and where these are."""
+    """The words of ids (n,), pieces (##s) joined to the word before them, and where these are.
+
+    A piece that comes first is a word: so a caption begins under first-token shifting.
+    """
     words: list[str] = []
     places: list[list[int]] = []
     for place, token_id in enumerate(ids.tolist()):
@@ -71,6 +74,6 @@ def whole_words(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
             words[-1] += token[2:]
             places[-1].append(place)
         else:
-            words.append(END if token_id == tokenizer.end else token)
+            words.append(END if token_id == tokenizer.end else token.removeprefix("##"))
             places.append([place])
     return words, places

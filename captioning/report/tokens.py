@@ -94,21 +94,25 @@ def token_costs(captioner, image: Tensor, caption: str) -> list[Token]:
     found = []
     for n, label in enumerate(labels[0].tolist()):
         predictions = [
-            Prediction(_word(tokenizer, i), probability, i in own)
+            Prediction(_word(tokenizer, i, n), probability, i in own)
             for i, probability in zip(top.indices[n].tolist(), top.values[n].tolist())
         ]
         probabilities = (-mle[n]).exp().item(), (-smile[n]).exp().item()
         costs = mle[n].item(), smile[n].item()
-        found.append(Token(_word(tokenizer, label), predictions, *probabilities, *costs))
+        found.append(Token(_word(tokenizer, label, n), predictions, *probabilities, *costs))
     return found
 
 
-def _word(tokenizer, token_id: int) -> str:
-    """A piece of a word as a reader knows it; "-s" goes on with the word before."""
+def _word(tokenizer, token_id: int, place: int) -> str:
+    """A piece of a word as a reader knows it; "-s" goes on with the word before, if there is one.
+
+    At place 0 there is none: under first-token shifting a caption begins with a piece.
+    """
     if token_id == tokenizer.end:
         return "(end)"
     piece = tokenizer.token(token_id)
-    return f"-{piece[2:]}" if piece.startswith("##") else piece
+    dash = "-" if place else ""
+    return f"{dash}{piece[2:]}" if piece.startswith("##") else piece
 
 
 def spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:

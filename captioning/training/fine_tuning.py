@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from captioning.config import Config
 from captioning.config.objectives import minimised
 from captioning.data import Prefetcher, TrainingDataset, TrainingLoader, read_split, training_loader
+from captioning.data.original_randaugment import check_opencv
 from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import captioner_from, preprocessing_of
@@ -90,6 +91,8 @@ class FineTuning:
         self.evaluation = SplitEvaluation(config, "val", self.folder, self.device)
         check_monitor(config, self.evaluation)
         check_select(config, self.evaluation)
+        if config.input == "exact" and config.augmentation == "blip":
+            check_opencv()
         self.preprocessing = preprocessing_of(config)
         self.loader = self._build_loader()
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch

@@ -14,7 +14,7 @@ from captioning.training.run_state import batches, batches_of, place_of
 from captioning.training.validation_history import why_over
 
 # Schedules of which every epoch's rate depends on how many epochs there will be.
-SPANNING = ("cosine", "cosine_steps")
+SPANNING = ("cosine", "cosine_steps", "cosine_restarts")
 
 # Signs of an earlier run in a folder.
 REMAINS = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
@@ -84,6 +84,12 @@ def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> No
             f"lr_schedule {config.lr_schedule} its epochs so far would have had other learning "
             "rates; set it as it was, or give resume=never, which moves that run aside, and from "
             "the start an lr_schedule whose past does not change (exponential or plateau)"
+        )
+    if changes("length") and config.teacher_forcing_middle is not None:
+        raise UserError(
+            f"the run in {folder} was to be of another length ({changes('length')}): with "
+            "teacher_forcing_middle its epochs so far would have read other words; set it as it "
+            "was, or give resume=never, which moves that run aside"
         )
 
 

@@ -1,6 +1,7 @@
 """The learning rate: BLIP's cosine or another schedule, after an optional warm-up by steps."""
 
 import math
+from bisect import bisect_right
 
 from captioning.config import Config
 
@@ -28,18 +29,31 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
     """The rate at `step`, as above, under the run's `lr_schedule`; `steps` make an epoch.
 
     cosine: `learning_rate`. cosine_steps: half a cosine over the steps after the warm-up, min_lr at
-    the last. exponential: times lr_decay an epoch. plateau: times lr_decay for each of `plateaus`,
-    see `validation_history`. The latter two stay above min_lr.
+    the last. cosine_restarts: `lr_cycles` of these, each `lr_cycle_growth` times as long as the one
+    before, min_lr at the last step of each (SGDR, arXiv 1608.03983). exponential: times lr_decay an
+    epoch. plateau: times lr_decay for each of `plateaus`, see `validation_history`. The latter two
+    stay above min_lr.
     """
     c = config
     if c.lr_schedule == "cosine" or step < c.warmup_steps:
         return learning_rate(
             epoch, step, c.max_epoch, c.init_lr, c.min_lr, c.warmup_steps, c.warmup_lr
         )
-    if c.lr_schedule == "cosine_steps":
-        last = max(c.max_epoch * steps - 1 - c.warmup_steps, 1)
-        return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (
-            1 + math.cos(math.pi * (step - c.warmup_steps) / last)
-        )
+    if c.lr_schedule in ("cosine_steps", "cosine_restarts"):
+        done, every = step - c.warmup_steps, c.max_epoch * steps - c.warmup_steps
+        last = max(every - 1, 1)
+        if c.lr_schedule == "cosine_restarts":
+            first, last = cycle_at(done, every, c.lr_cycles, c.lr_cycle_growth)
+            # A cycle of one step is at its lowest, for a run is to end there.
+            done, last = (done - first, last - first) if last > first else (1, 1)
+        return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * done / last))
     decays = epoch if c.lr_schedule == "exponential" else plateaus
     return max(c.min_lr, c.init_lr * c.lr_decay**decays)
+
+
+def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:
+    """The first and the last step of the cycle that `step`, counted from 0 of `steps`, is in."""
+    lengths = [growth**number for number in range(cycles)]
+    starts = [round(steps * sum(lengths[:n]) / sum(lengths)) for n in range(cycles + 1)]
+    number = bisect_right(starts, step) - 1
+    return starts[number], starts[number + 1] - 1

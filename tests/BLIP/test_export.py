@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch.export import Dim
 
 from BLIP.cached_step import CachedStep
-from BLIP.export import main
+from BLIP.export import StepGraph, _export, main
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 
@@ -101,6 +102,38 @@ def test_captions_of_photos(exported, photos):
         assert ids == expected
         captions.add(tuple(ids))
     assert len(captions) > 1  # the images matter
+
+
+def test_a_shifted_first_token_is_a_word_to_the_server(make_captioner, vocabulary, tmp_path):
+    """The decoder alone, of the sizes of `make_captioner`; the images are keys and values."""
+    pieces = tmp_path / "vocab.txt"
+    pieces.write_text(vocabulary.read_text() + "##a\n##the\n")
+    captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
+    words = captioner.tokenizer.bert.convert_tokens_to_ids(["##a", "##the"])
+    with torch.no_grad():
+        captioner.text_decoder.cls["predictions"].bias[words] += 12
+    inputs = {
+        "tokens": (torch.zeros(2, 3, dtype=torch.int64), {0: Dim("rows"), 1: Dim("new")}),
+        "past": (torch.zeros(2, 2, 2, 4, 4, 6), {2: Dim("rows"), 4: Dim("done")}),
+        "image_past": (torch.zeros(2, 2, 2, 4, 10, 6), {2: Dim("rows")}),
+    }
+    graph = StepGraph(captioner)
+    _export(graph, tmp_path / "decoder_step.onnx", inputs, ["logits", "new_past"])
+    session = onnxruntime.InferenceSession(tmp_path / "decoder_step.onnx")
+    first = set()
+    for _ in range(8):
+        image_past = torch.randn(2, 2, 1, 4, 10, 6) * 3
+        past, given = torch.zeros(2, 2, 1, 4, 0, 6), captioner.prompt_ids[None]
+        for step in range(4):
+            names = {"tokens": given, "past": past, "image_past": image_past}
+            found = session.run(None, {name: value.numpy() for name, value in names.items()})
+            with torch.no_grad():
+                logits, new_past = graph(given, past, image_past)
+            torch.testing.assert_close(torch.from_numpy(found[0]), logits, atol=1e-4, rtol=1e-4)
+            past, given = new_past, logits.argmax(1, keepdim=True)
+            if step == 0:
+                first.add(captioner.tokenizer.token(int(given)))
+    assert first and first <= {"a", "the"}
 
 
 def test_what_cannot_be_exported_is_said_in_a_line(tmp_path, capsys):

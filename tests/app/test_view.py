@@ -22,6 +22,12 @@ PHOTO = Image.radial_gradient("L").convert("RGB")
 OPTIONS = read_options({"max_length": 12, "min_length": 8})
 
 
+def configured(model, image_size):
+    """Return what the service asks of a configuration."""
+    images = {"augmentation": "none", "augmentation_strength": 0.0, "input": "fast"}
+    return SimpleNamespace(model=model, image_size=image_size, **images)
+
+
 def test_the_gaze_is_bright_where_the_captioner_looked_and_clear_elsewhere():
     side, weights = view.GAZE_SIDE, torch.zeros(2, 4, 4)
     weights[0, 0, 3] = weights[1, 2, 1] = 1
@@ -53,7 +59,7 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
         "x.pth",
         "LSTM",
         "#000",
-        SimpleNamespace(model="lstm", image_size=64, augmentation="none"),
+        configured("lstm", 64),
         captioner,
     )
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
@@ -62,6 +68,21 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
     assert "it has no gaze" in html and "data-gaze" not in html
     assert html.count("data-percent") == len(caption.details.caption.split()) > 0
     assert caption.settings["prompt"] == "a dog " and captioner.prompt == ""
+
+
+def test_a_shifted_first_token_is_shown_as_the_word(make_captioner, vocabulary, tmp_path):
+    pieces = tmp_path / "vocab.txt"
+    pieces.write_text(vocabulary.read_text() + "##a\n")
+    captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
+    with torch.no_grad():  # "##a", which stands before [DEC] and [ENC], and some "##s"
+        captioner.text_decoder.cls["predictions"].bias[[-3, -4]] += torch.tensor([60.0, 50.0])
+    checkpoint = Checkpoint("x.pth", "shifted", "#000", configured("blip", 48), captioner)
+    caption = CaptionService([checkpoint], Limits()).caption(PHOTO, checkpoint, OPTIONS)
+    html = view.results("photo.jpg", PHOTO, [caption])
+    data = re.search(r"data:application/json;base64,([\w+/=]+)", html)[1]
+    assert "##" not in html + base64.b64decode(data).decode()
+    assert caption.details.words[0].startswith("a")
+    assert caption.record()["words"][0]["word"] == caption.details.words[0]
 
 
 def test_names_and_reasons_are_text(service):

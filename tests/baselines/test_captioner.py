@@ -73,6 +73,27 @@ def test_smile_and_mixtures_are_objectives_of_all(model):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in captioner.parameters())
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_tied_word_vectors_are_the_output_weights(model):
+    """Its logits are those of an untied one that holds the same values twice, its gradient the sum
+    of the two."""
+    tied = make(model, encoder=Pixels(), tie_embeddings=True)
+    untied = make(model, encoder=Pixels())
+    untied.load_state_dict(tied.state_dict())
+    image = images()
+    outputs = [captioner(image, CAPTIONS).loss for captioner in (tied, untied)]
+    assert outputs[0] == outputs[1]
+    sum(outputs).backward()
+    head, words = untied.decoder.head.weight.grad, untied.decoder.embedding.weight.grad
+    torch.testing.assert_close(tied.decoder.head.weight.grad, head + words)
+    saved = sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters())
+    assert saved == len(WORDS) * 8
+    tied.load_state_dict(tied.state_dict())
+    torch.nn.init.normal_(untied.decoder.head.weight)
+    with pytest.raises(ValueError, match="word vectors and output weights are two"):
+        tied.load_state_dict(untied.state_dict())
+
+
 def test_the_image_is_encoded_once_however_many_captions_it_has():
     calls = []
     encoder = Pixels()

@@ -9,9 +9,9 @@ from baselines.cells import ShowAttendTell
 V, D, E, H, A, P = 11, 5, 4, 6, 7, 3
 
 
-def make(layers=1, dropout=0.0):
+def make(layers=1, dropout=0.0, **more):
     sizes = {"embed_dim": E, "hidden_dim": H, "attention_dim": A}
-    return ShowAttendTell(V, D, **sizes, num_layers=layers, dropout=dropout).double()
+    return ShowAttendTell(V, D, **sizes, num_layers=layers, dropout=dropout, **more).double()
 
 
 def inputs():
@@ -25,7 +25,7 @@ def lstm_cell(layer, x, hidden, cell):
     return o.sigmoid() * cell.tanh(), cell
 
 
-def reference(decoder, tokens, places, layers):
+def reference(decoder, tokens, places, layers, deep_output=True):
     """One caption of one image: tokens (n,), places (P, D)."""
     first = decoder.first_state.weight @ places.mean(0) + decoder.first_state.bias
     states = list(first.split(H))  # h and c of each layer in turn
@@ -44,21 +44,23 @@ def reference(decoder, tokens, places, layers):
         for n, layer in enumerate(decoder.layers):
             states[2 * n : 2 * n + 2] = lstm_cell(layer, below, *states[2 * n : 2 * n + 2])
             below = states[2 * n]
-        deep = x + decoder.from_hidden.weight @ below + decoder.from_hidden.bias
-        deep = deep + decoder.from_context.weight @ context + decoder.from_context.bias
-        logits.append(decoder.head.weight @ deep + decoder.head.bias)
+        seen = below
+        if deep_output:
+            seen = x + decoder.from_hidden.weight @ below + decoder.from_hidden.bias
+            seen = seen + decoder.from_context.weight @ context + decoder.from_context.bias
+        logits.append(decoder.head.weight @ seen + decoder.head.bias)
         attention.append(weights)
     return torch.stack(logits), torch.stack(attention)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-def test_logits_and_attention_are_the_equations(layers):
-    decoder, (tokens, places) = make(layers), inputs()
+@pytest.mark.parametrize(("layers", "deep_output"), [(1, True), (3, True), (2, False)])
+def test_logits_and_attention_are_the_equations(layers, deep_output):
+    decoder, (tokens, places) = make(layers, deep_output=deep_output), inputs()
     logits, attention = decoder(tokens, places)
     assert logits.shape == (2, 3, 5, V) and attention.shape == (2, 3, 5, P)
     for b in range(2):
         for k in range(3):
-            expected, weights = reference(decoder, tokens[b, k], places[b], layers)
+            expected, weights = reference(decoder, tokens[b, k], places[b], layers, deep_output)
             torch.testing.assert_close(logits[b, k], expected)
             torch.testing.assert_close(attention[b, k], weights)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
-from baselines.decoder import teacher_forcing
+from baselines.decoder import k_of_middle, teacher_forcing
 
 
 def test_the_schedules_are_bengios():
@@ -18,6 +18,13 @@ def test_the_schedules_are_bengios():
         expected = 5 / (5 + math.exp(epoch / 5))
         assert teacher_forcing("inverse_sigmoid", epoch, 5) == pytest.approx(expected)
     assert teacher_forcing("inverse_sigmoid", 100000, 1) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("middle", [1e-3, 0.4, 2.5, 15, 30, 1e4])
+def test_an_inverse_sigmoid_is_placed_by_its_middle(middle):
+    k = k_of_middle(middle)
+    assert k >= 1
+    assert teacher_forcing("inverse_sigmoid", middle, k) == pytest.approx(0.5)
 
 
 def decoders(dropout=0.0):

@@ -33,6 +33,21 @@ ROWS = [  # what the run had, what it is given, the line
     ([], "max_epoch=4", LENGTH.replace("{schedule}", "cosine")),
     (["lr_schedule=cosine_steps"], "max_epoch=4", LENGTH.replace("{schedule}", "cosine_steps")),
     (
+        ["lr_schedule=cosine_restarts"],
+        "max_epoch=4",
+        LENGTH.replace("{schedule}", "cosine_restarts"),
+    ),
+    (
+        [
+            *("teacher_forcing=inverse_sigmoid", "teacher_forcing_middle=0.5"),
+            *("lr_schedule=exponential", "metrics=[length]"),
+        ],
+        "max_epoch=4",
+        "the run in {run} was to be of another length (max_epoch was 3, is 4): with "
+        "teacher_forcing_middle its epochs so far would have read other words; set it as it was, "
+        "or give resume=never, which moves that run aside",
+    ),
+    (
         [],
         "batch_size=4",
         BATCHES.replace("{images}", "4").replace(

@@ -45,6 +45,11 @@ def test_an_image_of_any_size_suits_a_classic_captioner(minimal):
             ["model=sat", "teacher_forcing=inverse_sigmoid", "teacher_forcing_k=0.5"],
             "teacher_forcing_k is 0.5.*1 or more",
         ),
+        (
+            ["model=lstm", "tie_embeddings=true"],
+            r"vectors are 256 wide .embed_dim., the output 512",
+        ),
+        (["model=sat", "tie_embeddings=true", "deep_output=false"], "give both one width"),
     ],
 )
 def test_what_does_not_go_together(minimal, overrides, message):

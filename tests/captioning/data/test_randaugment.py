@@ -16,7 +16,7 @@ FILL = [128, 128, 128]
 @pytest.fixture
 def sign(monkeypatch):
     """Return a function that fixes the sign of the geometric operations."""
-    return lambda value: monkeypatch.setattr(randaugment, "_sign", lambda: value)
+    return lambda value: monkeypatch.setattr(randaugment, "random_sign", lambda: value)
 
 
 def apply(operation, pixels=NOISE):
@@ -105,7 +105,7 @@ def test_brightness_and_sharpness_change_nothing_at_this_magnitude():
 
 
 def test_signs_are_equally_frequent():
-    signs = [randaugment._sign() for _ in range(400)]
+    signs = [randaugment.random_sign() for _ in range(400)]
     assert set(signs) == {1, -1}
     assert 160 < signs.count(1) < 240
 
@@ -123,12 +123,11 @@ def test_equalize_spreads_the_values():
     assert spread[::1020].tolist() == [0, 85, 170, 255]
 
 
-def test_two_are_drawn_with_replacement_and_each_applied_half_the_time(monkeypatch):
+def test_two_are_drawn_with_replacement_and_each_applied_half_the_time():
     """Every operation adds its own power of four, so that the result tells which ones ran."""
     operations = [lambda image, number=number: image + 4**number for number in range(10)]
-    monkeypatch.setattr(randaugment, "OPERATIONS", operations)
     draws = 4000
-    results = [rand_augment(0) for _ in range(draws)]
+    results = [rand_augment(0, operations) for _ in range(draws)]
     counts = np.array([[value // 4**number % 4 for number in range(10)] for value in results])
     applied = counts.sum(axis=1)
     shares = [(applied == number).mean() for number in (0, 1, 2)]

@@ -60,7 +60,26 @@ def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_
         bias[tokenizer.bert.convert_tokens_to_ids("##s")] += 8
     settings = DecodingSettings(max_length=8, min_length=0, num_beams=1)
     told = caption_word_by_word(captioner, torch.randn(3, 48, 48), settings)
-    assert told.words == ["##s" + "s" * (8 - len(captioner.prompt_ids) - 1)]
+    assert told.words == ["s" * (8 - len(captioner.prompt_ids))]
     total = 8 * told.score  # greedy: the sum of all log-probabilities over the length
     assert told.probabilities.log().sum().item() == pytest.approx(total, rel=1e-4)
     torch.testing.assert_close(told.gaze.sum((1, 2)), torch.ones(1))
+
+
+def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
+    pieces = tmp_path / "vocab.txt"
+    pieces.write_text(vocabulary.read_text() + "##a\n")
+    captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
+    with torch.no_grad():
+        head = captioner.text_decoder.cls["predictions"].bias
+        head += torch.full_like(head, -100)
+        for word, bias in {"##a": 0.0, "dog": 0.0, "cat": 0.0}.items():
+            head[captioner.tokenizer.bert.convert_tokens_to_ids(word)] = bias
+    said = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        told = caption_word_by_word(captioner, torch.randn(3, 48, 48), SAMPLED)
+        words = [word for word in told.words if word != END]
+        assert " ".join(words) == told.caption and "#" not in told.caption
+        said.add(words[0][0])
+    assert "a" in said

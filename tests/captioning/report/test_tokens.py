@@ -58,6 +58,17 @@ def test_costs(make_captioner):
             assert prediction.word in (piece, piece.replace("##", "-"), "(end)")
 
 
+@torch.no_grad()
+def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
+    pieces = tmp_path / "vocab.txt"
+    pieces.write_text(vocabulary.read_text() + "##a\n")
+    captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
+    captioner.text_decoder.cls["predictions"].bias[-3] += 50  # "##a", before [DEC] and [ENC]
+    first, *_, last = token_costs(captioner, torch.randn(3, 48, 48), "a dog")
+    assert first.label == "a" and first.predictions[0].word == "a" and first.predictions[0].own
+    assert first.mle < 1 and last.predictions[0].word == "-a"  # where it would go on with "dog"
+
+
 def token(label, best, own, mle, smile):
     return Token(label, [Prediction(best, 0.5, own)], 0.1, 0.2, mle, smile)
 

@@ -127,6 +127,17 @@ def test_the_encoder_has_its_rate_and_the_decoder_its_schedule(run):
     assert logged == pytest.approx([1e-2] * 3 + [5e-3] * 3)
 
 
+def test_half_of_the_words_are_its_own_in_the_middle(run):
+    """The third of four epochs has the middle of half of them."""
+    forcing = ["teacher_forcing=inverse_sigmoid", "teacher_forcing_middle=0.5", "max_epoch=4"]
+    captioner = run("lstm", *forcing).captioner
+    seen = []
+    for epoch in range(4):
+        captioner.begin_epoch(epoch)
+        seen.append(captioner.decoder.teacher_forcing)
+    assert seen[2] == pytest.approx(0.5) and sorted(seen, reverse=True) == seen
+
+
 def test_gradients_are_clipped_by_value(run, monkeypatch):
     tuning = run("lstm", "clip_grad_value=1e-3")
     largest = []

@@ -35,6 +35,17 @@ def test_a_fine_tuned_encoder_has_a_rate_of_its_own(scenes_config):
     assert id(captioner.encoder.projection.weight) in rest
 
 
+def test_word_vectors_may_have_a_rate_of_their_own_beside_the_encoders(scenes_config):
+    rates = ["encoder_lr=1e-4", "embedding_lr=2e-2"]
+    captioner, optimiser, shares = built(scenes_config, *CLASSIC, *rates)
+    assert shares == pytest.approx([1.0, 0.1, 20])
+    rest, _, words = (group["params"] for group in optimiser.param_groups)
+    assert words == [captioner.decoder.embedding.weight]
+    assert id(words[0]) not in {id(p) for p in rest}
+    every = [p for group in optimiser.param_groups for p in group["params"]]
+    assert sorted(map(id, every)) == sorted(map(id, captioner.parameters()))
+
+
 def test_an_encoder_that_stays_as_it_is_is_not_there(scenes_config, tmp_path):
     torch.save(shufflenet_v2_x0_5().state_dict(), tmp_path / "weights.pth")
     given = ["optimizer=adam", f"encoder_weights={tmp_path / 'weights.pth'}"]

@@ -51,3 +51,27 @@ def test_exponential_and_plateau_fall_by_lr_decay(scenes_config):
     assert rates == [1, 0.5, 0.25, 0.125, 0.1]
     chosen = config(scenes_config, "lr_schedule=plateau", "lr_decay=0.5")
     assert [scheduled_rate(chosen, 3, 30, 10, n) for n in (0, 1, 2)] == [1, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(("growth", "lengths"), [(1, [8, 8, 8, 8]), (2, [8, 16, 32]), (1, [32])])
+def test_restarts_are_torchs_cosines_each_ending_at_its_lowest(scenes_config, growth, lengths):
+    named = ["lr_schedule=cosine_restarts", f"lr_cycle_growth={growth}", "warmup_steps=8"]
+    chosen = config(scenes_config, *named, f"lr_cycles={len(lengths)}")
+    steps = (8 + sum(lengths)) // 4  # an epoch
+    rates = [scheduled_rate(chosen, n // steps, n, steps, 0) for n in range(8, 4 * steps)]
+    for length in lengths:
+        optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, length - 1, eta_min=0.1)
+        for _ in range(length):
+            assert rates.pop(0) == pytest.approx(optimiser.param_groups[0]["lr"])
+            optimiser.step()
+            schedule.step()
+    assert rates == []
+
+
+def test_restarts_of_a_run_that_is_too_short_for_them_end_at_the_lowest(scenes_config):
+    for cycles in range(1, 12):
+        chosen = config(scenes_config, "lr_schedule=cosine_restarts", f"lr_cycles={cycles}")
+        rates = [scheduled_rate(chosen, n // 2, n, 2, 0) for n in range(8)]
+        assert rates[-1] == pytest.approx(0.1), cycles
+        assert sum(rate == pytest.approx(0.1) for rate in rates) == min(cycles, 8)

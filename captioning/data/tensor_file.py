@@ -1,0 +1,88 @@
+"""A data set that is one file of tensors, as `coco.pt` of a course: images, captions as ids."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from BLIP.pickled import PickledError, read_pickled
+from captioning.runtime.errors import UserError
+
+PARTS = ("train", "val")
+KEYS = (*(f"{part}_{kind}" for part in PARTS for kind in ("images", "captions")), "vocab")
+INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
+START, END, PADDING, UNKNOWN = "<START>", "<END>", "<NULL>", "<UNK>"
+
+
+class Part(NamedTuple):
+    """images: uint8 (N, 3, H, W). captions: N, with <unk> for a word that the file lacks."""
+
+    images: Tensor
+    captions: list[str]
+
+
+def read_tensor_file(path: Path) -> dict[str, Part]:
+    """Return the parts of a file, by name, of PARTS. Nothing that is in it is run.
+
+    It is a dict of KEYS: images uint8 (N, 3, H, W), captions integers (N, L), `vocab` with
+    `idx_to_token`, a list, and `token_to_idx`. Raises UserError, naming the key that is not so.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        content = read_pickled(path)
+    except (PickledError, OSError) as error:
+        raise UserError(f"{path} {error}") from None
+    if not isinstance(content, dict) or not set(KEYS) <= set(content):
+        found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content)
+        raise UserError(f"{path}: expected the keys {', '.join(KEYS)}; found {found or 'none'}")
+    words = _words(content["vocab"], path)
+    return {part: _part(content, part, words, path) for part in PARTS}
+
+
+def _words(vocab: Any, path: Path) -> list[str]:
+    """The word of each id. Raises UserError unless both tables are there and agree."""
+    tables = vocab if isinstance(vocab, Mapping) else {}
+    words, ids = tables.get("idx_to_token"), tables.get("token_to_idx")
+    texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    if not texts or ids != {word: number for number, word in enumerate(words)}:
+        raise UserError(
+            f"{path}: vocab has to have idx_to_token, a list of words, and token_to_idx, their ids"
+        )
+    lacking = [token for token in (START, END, PADDING) if token not in ids]
+    if lacking:
+        raise UserError(
+            f"{path}: vocab has no {lacking[0]}: where captions begin or end is not told"
+        )
+    return words
+
+
+def _part(content: Mapping[str, Any], part: str, words: list[str], path: Path) -> Part:
+    images, ids = (content[f"{part}_{kind}"] for kind in ("images", "captions"))
+    bytes_ = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4
+    if not bytes_ or images.size(1) != 3 or not images[:1].numel():
+        found = _told(images)
+        raise UserError(f"{path}: {part}_images has to be uint8 (N, 3, H, W); found {found}")
+    if not isinstance(ids, Tensor) or ids.dtype not in INTEGERS or ids.ndim != 2:
+        raise UserError(f"{path}: {part}_captions has to be ids (N, L); found {_told(ids)}")
+    if len(images) != len(ids):
+        raise UserError(f"{path}: {part} has {len(images)} images and {len(ids)} captions")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(words):
+        raise UserError(f"{path}: {part}_captions has ids beyond the {len(words)} words of vocab")
+    return Part(images, [" ".join(_said(row, words)) for row in ids.tolist()])
+
+
+def _said(ids: list[int], words: list[str]) -> Iterator[str]:
+    for word in (words[number] for number in ids):
+        if word == END:
+            return
+        if word not in (START, PADDING):
+            yield word.lower() if word == UNKNOWN else word
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,146 @@
+"""A made-up `coco.pt`: its pixels and words as files, what is refused, and a run on it."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from captioning import unpack
+from captioning.config import load_config
+from captioning.data import load_image, read_annotations
+from captioning.training.fine_tuning import FineTuning
+
+TOKENS = ["<NULL>", "<START>", "<END>", "<UNK>", "a", "dog", "red", "cat"]
+SAID = {
+    "train": ["a red dog", "a <unk> cat", "dog", "", "a cat", "red", "a dog", "a red cat"] * 2,
+    "val": ["a cat", "a red <unk>", "dog"],
+}
+
+
+def ids_of(caption):
+    numbers = {token.lower(): number for number, token in enumerate(TOKENS)}
+    row = [1, *(numbers[word] for word in caption.split()), 2]
+    return row + [0] * (6 - len(row))
+
+
+def content(side=32):
+    noise = np.random.default_rng(7)
+    made = {"vocab": {"idx_to_token": TOKENS, "token_to_idx": {t: n for n, t in enumerate(TOKENS)}}}
+    for part, captions in SAID.items():
+        pixels = noise.integers(0, 256, (len(captions), 3, side, side), dtype=np.uint8)
+        made[f"{part}_images"] = torch.from_numpy(pixels)
+        made[f"{part}_captions"] = torch.tensor([ids_of(caption) for caption in captions])
+    return made
+
+
+@pytest.fixture
+def file(tmp_path):
+    torch.save(content(), tmp_path / "coco.pt")
+    return tmp_path / "coco.pt"
+
+
+def test_pixels_and_words_are_those_of_the_file(file, tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert unpack.main([str(file), str(folder)]) == 0
+    told = "14 images of train, 2 without a caption left out; 3 images of val: "
+    assert told in capsys.readouterr().err
+    made, ids = content(), []
+    for part, captions in SAID.items():
+        samples = read_annotations(folder / f"{part}.json")
+        kept = [(n, caption) for n, caption in enumerate(captions) if caption]
+        assert [sample.captions for sample in samples] == [(caption,) for _, caption in kept]
+        for sample, (number, _) in zip(samples, kept):
+            pixels = np.asarray(load_image(folder / sample.image))
+            assert np.array_equal(pixels.transpose(2, 0, 1), made[f"{part}_images"][number])
+            ids.append(sample.image_id)
+    assert len(set(ids)) == 17  # of both parts
+    # A name tells its id, so that --images of captioning.evaluate finds it in the folder.
+    assert (folder / samples[0].image).stem == f"{samples[0].image_id:06d}"
+
+
+@pytest.mark.parametrize("old_format", [True, False])
+def test_a_run_is_trained_on_it_and_never_says_unknown(file, tmp_path, scenes_config, old_format):
+    if old_format:
+        torch.save(content(), file, _use_new_zipfile_serialization=False)
+    folder = tmp_path / "out"
+    assert unpack.main([str(file), str(folder)]) == 0
+    named = {
+        "image_root": str(folder),
+        "ann_root": str(folder),
+        "output_dir": str(tmp_path / "run"),
+    }
+    named |= {"train_file": "train.json", "val_file": "val.json", "test_file": "val.json"}
+    tiny = ["encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "model=lstm"]
+    sizes = ["image_size=32", "embed_dim=8", "hidden_dim=8", "max_epoch=1", "metrics=[length]"]
+    more = ["dataset=custom", "prompt=''", "batch_size=4", "augmentation=none"]
+    tuning = FineTuning(
+        load_config(scenes_config, [*tiny, *sizes, *more], named), torch.device("cpu")
+    )
+    words = tuning.captioner.tokenizer
+    assert sorted(words.words) == ["a", "cat", "dog", "red"]
+    ids, _ = words.encode(["a <unk> cat", "a zebra cat"], 9)
+    assert torch.equal(ids[0], ids[1]) and ids[0, 2] == words.unknown
+    tuning.run()
+    said = json.loads((tuning.folder / "result" / "val_epoch00.json").read_text())
+    assert len(said) == 3 and not any("unk" in entry["caption"] for entry in said)
+
+
+def without(key):
+    made = content()
+    del made[key]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        (
+            without("val_images"),
+            "expected the keys train_images, .* found vocab, train_images, tra",
+        ),
+        ([1, 2], "expected the keys train_images"),
+        ({**content(), "vocab": {"idx_to_token": TOKENS}}, "vocab has to have idx_to_token"),
+        (
+            {**content(), "vocab": {"idx_to_token": [["a"]], "token_to_idx": {}}},
+            "vocab has to have idx_to_token",
+        ),
+        ({**content(), "vocab": TOKENS}, "vocab has to have idx_to_token"),
+        (
+            {**content(), "vocab": {"idx_to_token": ["a"], "token_to_idx": {"a": 0}}},
+            "vocab has no <START>",
+        ),
+        (
+            {**content(), "val_images": torch.zeros(3, 3, 4, 4)},
+            r"val_images has to be uint8 \(N, 3, H, W\); found float32 \(3, 3, 4, 4\)",
+        ),
+        ({**content(), "val_images": torch.zeros(3, 3, dtype=torch.uint8)}, "found uint8"),
+        ({**content(), "val_images": [1]}, "val_images has to be uint8 .*; found list"),
+        ({**content(), "val_captions": torch.zeros(3)}, r"val_captions has to be ids \(N, L\)"),
+        (
+            {**content(), "val_captions": torch.zeros(2, 6, dtype=torch.int64)},
+            "val has 3 images and 2 captions",
+        ),
+        (
+            {**content(), "val_captions": torch.full((3, 6), 8)},
+            "val_captions has ids beyond the 8 words of vocab",
+        ),
+        ({**content(), "code": unpack.Part}, "holds objects that could run code"),
+    ],
+)
+def test_what_is_not_so_is_named_in_a_line(tmp_path, capsys, made, line):
+    torch.save(made, tmp_path / "coco.pt")
+    assert unpack.main([str(tmp_path / "coco.pt"), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path / 'coco.pt'}") and said.count("\n") == 1
+    assert re.search(line, said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_not_there_or_broken_off(file, tmp_path, capsys):
+    assert unpack.main([str(tmp_path / "none.pt"), str(tmp_path / "out")]) == 2
+    assert "none.pt: no such file" in capsys.readouterr().err
+    file.write_bytes(file.read_bytes()[:-3000])
+    assert unpack.main([str(file), str(tmp_path / "out")]) == 2
+    assert "coco.pt is damaged" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""A folder of images made small: sizes, names, what is bad, and how it goes on."""
+
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioning import resize
+from captioning.data import load_image
+
+SHAPES = np.random.default_rng(4).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+
+
+def scene(width, height):
+    return Image.fromarray(SHAPES).resize((width, height), Image.BICUBIC)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder of images in folders, of several formats and sizes."""
+    source = tmp_path / "images"
+    for name, size in {
+        "wide.jpg": (400, 200),
+        "a/tall.png": (90, 300),
+        "a/b/tiny.jpg": (60, 40),
+        "a/large.webp": (640, 480),
+        "grey.PNG": (100, 64),
+    }.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        image = scene(*size)
+        (image.convert("L") if "grey" in name else image).save(source / name)
+    (source / "notes.txt").write_text("no image")
+    return source
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path for path in folder.rglob("[!.]*") if path.is_file()}
+
+
+def test_names_stay_and_the_shorter_side_becomes_the_one_asked_for(folder, tmp_path, capsys):
+    target = tmp_path / "small"
+    assert resize.main([str(folder), str(target), "--side", "64", "--workers", "3"]) == 0
+    assert "5 images: 3 resized, 2 copied; they are in" in capsys.readouterr().err
+    sizes = {name: load_image(path).size for name, path in files(target).items()}
+    assert sizes == {
+        "wide.jpg": (128, 64),
+        "a/tall.png": (64, 213),
+        "a/b/tiny.jpg": (60, 40),
+        "a/large.webp": (85, 64),
+        "grey.PNG": (100, 64),
+    }
+    for name in ("a/b/tiny.jpg", "grey.PNG"):  # no larger: the very file
+        assert (target / name).read_bytes() == (folder / name).read_bytes()
+    for name in files(target):
+        with Image.open(folder / name) as before, Image.open(target / name) as after:
+            assert before.format == after.format
+    tall = np.asarray(load_image(target / "a/tall.png"))
+    assert np.array_equal(tall, scene(90, 300).resize((64, 213), Image.BICUBIC))
+    wide = np.asarray(load_image(target / "wide.jpg")).astype(int)
+    assert np.abs(wide - np.asarray(scene(400, 200).resize((128, 64), Image.BICUBIC))).mean() < 4
+
+
+def test_bad_images_are_named_and_the_others_are_there(folder, tmp_path, capsys):
+    (folder / "a/empty.jpg").write_bytes(b"")
+    whole = (folder / "wide.jpg").read_bytes()
+    (folder / "half.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "a/b/half.jpg").write_bytes((folder / "a/b/tiny.jpg").read_bytes()[:-200])
+    target = tmp_path / "small"
+    assert resize.main([str(folder), str(target), "--side", "64"]) == 0
+    said = capsys.readouterr().err
+    for name in ("a/empty.jpg", "half.jpg", "a/b/half.jpg"):
+        assert f"{folder / name}: not a readable image" in said
+    assert "8 images: " in said and "3 cannot be read" in said
+    assert len(files(target)) == 5
+
+
+def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, monkeypatch):
+    target, made = tmp_path / "small", []
+    make = resize.make_small
+
+    def counted(name, **more):
+        if len(made) == 2:
+            time.sleep(0.3)  # until the other thread has looked
+        outcome = make(name, **more)
+        made.append(name)
+        if len(made) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return outcome
+
+    monkeypatch.setattr(resize, "make_small", counted)
+    command = [str(folder), str(target), "--side", "64", "--workers", "1"]
+    assert resize.main(command) == 0
+    assert "stopped by SIGTERM; the same command goes on from here" in capsys.readouterr().err
+    assert len(files(target)) == 3  # with the one that was under way
+    (target / ".wide.jpg.1.staged").write_bytes(b"of a killed program")
+    kept = {name: path.stat().st_mtime_ns for name, path in files(target).items()}
+    assert resize.main(command) == 0
+    assert f"{len(kept)} there already" in capsys.readouterr().err
+    assert sorted(made) == sorted({*made}) and files(target).keys() == {*made}
+    assert all((target / name).stat().st_mtime_ns == time for name, time in kept.items())
+    assert not list(target.rglob("*.staged"))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "line"),
+    [
+        ("none", "small", "none: no such folder"),
+        ("empty", "small", "empty holds no images"),
+        ("images", "images", "images is .*images or within it: give a folder beside it"),
+        ("images", "images/small", "images/small is .*images or within it"),
+        ("images", "other", "other has images of another side"),
+        ("images", "file", "cannot write .*file"),
+    ],
+)
+def test_what_cannot_be_is_one_line(folder, tmp_path, capsys, source, target, line):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("a file")
+    assert resize.main([str(folder), str(tmp_path / "other"), "--side", "32"]) == 0
+    capsys.readouterr()
+    assert resize.main([str(tmp_path / source), str(tmp_path / target), "--side", "64"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert re.search(line, said)
+    assert len(files(folder)) == 6
