@@ -102,14 +102,17 @@ class ImageEncoder(nn.Module):
         """
         self.network.eval()
         try:
-            found = self.network(torch.zeros(1, 3, image_size, image_size))
-        except RuntimeError as error:
+            with torch.enable_grad():
+                found = self.network(torch.zeros(1, 3, image_size, image_size))
+        except (RuntimeError, AssertionError) as error:
+            fault = "too small" if isinstance(error, RuntimeError) else "no size"
             raise ValueError(
-                f"image_size is {image_size}, too small for {name}: {reason(error)}"
+                f"image_size is {image_size}, {fault} for {name}: {reason(error)}"
             ) from error
         trained = [p for p in self.network.parameters() if p.requires_grad]
         if trained:
-            gradients = torch.autograd.grad(found.sum(), trained, allow_unused=True)
+            with torch.enable_grad():
+                gradients = torch.autograd.grad(found.sum(), trained, allow_unused=True)
             for parameter, gradient in zip(trained, gradients):
                 parameter.requires_grad_(gradient is not None)
         return found.shape[1:]

@@ -26,7 +26,7 @@ class TimmNetwork(nn.Module):
         super().__init__()
         self.name = name
         self.body = _load(name, weights, image_size)
-        self.body.reset_classifier(0, "")
+        self.body.reset_classifier(0)
         if weights == "package":
             mean, std = MEAN, STD
         else:

@@ -45,6 +45,11 @@ def test_an_image_of_any_size_suits_a_classic_captioner(minimal):
             ["model=sat", "teacher_forcing=inverse_sigmoid", "teacher_forcing_k=0.5"],
             "teacher_forcing_k is 0.5.*1 or more",
         ),
+        (["encoder_features=kept"], "encoder_features is kept, .*augmentation to none"),
+        (
+            ["encoder_features=kept", "augmentation=none", "encoder_lr=1e-5"],
+            "encoder_features is kept, .*set encoder_lr to 0",
+        ),
         (["early_stopping=3", "metrics=[length]"], "early_stopping goes by BLEU-4"),
         (["lr_schedule=plateau", "metrics=[length]"], "lr_schedule goes by BLEU-4"),
     ],
@@ -59,6 +64,7 @@ def test_what_does_not_go_together(minimal, overrides, message):
     [
         *(("rnn_coco", "rnn"), ("lstm_coco", "lstm"), ("attn_coco", "attn"), ("sat_coco", "sat")),
         *(("sat_flickr8k", "sat"), ("classic_cpu", "lstm"), ("classic_scenes", "sat")),
+        ("real_photos", "sat"),
     ],
 )
 def test_the_shipped_configurations_name_their_model(repository, name, model):
