@@ -111,6 +111,13 @@ def test_objectives():
             runs.variants([name])
 
 
+def test_the_configuration_has_both_data_sets(repository, shared_data):
+    roots = [f"image_root={shared_data / 'photos'}", f"ann_root={shared_data / 'annotation'}"]
+    config = load_config(repository / "configs" / "real_photos.yaml", roots)
+    sizes = [len(read_split(config, split)) for split in parts.SPLITS]
+    assert sizes == [1000 + 330, 250 + 36, 250 + 50]
+
+
 @pytest.mark.slow
 def test_all_of_it_and_again(scenes_config, tmp_path, capsys):
     """Two seeds, two objectives; what is done is not done again."""
