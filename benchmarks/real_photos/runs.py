@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from benchmarks.real_photos.judge import HUMANS, answer_path
 from benchmarks.real_photos.parts import write_parts
-from captioning.config import Config, load_config
+from captioning.config import Config, keys_of, load_config
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.sweep.one_run import without_pretrained
@@ -16,7 +16,7 @@ from captioning.training.validation_history import is_done, is_trained
 
 START, JUDGE = "start", "judge"
 # A captioner that can caption is where SMILE begins; so all go on from one start of MLE.
-FINE_TUNING = ("init_lr=3e-4", "warmup_steps=0", "max_epoch=4", "eval_every=4")
+FINE_TUNING = ("init_lr=2e-4", "warmup_steps=0", "max_epoch=3", "eval_every=3")
 
 
 class Variant(NamedTuple):
@@ -48,8 +48,8 @@ def _variant(name: str) -> Variant:
 class Runs:
     """The runs of a configuration's seeds, each in a folder of its own.
 
-    `folder`/seedN has start, judge and a run a variant. keys: overrides of all runs, tuning: those
-    of the variants alone. Raises UserError.
+    All run on the CPU. `folder`/seedN has start, judge and a run a variant. keys: overrides of all
+    runs, tuning: those of the variants alone. Raises UserError.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Runs:
         keys: Sequence[str],
         tuning: Sequence[str] = FINE_TUNING,
     ):
-        self.config, self.folder, self.keys, self.tuning = config, folder, list(keys), list(tuning)
+        self.config, self.folder = config, folder
+        self.keys, self.tuning = [*keys, "device=cpu"], list(tuning)
         self.seeds, self.variants = range(seeds), list(chosen)
         self.parts = {
             seed: write_parts(load_config(config, keys), seed, self.of(seed, "photos"))
@@ -71,28 +72,25 @@ class Runs:
     def of(self, seed: int, name: str) -> Path:
         return self.folder / f"seed{seed}" / name
 
-    def start_config(self) -> Config:
-        """What the starts and the judges have in common."""
-        return load_config(self.config, self.keys)
-
     def run(self, jobs: int) -> None:
         """Do what is not done, `jobs` programs at a time. Raises UserError for one that fails."""
         free = slots("cpu", jobs)
-        for programs in (self._features, self._starts, self._tuned, self._judged):
-            failures = run_programs(list(programs(jobs)), free)
-            for name, why in failures.items():
-                raise UserError(f"{name} failed: {why}")
+        _run(self._features(jobs), free)
+        for programs in (self._starts, self._tuned, self._judged):
+            _run(programs(), free)
+            for program in programs():  # which was asked to stop, and it alone
+                raise UserError(f"{program.name} was stopped; the same command goes on from here")
 
     def _features(self, jobs: int) -> Iterable[Program]:
-        """Those of all photos, unless a run has them already."""
-        if not self.start_config().encoder_features or not list(self._starts(jobs)):
+        """Those of all photos, unless the runs that need them are done."""
+        if not load_config(self.config, self.keys).encoder_features or not list(self._starts()):
             return
         for part in range(jobs):
             arguments = ["benchmarks.real_photos.features", str(part), str(jobs)]
             name = f"features{part}"
             yield self._program(name, arguments, self.folder / name, self.keys)
 
-    def _starts(self, jobs: int) -> Iterable[Program]:
+    def _starts(self) -> Iterable[Program]:
         """A start of MLE and a judge for each seed."""
         for seed in self.seeds:
             for name, who in ((START, "captioner"), (JUDGE, "judge")):
@@ -100,11 +98,12 @@ class Runs:
                 number = seed if name == START else seed + 1000
                 keys = [*self.keys, f"train_file={self.parts[seed][who]}", f"seed={number}"]
                 folder = self.of(seed, name)
-                if not is_trained(load_config(self.config, keys, {"output_dir": str(folder)})):
-                    arguments = ["captioning.train"]
+                config = load_config(self.config, keys, {"output_dir": str(folder)})
+                if not (is_trained(config) and _is_of(folder, config)):
+                    arguments = ["captioning.train"]  # which refuses to go on with another run
                     yield self._program(f"seed{seed}/{name}", arguments, folder, keys)
 
-    def _tuned(self, jobs: int) -> Iterable[Program]:
+    def _tuned(self) -> Iterable[Program]:
         """A run a variant and seed, its test captions scored."""
         for seed in self.seeds:
             for variant in self.variants:
@@ -125,7 +124,7 @@ class Runs:
         ]
         return [*self.keys, *self.tuning, *own]
 
-    def _judged(self, jobs: int) -> Iterable[Program]:
+    def _judged(self) -> Iterable[Program]:
         for seed in self.seeds:
             judge = self.of(seed, JUDGE)
             for name in (HUMANS, *(variant.name for variant in self.variants)):
@@ -144,9 +143,21 @@ class Runs:
     def _program(
         self, name: str, arguments: Sequence[str], folder: Path, keys: Sequence[str]
     ) -> Program:
-        where = ["--config", self.config, "--output_dir", str(folder), "--device", "cpu"]
+        where = ["--config", self.config, "--output_dir", str(folder)]
         command = [sys.executable, "-m", *arguments, *where, *keys]
         return Program(name, command, folder.with_name(f"{folder.name}.log"))
+
+
+def _run(programs: Iterable[Program], free: Sequence[dict[str, str]]) -> None:
+    for name, why in run_programs(list(programs), free).items():
+        raise UserError(f"{name} failed: {why}")
+
+
+def _is_of(folder: Path, config: Config) -> bool:
+    """Whether the run in a folder is that of a configuration, wherever its data lie."""
+    record = load_config(folder / "config.yaml")
+    keys = [key for role in ("run", "batch", "length") for key in keys_of(role)]
+    return all(getattr(record, key) == getattr(config, key) for key in keys)
 
 
 def _newest(paths: Iterable[Path]) -> float:
