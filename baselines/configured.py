@@ -24,6 +24,7 @@ class Keys(BaseModel):
     encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
     encoder_size: Annotated[Optional[int], "run"] = Field(None, gt=0, le=1000)
     encoder_norm: Annotated[bool, "run"] = False
+    encoder_features: Annotated[Optional[str], "speed"] = None
     vocabulary: Annotated[Literal["words", "wordpiece"], "run"] = "words"
     vocabulary_size: Annotated[int, "run"] = Field(6400, gt=4)
     min_word_count: Annotated[int, "run"] = Field(1, gt=0)
@@ -42,7 +43,7 @@ class Keys(BaseModel):
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
     teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
 
-    @field_validator("word_vectors")
+    @field_validator("word_vectors", "encoder_features")
     @classmethod
     def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
         return value or None
@@ -62,6 +63,12 @@ class Keys(BaseModel):
             raise ValueError(
                 f"tie_embeddings: word vectors are {self.embed_dim} wide (embed_dim), the output "
                 f"{self.hidden_dim} (hidden_dim); give both one width"
+            )
+        if self.encoder_features and (self.encoder_lr or self.augmentation != "none"):
+            raise ValueError(
+                f"encoder_features is {self.encoder_features}, but an encoder that learns or sees "
+                "each image in another way never sees the same twice; set encoder_lr to 0 and "
+                "augmentation to none"
             )
         k = self.teacher_forcing_k
         if self.teacher_forcing == "exponential" and k >= 1:
@@ -87,7 +94,7 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
         raise ValueError(
             "encoder_weights is none and encoder_lr 0: the image encoder would stay as it is made "
-            "up; give it weights (default or a file), or a learning rate above 0"
+            "up; give it weights (default, package or a file), or a learning rate above 0"
         )
     encoder = ImageEncoder(
         config.encoder,
@@ -99,6 +106,7 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         mean=context.mean,
         std=context.std,
         image_size=config.image_size,
+        features=config.encoder_features,
     )
     made = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
     made["objective"] = config.build_objective()

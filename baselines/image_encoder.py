@@ -1,45 +1,33 @@
-"""Any of torchvision's convolutional classifiers, without its head, as an image encoder."""
+"""The image encoder of a classic captioner: places, made of the map of a network."""
 
-import os
-import warnings
-from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Optional
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 
-FAMILIES = (
-    *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
-    *("mobilenet", "mnasnet", "regnet"),
-)
-# What torchvision's weights were trained with.
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+from baselines.kept_features import KeptFeatures
+from baselines.timm_network import TimmNetwork
+from baselines.torchvision_network import IMAGENET_MEAN, IMAGENET_STD, torchvision_network
+from baselines.weight_files import reason
 
-SAFE_LOADING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's own switch
-
-
-def encoder_names() -> list[str]:
-    """The networks of torchvision that can be an encoder."""
-    names = torchvision.models.list_models(module=torchvision.models)
-    return [name for name in names if name.startswith(FAMILIES)]
+TIMM = "timm/"
 
 
 class ImageEncoder(nn.Module):
     """Images (B, 3, S, S) to annotations (B, P, D): a vector for each of P places, row by row.
 
-    name: of `encoder_names`. weights: "none", made up; "default", torchvision's best, downloaded;
-    or a file of a state dict of that network. dim: D by a 1x1 convolution, else what the network
-    has. grid: P = grid * grid by average pooling, or by bilinear interpolation where the network
-    gives fewer. norm: each channel of the annotations is normalised over images and places at the
-    end, by a BatchNorm. finetune: without it the network stays as it is, batch statistics included.
-    mean, std: what the images were normalised with, changed here to what torchvision's weights
-    expect. image_size: S, to see that the network can take it. Raises ValueError for an unknown
-    name, for weights that cannot be had or do not fit, and for images that are too small.
+    name: of a torchvision network (`encoder_names`), or "timm/" and that of one of timm's. weights:
+    "none", made up; "default", the library's best, downloaded; "package", of `packaged_weights`; or
+    a file of a state dict of that network. dim: D by a 1x1 convolution, else what the network has.
+    grid: P = grid * grid by average pooling, or by bilinear interpolation where the network gives
+    fewer. norm: each channel of the annotations is normalised over images and places at the end, by
+    a BatchNorm. finetune: without it the network stays as it is, batch statistics included. mean,
+    std: what the images were normalised with, changed here to what the weights expect. image_size:
+    S, to see that the network can take it. features: a folder where the network's maps of training
+    images are kept; for a network that stays as it is. Raises ValueError for an unknown name, for
+    weights that cannot be had or do not fit, and for images that are too small.
     """
 
     def __init__(
@@ -53,14 +41,15 @@ class ImageEncoder(nn.Module):
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         image_size: int = 64,
+        features: Optional[str] = None,
     ):
         super().__init__()
-        if name not in encoder_names():
-            raise ValueError(
-                f"encoder: {name!r} is unknown; choose one of torchvision's "
-                f"{', '.join(FAMILIES)}, such as regnet_x_400mf or resnet50"
-            )
-        self.network = _without_head(_load(name, weights))
+        if name.startswith(TIMM):
+            self.network = TimmNetwork(name[len(TIMM) :], weights, image_size)
+            expected_mean, expected_std = torch.zeros(3), torch.ones(3)
+        else:
+            self.network = torchvision_network(name, weights)
+            expected_mean, expected_std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
         self.finetune = finetune
         self.network.requires_grad_(finetune)
         width, *map_size = self._map_of(image_size, name)
@@ -69,10 +58,11 @@ class ImageEncoder(nn.Module):
         self.projection = nn.Conv2d(width, dim, 1) if dim else nn.Identity()
         self.grid = grid
         self.norm = nn.BatchNorm1d(self.dim) if norm else nn.Identity()
-        scale = torch.tensor(std) / torch.tensor(IMAGENET_STD)
-        shift = (torch.tensor(mean) - torch.tensor(IMAGENET_MEAN)) / torch.tensor(IMAGENET_STD)
+        scale = torch.tensor(std) / expected_std
+        shift = (torch.tensor(mean) - expected_mean) / expected_std
         self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
         self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
+        self.kept = KeptFeatures(features, self.network, name) if features else None
         self.train()
 
     def train(self, mode: bool = True) -> "ImageEncoder":
@@ -82,7 +72,7 @@ class ImageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            features = self.network(image * self.scale + self.shift)  # (B, C, h, w)
+            features = self._map(image * self.scale + self.shift)  # (B, C, h, w)
         features = self.projection(features)
         if self.grid is not None and min(features.shape[2:]) < self.grid:
             size = (self.grid, self.grid)
@@ -90,6 +80,10 @@ class ImageEncoder(nn.Module):
         elif self.grid is not None:
             features = F.adaptive_avg_pool2d(features, self.grid)
         return self.norm(features.flatten(2)).transpose(1, 2)
+
+    def _map(self, image: Tensor) -> Tensor:
+        # What is captioned later on may be any number of images, each of which is seen once.
+        return self.network(image) if self.kept is None else self.kept(image, keep=self.training)
 
     @property
     def smallest_batch(self) -> int:
@@ -101,60 +95,24 @@ class ImageEncoder(nn.Module):
         return 2 if in_network or at_end else 1
 
     def _map_of(self, image_size: int, name: str) -> Sequence[int]:
-        """Channels, height and width of what the network makes of an image."""
+        """Channels, height and width of what the network makes of an image.
+
+        What that does not depend on, such as the remains of a head, is not trained: several
+        processes would wait for its gradient.
+        """
         self.network.eval()
         try:
-            with torch.no_grad():
-                return self.network(torch.zeros(1, 3, image_size, image_size)).shape[1:]
-        except RuntimeError as error:
+            with torch.enable_grad():
+                found = self.network(torch.zeros(1, 3, image_size, image_size))
+        except (RuntimeError, AssertionError) as error:
+            fault = "too small" if isinstance(error, RuntimeError) else "no size"
             raise ValueError(
-                f"image_size is {image_size}, too small for {name}: {_reason(error)}"
+                f"image_size is {image_size}, {fault} for {name}: {reason(error)}"
             ) from error
-
-
-def _load(name: str, weights: str) -> nn.Module:
-    if weights == "default":
-        try:
-            # torchvision reads what it fetches as torch once did, which runs what is in the file.
-            with patch.dict(os.environ, {SAFE_LOADING: "1"}):
-                return torchvision.models.get_model(name, weights="DEFAULT")
-        except Exception as error:  # of the network, of the hash, of what unpickling stumbles over
-            raise ValueError(
-                f"encoder_weights: cannot fetch torchvision's weights of {name} "
-                f"({_reason(error)}); connect to the network, or give none or a file"
-            ) from error
-    network = torchvision.models.get_model(name, weights=None)
-    if weights == "none":
-        return network
-    path = Path(weights)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles that are not torch's, then refused
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        network.load_state_dict(state)
-        if not all(value.isfinite().all() for value in state.values()):
-            raise ValueError("it holds values that are not finite")
-    except Exception as error:  # unpicklers raise whatever a broken file makes them stumble over
-        raise ValueError(
-            f"encoder_weights: {path} cannot be read as weights of {name}: {_reason(error)}"
-        ) from error
-    return network
-
-
-def _reason(error: Exception) -> str:
-    """What an error says, in one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _without_head(network: nn.Module) -> nn.Module:
-    """The part of a classifier that ends in a map (B, C, h, w), under the names that it had."""
-    if hasattr(network, "features"):  # squeezenet, densenet, mobilenet
-        dense = isinstance(network, torchvision.models.DenseNet)
-        # DenseNet's last activation is in its forward.
-        return nn.Sequential(network.features, nn.ReLU()) if dense else network.features
-    if hasattr(network, "layers"):  # mnasnet
-        return network.layers
-    children = OrderedDict(network.named_children())
-    for head in ("avgpool", "fc"):  # the pooling of shufflenet is in its forward
-        children.pop(head, None)
-    return nn.Sequential(children)
+        trained = [p for p in self.network.parameters() if p.requires_grad]
+        if trained:
+            with torch.enable_grad():
+                gradients = torch.autograd.grad(found.sum(), trained, allow_unused=True)
+            for parameter, gradient in zip(trained, gradients):
+                parameter.requires_grad_(gradient is not None)
+        return found.shape[1:]

@@ -44,9 +44,9 @@ class Keys(BaseModel):
     random_subset_size: Annotated[int, "run"] = Field(10, gt=0, le=100_000)
 
     dataset: Annotated[Literal["coco", "flickr30k", "custom"], "run"] = "coco"
-    train_file: Annotated[Optional[str], "run"] = None
-    val_file: Annotated[Optional[str], "data"] = None
-    test_file: Annotated[Optional[str], "data"] = None
+    train_file: Annotated[Union[str, list[str], None], "run"] = None
+    val_file: Annotated[Union[str, list[str], None], "data"] = None
+    test_file: Annotated[Union[str, list[str], None], "data"] = None
     val_gt_file: Annotated[Optional[str], "data"] = None
     test_gt_file: Annotated[Optional[str], "data"] = None
     captions_per_image: Annotated[int, "run"] = Field(1, gt=0, le=1000)

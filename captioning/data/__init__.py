@@ -19,4 +19,4 @@ from captioning.data.loader import (
     evaluation_loader,
     training_loader,
 )
-from captioning.data.sources import annotation_path, read_split, references
+from captioning.data.sources import annotation_paths, read_split, references

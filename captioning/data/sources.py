@@ -42,11 +42,11 @@ SOURCES = {
 }
 
 
-def annotation_path(config, split: str) -> Path:
-    """Return the annotation file of `split` ("train", "val" or "test"), downloaded if need be.
+def annotation_paths(config, split: str) -> list[Path]:
+    """Return the annotation files of `split` ("train", "val" or "test"), downloaded if need be.
 
-    `config` has dataset, ann_root and {train,val,test}_file; a name given there goes before the
-    data set's own. Raises UserError if there is no name or the file cannot be had.
+    `config` has dataset, ann_root and {train,val,test}_file; the name or names given there go
+    before the data set's own. Raises UserError if there is no name or a file cannot be had.
     """
     known_name = SOURCES[config.dataset].annotations.get(split)
     name = getattr(config, f"{split}_file") or known_name
@@ -55,12 +55,28 @@ def annotation_path(config, split: str) -> Path:
             f"dataset: {config.dataset} needs {split}_file: set it to the annotation file of "
             f"split {split}, relative to ann_root"
         )
-    return _located(config.ann_root, name, known_name)
+    names = name if isinstance(name, list) else [name]
+    return [_located(config.ann_root, each, known_name) for each in names]
 
 
 def read_split(config, split: str) -> list[Sample]:
-    """Return the samples of `split`; raises UserError as `annotation_path` and the reader do."""
-    return read_annotations(annotation_path(config, split), split)
+    """Return the samples of `split`, of one file after the other.
+
+    Raises UserError as `annotation_paths` and the reader do, and for an image id in two files.
+    """
+    samples: list[Sample] = []
+    owner: dict[ImageId, Path] = {}
+    for path in annotation_paths(config, split):
+        of_file = read_annotations(path, split)
+        for sample in of_file:
+            if sample.image_id in owner:
+                raise UserError(
+                    f"{owner[sample.image_id]} and {path} both have image id {sample.image_id!r}: "
+                    "name each file once, and give each image an image_id of its own"
+                )
+        owner.update((sample.image_id, path) for sample in of_file)
+        samples += of_file
+    return samples
 
 
 def references(config, split: str) -> dict[ImageId, list[str]]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from captioning.config import Config
-from captioning.data import Sample, annotation_path, read_split, references
+from captioning.data import Sample, annotation_paths, read_split, references
 from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Evaluator, Settings
 from captioning.metrics.registry import build_evaluators
@@ -113,7 +113,13 @@ def object_settings(config: Config) -> dict[str, Any]:
 def _pool(config: Config) -> Optional[Path]:
     """The file or folder of `pool`, the annotation file where it names a split."""
     if config.pool in ("train", "val", "test"):
-        return annotation_path(config, config.pool)
+        first, *others = annotation_paths(config, config.pool)
+        if others:
+            raise UserError(
+                f"pool: {config.pool} is of {1 + len(others)} annotation files; name a list "
+                "of its images, one a line"
+            )
+        return first
     return Path(config.pool) if config.pool else None
 
 

@@ -79,19 +79,22 @@ def plateaus(values: Sequence[float], patience: int) -> int:
 
 
 def is_done(trained: Config, scored: Config) -> bool:
-    """Whether the run has no further epoch, began where it should, and `is_scored`.
+    """Whether a run `is_trained` and `is_scored`.
 
     trained: its configuration in training; scored: in captioning, where `pretrained` on the command
     line would name the weights to caption with.
     """
-    folder = Path(trained.output_dir)
+    return is_scored(scored) and is_trained(trained)
+
+
+def is_trained(config: Config) -> bool:
+    """Whether the run has no further epoch, and began where it should."""
+    folder = Path(config.output_dir)
     epochs, record = checkpoints.of_epochs(folder), folder / "config.yaml"
-    if not epochs or not record.exists() or not is_scored(scored):
-        return False
-    if load_config(record).pretrained != trained.pretrained:
+    if not epochs or not record.exists() or load_config(record).pretrained != config.pretrained:
         return False
     newest = int(epochs[-1].stem.rpartition("_")[2])
-    return why_over(trained, folder, newest + 1) is not None
+    return why_over(config, folder, newest + 1) is not None
 
 
 def is_scored(config: Config, split: str = "test") -> bool:

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torchvision
 
-from baselines.image_encoder import ImageEncoder, encoder_names
+from baselines.image_encoder import ImageEncoder
+from baselines.torchvision_network import encoder_names
 
 ONE_OF_EACH = {
     "resnet18": 512,

@@ -50,6 +50,11 @@ def test_an_image_of_any_size_suits_a_classic_captioner(minimal):
             r"vectors are 256 wide .embed_dim., the output 512",
         ),
         (["model=sat", "tie_embeddings=true", "deep_output=false"], "give both one width"),
+        (["encoder_features=kept"], "encoder_features is kept, .*augmentation to none"),
+        (
+            ["encoder_features=kept", "augmentation=none", "encoder_lr=1e-5"],
+            "encoder_features is kept, .*set encoder_lr to 0",
+        ),
     ],
 )
 def test_what_does_not_go_together(minimal, overrides, message):
@@ -62,6 +67,7 @@ def test_what_does_not_go_together(minimal, overrides, message):
     [
         *(("rnn_coco", "rnn"), ("lstm_coco", "lstm"), ("attn_coco", "attn"), ("sat_coco", "sat")),
         *(("sat_flickr8k", "sat"), ("classic_cpu", "lstm"), ("classic_scenes", "sat")),
+        ("real_photos", "sat"),
     ],
 )
 def test_the_shipped_configurations_name_their_model(repository, name, model):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from BLIP.download import DownloadError
-from captioning.data import annotation_path, read_split, references
+from captioning.data import annotation_paths, read_split, references
 from captioning.data.sources import SHA256
 from captioning.runtime.errors import UserError
 
@@ -52,14 +52,14 @@ def downloads(monkeypatch):
 
 def test_local_file_is_used_as_it_is(tmp_path, downloads):
     path = write(tmp_path / "coco_karpathy_test.json", ROWS)  # its sha256 is not the known one
-    assert annotation_path(make_config(tmp_path), "test") == path
+    assert annotation_paths(make_config(tmp_path), "test") == [path]
     assert downloads == []
 
 
 @pytest.mark.parametrize("dataset", ["coco", "flickr30k"])
 def test_missing_file_is_downloaded(tmp_path, downloads, dataset):
     name = {"coco": "coco_karpathy_test.json", "flickr30k": "flickr30k_test.json"}[dataset]
-    path = annotation_path(make_config(tmp_path, dataset), "test")
+    [path] = annotation_paths(make_config(tmp_path, dataset), "test")
     url = f"https://storage.googleapis.com/sfr-vision-language-research/datasets/{name}"
     assert downloads == [(url, tmp_path / name, SHA256[name])]
     assert path == tmp_path / name and path.is_file()
@@ -67,22 +67,35 @@ def test_missing_file_is_downloaded(tmp_path, downloads, dataset):
 
 def test_failed_download_says_where_to_put_the_file(tmp_path, downloads):
     with pytest.raises(UserError, match="no route to host") as caught:
-        annotation_path(make_config(tmp_path), "train")
+        annotation_paths(make_config(tmp_path), "train")
     assert str(tmp_path / "coco_karpathy_train.json") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_configured_file_goes_first_and_is_not_downloaded(tmp_path, downloads):
     config = make_config(tmp_path, test_file="mine.json")
-    assert annotation_path(config, "test") == tmp_path / "mine.json"
+    assert annotation_paths(config, "test") == [tmp_path / "mine.json"]
     with pytest.raises(UserError, match=r"mine\.json: no such file"):
         read_split(config, "test")
     assert downloads == []
 
 
+def test_a_split_of_several_files_has_the_images_of_all_in_their_order(tmp_path):
+    of_file = {"a.json": ["2.jpg", "1.jpg"], "b.json": ["3.jpg"], "again.json": ["other/1.jpg"]}
+    for name, images in of_file.items():
+        write(tmp_path / name, [{"image": image, "caption": f"of {image}"} for image in images])
+    names = ["a.json", "b.json"]
+    config = make_config(tmp_path, "custom", test_file=names, train_file=["a.json", "again.json"])
+    samples = read_split(config, "test")
+    assert [sample.image_id for sample in samples] == [2, 1, 3]
+    assert references(config, "test") == {2: ["of 2.jpg"], 1: ["of 1.jpg"], 3: ["of 3.jpg"]}
+    with pytest.raises(UserError, match=r"a\.json and .*again\.json both have image id 1: "):
+        read_split(config, "train")
+
+
 def test_custom_data_set_needs_its_files(tmp_path):
     with pytest.raises(UserError, match="custom needs val_file"):
-        annotation_path(make_config(tmp_path, "custom"), "val")
+        annotation_paths(make_config(tmp_path, "custom"), "val")
 
 
 def test_references_come_from_the_gt_file_for_the_images_of_the_split(tmp_path):

@@ -6,6 +6,8 @@ import json
 import pytest
 import torch
 
+from baselines import configured
+from baselines.kept_features import KeptFeatures
 from captioning import calibrate, train
 from captioning.config import load_config
 from captioning.models.build import captioner_from
@@ -80,6 +82,42 @@ def test_a_resumed_run_ends_as_the_undisturbed_one(run, monkeypatch):
     for key, value in whole["model"].items():
         assert torch.equal(value, resumed["model"][key]), key
     assert {"loss", "mle", "attention"} <= lines(again.folder, "epoch")[-1].keys()
+
+
+def test_kept_features_change_nothing_of_a_resumed_run(run, monkeypatch, tmp_path):
+    """The resumed run's are looked up where the other computed them; made-up weights stand in."""
+    monkeypatch.setattr("baselines.configured.build", with_frozen_encoder)
+    kept = tmp_path / "features"
+    more = ["encoder_lr=0", "augmentation=none", "encoder_norm=true"]
+    run("lstm", *more, folder="plain").run()
+    more.append(f"encoder_features={kept}")
+    run("lstm", *more, folder="whole").run()
+    assert len(list(kept.glob("*/*.safetensors"))) == 24
+    interrupted = run("lstm", *more, folder="resumed")
+    interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
+    interrupted.run()
+    again = run("lstm", *more, folder="resumed")
+    assert again.place.epoch == 1
+    again.run()
+    plain, whole, resumed = (
+        torch.load(again.folder.parent / name / "checkpoint_01.pth", weights_only=True)["model"]
+        for name in ("plain", "whole", "resumed")
+    )
+    for key, value in whole.items():
+        assert torch.equal(value, resumed[key]), key
+        torch.testing.assert_close(value, plain[key], rtol=1e-2, atol=1e-3)
+
+
+def with_frozen_encoder(config, context, build=configured.build):
+    """What a configuration with weights for its encoder would make, but with made-up ones."""
+    weights = config.model_copy(update={"encoder_lr": 1e-3})
+    captioner = build(weights.model_copy(update={"encoder_features": None}), context)
+    encoder = captioner.encoder
+    encoder.finetune, captioner.encoder_lr = False, 0.0
+    encoder.network.requires_grad_(False)
+    if config.encoder_features:
+        encoder.kept = KeptFeatures(config.encoder_features, encoder.network, config.encoder)
+    return captioner
 
 
 def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_config, overrides):

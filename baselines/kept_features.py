@@ -1,0 +1,78 @@
+"""What a network makes of images, kept on disk: a frozen one need see each image only once."""
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Optional
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+
+class KeptFeatures:
+    """The maps of a network that does not change, each in a file of `folder`.
+
+    A map is found by the values of its image, whatever file that was, and by the name and the
+    values of the network, which has a folder of its own. It is computed from its image alone and in
+    float32, so that it does not depend on what else was in the batch. A file that cannot be read
+    counts as none; of a folder that cannot be written to, one warning is given.
+    """
+
+    def __init__(self, folder: str, network: nn.Module, name: str):
+        self.folder, self.network, self.name = Path(folder), network, name
+        self.can_write = True
+        self.forget()
+        # A checkpoint's weights come after the captioner is built.
+        network.register_load_state_dict_post_hook(lambda *_: self.forget())
+
+    def forget(self) -> None:
+        """Look at the network's weights again before the next image."""
+        self._of_network: Optional[Path] = None
+
+    @torch.compiler.disable
+    def __call__(self, image: Tensor, keep: bool) -> Tensor:
+        """Maps (B, C, h, w) of images (B, 3, S, S); keep: write down those that were not there."""
+        with torch.autocast(image.device.type, enabled=False):
+            return torch.stack([self._of(one, keep) for one in image.float()])
+
+    def _of(self, image: Tensor, keep: bool) -> Tensor:
+        path = self._place() / f"{_digest([image])}.safetensors"
+        with contextlib.suppress(OSError, SafetensorError, KeyError):
+            return load_file(path, device=str(image.device))["map"]
+        features = self.network(image.unsqueeze(0))[0]
+        if keep and self.can_write:
+            self._write(features, path)
+        return features
+
+    def _place(self) -> Path:
+        if self._of_network is None:
+            values = _digest(self.network.state_dict().values())
+            self._of_network = self.folder / f"{self.name.replace('/', '_')}-{values}"
+        return self._of_network
+
+    def _write(self, features: Tensor, path: Path) -> None:
+        temporary = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({"map": features.cpu().contiguous()}, temporary)
+            os.replace(temporary, path)
+        except (OSError, SafetensorError) as error:
+            self.can_write = False
+            logger.warning("encoder_features: cannot write %s (%s): not kept", path, error)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+
+
+def _digest(values: Iterable[Tensor]) -> str:
+    """32 characters that tell tensors from others of the same shapes."""
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(value.detach().cpu().contiguous().numpy())
+    return digest.hexdigest()[:32]

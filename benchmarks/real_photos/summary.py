@@ -1,0 +1,187 @@
+"""What the runs of several seeds come to: scores with intervals, differences from MLE, examples."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from benchmarks.real_photos.judge import HUMANS, answer_path
+from benchmarks.real_photos.runs import JUDGE, Runs
+from captioning.data.caption_files import read_predictions
+from captioning.files.reading import parse_json, read_json, read_text
+from captioning.metrics.bootstrap import Estimate, mean
+from captioning.report.comparison import HUMANS as PEOPLE
+from captioning.report.comparison import Comparison, Row
+from captioning.report.runs import metrics_of
+
+OF_95 = 1.96  # standard errors to either side
+FOUND = "found"  # captions that the judge finds likelier under their own photo than any other, %
+EVERY = 30  # of the test photos by id, whose captions are shown
+
+
+class Shown(NamedTuple):
+    metric: str
+    title: str
+    digits: int
+    factor: float = 1.0
+
+
+SHOWN = (
+    Shown("cap_len", "Words", 1),
+    Shown("lex_div", "Distinct words", 0, 1000.0),
+    Shown("Bleu_4", "BLEU-4", 3),
+    Shown("METEOR", "METEOR", 3),
+    Shown("CIDEr", "CIDEr", 3),
+    Shown(FOUND, "Finds its photo, %", 1),
+    Shown("CHAIRi", "CHAIRi, %", 1),
+    Shown("object_recall", "Objects named, %", 1),
+)
+
+
+class Summary(NamedTuple):
+    """rows: people first, then the variants; seeds: {variant: {metric: a value a seed}};
+    differences: {variant: {metric: that from MLE}}; examples: [{image_id, variant: caption}]."""
+
+    rows: list[Row]
+    seeds: dict[str, dict[str, list[float]]]
+    differences: dict[str, dict[str, Estimate]]
+    examples: list[dict[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        def plain(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+            return {name: vars(estimate) for name, estimate in estimates.items()}
+
+        return {
+            "scores": {row.label: plain(row.metrics) for row in self.rows},
+            "seeds": self.seeds,
+            "differences_from_mle": {n: plain(found) for n, found in self.differences.items()},
+            "examples": self.examples,
+        }
+
+
+def summarise(runs: Runs, of_people: Comparison) -> Summary:
+    """Put the seeds together. of_people: a comparison that has scored the human captions."""
+    people = [_found(runs, seed, HUMANS)[0] for seed in runs.seeds]
+    human = of_people.human
+    metrics = {**(human.metrics if human else {}), FOUND: over_seeds(people)}
+    rows = [Row(PEOPLE, "humans", {}, metrics)]
+    seeds, each = {}, {}
+    for variant in runs.variants:
+        found = [_metrics(runs, seed, variant.name) for seed in runs.seeds]
+        names = [name for name in found[0] if all(name in of_seed for of_seed in found)]
+        estimates = {name: over_seeds([of_seed[name] for of_seed in found]) for name in names}
+        kind = variant.name if variant.name in ("mle", "smile") else "mixture"
+        rows.append(Row(variant.label, kind, {}, estimates))
+        seeds[variant.label] = {n: [of_seed[n].value for of_seed in found] for n in names}
+        each[variant] = [_of_images(runs, seed, variant.name) for seed in runs.seeds]
+    mle = next((each[v] for v in each if v.name == "mle"), None)
+    differences = {v.label: _differences(mle, each[v]) for v in each if mle and v.name != "mle"}
+    return Summary(rows, seeds, differences, _examples(runs))
+
+
+def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of the seeds' scores of the same images, with the 95 % interval of both.
+
+    Its variance is that over images, which the seeds share, and that over seeds by their number; of
+    a score without an interval, that over seeds alone. None for one seed without an interval.
+    """
+    values = [estimate.value for estimate in estimates]
+    variance = statistics.variance(values) / len(values) if len(values) > 1 else 0.0
+    known = [e for e in estimates if e.low is not None]
+    if known:
+        variance += statistics.fmean(((e.high - e.low) / 2 / OF_95) ** 2 for e in known)
+    return _estimate(statistics.fmean(values), variance, estimates[0].n)
+
+
+def _estimate(value: float, variance: float, n: int) -> Estimate:
+    if not variance:
+        return Estimate(value, None, None, n)
+    reach = OF_95 * math.sqrt(variance)
+    return Estimate(value, value - reach, value + reach, n)
+
+
+def _differences(
+    first: Sequence[Mapping[str, np.ndarray]], second: Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, Estimate]:
+    """Of the means over images and seeds, with intervals as in `over_seeds`."""
+    found = {}
+    for name in first[0].keys() & second[0].keys():
+        pairs = np.array([b[name] - a[name] for a, b in zip(first, second)])  # (seeds, images)
+        pairs = pairs[:, ~np.isnan(pairs).any(0)]
+        if pairs.size:
+            count = pairs.shape[1]
+            variance = pairs.mean(0).var(ddof=1) / count if count > 1 else 0.0
+            if len(pairs) > 1:
+                variance += pairs.mean(1).var(ddof=1) / len(pairs)
+            found[name] = _estimate(float(pairs.mean()), float(variance), count)
+    return dict(sorted(found.items()))
+
+
+def _metrics(runs: Runs, seed: int, name: str) -> dict[str, Estimate]:
+    path = runs.of(seed, name) / "result" / "test" / "metrics.json"
+    found = metrics_of(read_json(path)["metrics"], path)
+    return {**found, FOUND: _found(runs, seed, name)[0]}
+
+
+def _found(runs: Runs, seed: int, name: str) -> tuple[Estimate, dict[str, float]]:
+    """The share of captions that find their photos, and 100 or 0 by image id."""
+    places = read_json(answer_path(runs.of(seed, JUDGE), runs.of(seed, name)))
+    hits = {image_id: 100.0 * (place == 1) for image_id, place in places.items()}
+    return mean(list(hits.values())), hits
+
+
+def _of_images(runs: Runs, seed: int, name: str) -> dict[str, np.ndarray]:
+    """Each metric that a caption has, an image an entry, nan where one has none."""
+    path = runs.of(seed, name) / "result" / "test" / "per_caption.jsonl"
+    lines = [parse_json(line, path, n) for n, line in enumerate(read_text(path).splitlines(), 1)]
+    lines.sort(key=lambda line: str(line["image_id"]))
+    hits = _found(runs, seed, name)[1]
+    columns: dict[str, list[Optional[float]]] = {
+        FOUND: [hits.get(str(line["image_id"])) for line in lines]
+    }
+    for metric in lines[0].keys() - {"image_id", "caption"}:
+        columns[metric] = [line.get(metric) for line in lines]
+    numbers = (int, float, type(None))
+    return {
+        metric: np.array(values, dtype=float)
+        for metric, values in columns.items()
+        if all(isinstance(value, numbers) for value in values)
+    }
+
+
+def _examples(runs: Runs) -> list[dict[str, Any]]:
+    """The captions of the first seed of every so manieth photo by id, whatever they say."""
+    by_variant = {
+        variant.label: read_predictions(runs.of(0, variant.name) / "result" / "test.json")
+        for variant in runs.variants
+    }
+    ids = sorted(next(iter(by_variant.values())), key=lambda i: (isinstance(i, str), i))
+    return [
+        {"image_id": i, **{label: captions[i] for label, captions in by_variant.items()}}
+        for i in ids[::EVERY]
+    ]
+
+
+def markdown(summary: Summary) -> str:
+    """The table, and the examples below it."""
+    present = [s for s in SHOWN if any(s.metric in row.metrics for row in summary.rows)]
+    lines = [["", *(s.title for s in present)], ["---", *("---:" for _ in present)]]
+    for row in summary.rows:
+        lines.append([row.label, *(_cell(s, row.metrics.get(s.metric)) for s in present)])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    blocks = []
+    for example in summary.examples:
+        said = [f"- {label}: {text}" for label, text in example.items() if label != "image_id"]
+        blocks.append("\n".join([f"Photo {example['image_id']}", "", *said]))
+    return "\n\n".join([table, *blocks]) + "\n"
+
+
+def _cell(shown: Shown, estimate: Optional[Estimate]) -> str:
+    if estimate is None:
+        return "-"
+    value = f"{estimate.value * shown.factor:.{shown.digits}f}"
+    if estimate.low is None:
+        return value
+    return f"{value} ± {(estimate.high - estimate.low) / 2 * shown.factor:.{shown.digits}f}"

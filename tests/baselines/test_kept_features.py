@@ -1,0 +1,92 @@
+"""Features on disk: the same as without, computed once, of this network and no other."""
+
+import pytest
+import torch
+
+from baselines.image_encoder import ImageEncoder
+
+SHAPE = (3, 3, 32, 32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "features"
+
+
+@pytest.fixture
+def encoder(folder):
+    return ImageEncoder("resnet18", dim=4, finetune=False, image_size=32, features=str(folder))
+
+
+def count_calls(encoder):
+    """Return a list that gets the images of every call of the network."""
+    calls = []
+    encoder.network.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
+    return calls
+
+
+def test_training_images_are_seen_once(encoder, folder):
+    image = torch.randn(SHAPE)
+    calls = count_calls(encoder)
+    first = encoder(image)
+    assert calls == [1, 1, 1] and len(list(folder.glob("*/*.safetensors"))) == 3
+    again = encoder(image.flip(0))
+    assert calls == [1, 1, 1]
+    assert torch.equal(again, first.flip(0))
+    encoder.kept = None
+    torch.testing.assert_close(encoder(image), first, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_captioned_is_looked_up_and_not_kept(encoder, folder):
+    image = torch.randn(SHAPE)
+    encoder(image[:1])
+    calls = count_calls(encoder.eval())
+    encoder(image)
+    assert calls == [1, 1] and len(list(folder.glob("*/*.safetensors"))) == 1
+
+
+def test_the_projection_goes_on_learning(encoder):
+    image = torch.randn(SHAPE)
+    encoder(image)
+    encoder(image).sum().backward()
+    assert encoder.projection.weight.grad.abs().sum() > 0
+
+
+def test_other_weights_have_features_of_their_own(encoder, folder):
+    image = torch.randn(SHAPE)
+    first = encoder(image)
+    other = ImageEncoder("resnet18", dim=4, finetune=False, image_size=32)
+    state = {**other.state_dict(), "projection.weight": encoder.projection.weight}
+    encoder.load_state_dict({**state, "projection.bias": encoder.projection.bias})
+    found = encoder(image)
+    assert len(list(folder.iterdir())) == 2 and not torch.allclose(found, first)
+    other.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(found, other(image), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_that_was_cut_is_made_anew(encoder, folder):
+    image = torch.randn(SHAPE)
+    first = encoder(image)
+    for path in folder.glob("*/*.safetensors"):
+        path.write_bytes(path.read_bytes()[:50])
+    calls = count_calls(encoder)
+    assert torch.equal(encoder(image), first) and calls == [1, 1, 1]
+    assert torch.equal(encoder(image), first) and calls == [1, 1, 1]
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_warning(encoder, folder, caplog):
+    folder.write_text("a file")
+    image = torch.randn(SHAPE)
+    encoder(image)
+    encoder(image)
+    assert [record.getMessage().partition(": cannot write ")[0] for record in caplog.records] == [
+        "encoder_features"
+    ]
+
+
+def test_under_autocast_they_stay_as_exact_as_they_are(encoder):
+    image = torch.randn(SHAPE)
+    with torch.autocast("cpu", torch.bfloat16):
+        maps = encoder.kept(image, keep=True)
+    assert maps.dtype == torch.float32
+    torch.testing.assert_close(maps, encoder.network(image), rtol=1e-4, atol=1e-5)

