@@ -72,8 +72,9 @@ class Config(*keys_of_captioners(), Keys):
 
     @field_validator("prompt")
     @classmethod
-    def _whole_words(cls, value: str) -> str:
-        if value and not value.endswith(" "):
+    def _whole_words(cls, value: str, others: ValidationInfo) -> str:
+        package = CAPTIONERS.get(others.data.get("model"))
+        if value and not value.endswith(" ") and not (package and package.ASKS):
             raise ValueError("end it with a space, or a caption's first word runs into it")
         return value
 

@@ -123,6 +123,7 @@ class FineTuning:
             distributed.world_size(),
             config.num_workers,
             config.bucket_batches,
+            self.preprocessing.join,
         )
 
     def _find_beginning(self) -> Optional[dict[str, Any]]:
@@ -170,7 +171,12 @@ class FineTuning:
         if group is None:
             return captioner
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(captioner, device_ids=devices, process_group=group)
+        return DistributedDataParallel(
+            captioner,
+            device_ids=devices,
+            process_group=group,
+            find_unused_parameters=captioner.skips_weights,
+        )
 
     def _watch(self, began: Optional[Place]) -> None:
         """What looks on: the log, the watchdog, and the evidence of a step that fails."""

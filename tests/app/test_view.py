@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
+from captioning.config import Config
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
 OPTIONS = read_options({"max_length": 12, "min_length": 8})
