@@ -42,8 +42,9 @@ class VlmCaptioner(nn.Module):
         self.type_of_words = int(question.kind == "paligemma")
         self.read = read_by(_base(model)) - {"labels"}
         pads_with_end = self.tokenizer.filler in self.tokenizer.ends
-        objective = objective.with_pad_token(None if pads_with_end else self.tokenizer.filler)
-        use_smile(model, objective, from_hidden=True)
+        padding = None if pads_with_end else self.tokenizer.filler
+        self.objective = objective.with_tokens(padding, self.tokenizer.end)
+        use_smile(model, self.objective, from_hidden=True)
         self.model = model
 
     def forward(self, image: Pictures, captions: list[list[str]]) -> ObjectiveOutput:

@@ -191,10 +191,15 @@ def share_buffers(module: nn.Module) -> None:
 
     Each rank keeps its own while it trains, and only rank 0's are saved.
     """
+    share(buffer for buffer in module.buffers() if buffer.is_floating_point())
+
+
+def share(tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values that rank 0 has, in place."""
     if dist.is_initialized():
-        for buffer in module.buffers():
-            if buffer.is_floating_point():
-                dist.broadcast(buffer, src=0)
+        with _waits():
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0, group=_training)
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:
@@ -214,6 +219,16 @@ def broadcast_from_main(value: Any) -> Any:
     with _waits():
         dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def each_rank_in_turn(value: Any) -> Iterator[Any]:
+    """Every rank's value in order of rank, on every rank, one at a time."""
+    for source in range(world_size()):
+        values = [value]
+        if dist.is_initialized():
+            with _waits():
+                dist.broadcast_object_list(values, src=source)
+        yield values[0]
 
 
 @contextmanager

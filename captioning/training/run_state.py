@@ -15,6 +15,7 @@ from captioning.models import checkpoints
 from captioning.models.precision import Precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
+from captioning.training import sharding
 from captioning.training.split_evaluation import remove_scores
 from captioning.training.validation_history import evaluation_name
 from smile import Objective
@@ -69,10 +70,9 @@ class RunState:
     def restore(self, content: dict[str, Any]) -> Place:
         """Put the content of a checkpoint in place; where to go on. Raises UserError."""
         try:
-            self.captioner.load_state_dict(content["model"])
             for group in content["optimizer"]["param_groups"]:
                 group["fused"] = True  # also where an older run was not
-            self.optimizer.load_state_dict(content["optimizer"])
+            sharding.load(self.captioner, self.optimizer, content["model"], content["optimizer"])
             if content.get("scaler") and self.scaler.is_enabled():
                 self.scaler.load_state_dict(content["scaler"])
             for objective in self._objectives():
@@ -104,16 +104,18 @@ class RunState:
         """Write a checkpoint, and before it the weights alone, so that none lacks them."""
         distributed.share_buffers(self.captioner)
         keep = self.config.keep_checkpoints
+        model = sharding.whole_weights(self.captioner, distributed.is_main())
+        optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
 
         def save() -> None:
             content = {
-                "model": self.captioner.state_dict(),
+                "model": model,
                 "config": self.config.model_dump(),
                 **place,
                 **self.captioner.saved_beside_weights(),
             }
             training = {
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": optimizer,
                 "scaler": self.scaler.state_dict(),
                 "batches": batches(self.config),
                 "objective": {k: v for o in self._objectives() for k, v in o.state().items()},

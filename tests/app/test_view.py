@@ -22,12 +22,6 @@ PHOTO = Image.radial_gradient("L").convert("RGB")
 OPTIONS = read_options({"max_length": 12, "min_length": 8})
 
 
-def configured(model, image_size):
-    """Return what the service asks of a configuration."""
-    images = {"augmentation": "none", "augmentation_strength": 0.0, "input": "fast"}
-    return SimpleNamespace(model=model, image_size=image_size, **images)
-
-
 def test_the_gaze_is_bright_where_the_captioner_looked_and_clear_elsewhere():
     side, weights = view.GAZE_SIDE, torch.zeros(2, 4, 4)
     weights[0, 0, 3] = weights[1, 2, 1] = 1
@@ -59,7 +53,7 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
         "x.pth",
         "LSTM",
         "#000",
-        configured("lstm", 64),
+        Config(model="lstm", image_size=64, image_root="", ann_root="", output_dir="x"),
         captioner,
     )
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
