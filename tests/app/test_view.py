@@ -70,7 +70,13 @@ def test_a_shifted_first_token_is_shown_as_the_word(make_captioner, vocabulary, 
     captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
     with torch.no_grad():  # "##a", which stands before [DEC] and [ENC], and some "##s"
         captioner.text_decoder.cls["predictions"].bias[[-3, -4]] += torch.tensor([60.0, 50.0])
-    checkpoint = Checkpoint("x.pth", "shifted", "#000", configured("blip", 48), captioner)
+    checkpoint = Checkpoint(
+        "x.pth",
+        "shifted",
+        "#000",
+        Config(model="blip", image_size=48, image_root="", ann_root="", output_dir="x"),
+        captioner,
+    )
     caption = CaptionService([checkpoint], Limits()).caption(PHOTO, checkpoint, OPTIONS)
     html = view.results("photo.jpg", PHOTO, [caption])
     data = re.search(r"data:application/json;base64,([\w+/=]+)", html)[1]
