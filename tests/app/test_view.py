@@ -22,6 +22,10 @@ PHOTO = Image.radial_gradient("L").convert("RGB")
 OPTIONS = read_options({"max_length": 12, "min_length": 8})
 
 
+def configured(model, image_size):
+    return Config(model=model, image_size=image_size, image_root="", ann_root="", output_dir="x")
+
+
 def test_the_gaze_is_bright_where_the_captioner_looked_and_clear_elsewhere():
     side, weights = view.GAZE_SIDE, torch.zeros(2, 4, 4)
     weights[0, 0, 3] = weights[1, 2, 1] = 1
@@ -53,7 +57,7 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
         "x.pth",
         "LSTM",
         "#000",
-        Config(model="lstm", image_size=64, image_root="", ann_root="", output_dir="x"),
+        configured("lstm", 64),
         captioner,
     )
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
@@ -74,7 +78,7 @@ def test_a_shifted_first_token_is_shown_as_the_word(make_captioner, vocabulary, 
         "x.pth",
         "shifted",
         "#000",
-        Config(model="blip", image_size=48, image_root="", ann_root="", output_dir="x"),
+        configured("blip", 48),
         captioner,
     )
     caption = CaptionService([checkpoint], Limits()).caption(PHOTO, checkpoint, OPTIONS)
