@@ -78,7 +78,7 @@ def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
     said = set()
     for seed in range(8):
         torch.manual_seed(seed)
-        told = caption_word_by_word(captioner, torch.randn(3, 48, 48), SAMPLED)
+        told = caption_word_by_word(captioner, torch.randn(1, 3, 48, 48), SAMPLED)
         words = [word for word in told.words if word != END]
         assert " ".join(words) == told.caption and "#" not in told.caption
         said.add(words[0][0])
