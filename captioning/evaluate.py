@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Optional, get_type_hints
+from typing import Literal, Optional, get_args, get_origin, get_type_hints
 
 from captioning.data.caption_files import read_predictions, read_references, with_references
 from captioning.files.writing import require_folder, write_json
@@ -53,8 +53,7 @@ def _arguments(argv):
         if default is False:
             add(f"--{name}", action="store_true", help=text)
         elif text:
-            kind = Path if default is None else type(default)
-            add(f"--{name}", type=kind, default=default, help=text)
+            add(f"--{name}", default=default, help=text, **_kind(hint.__origin__, default))
     parser.set_defaults(device="auto")
     arguments = parser.parse_args(argv)
     if (arguments.predictions is None) == (arguments.compare is None):
@@ -66,6 +65,15 @@ def _arguments(argv):
     if not re.match(MEMORY, arguments.spice_heap):
         parser.error("--spice_heap has to be such as 4G or 800m")
     return arguments
+
+
+def _kind(hint, default):
+    """What the parser has to know of a setting of this type."""
+    if isinstance(default, tuple):
+        return {"nargs": "+", "type": Path, "metavar": "FILE"}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    return {"type": Path if default is None else type(default)}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

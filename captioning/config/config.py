@@ -36,10 +36,10 @@ class Config(*keys_of_captioners(), Keys):
 
     @field_validator(
         *("pretrained", "coco_gt_root", "train_file", "val_file", "test_file", "val_gt_file"),
-        *("test_gt_file", "train_captions", "facts_file", "pool"),
+        *("test_gt_file", "train_captions", "facts_file", "objects_file", "synonyms", "pool"),
     )
     @classmethod
-    def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
+    def _empty_is_none(cls, value: Any) -> Any:
         return value or None
 
     @field_validator("objective")
@@ -77,6 +77,13 @@ class Config(*keys_of_captioners(), Keys):
     def facts_path(self) -> Optional[Path]:
         """Where facts_file is, or None without one."""
         return Path(self.ann_root, self.facts_file) if self.facts_file else None
+
+    @property
+    def objects_paths(self) -> tuple[Path, ...]:
+        """Where objects_file is, or the several that it names; none without one."""
+        named = self.objects_file or ()
+        names = [named] if isinstance(named, str) else named
+        return tuple(Path(self.ann_root, name) for name in names)
 
     @property
     def train_captions_path(self) -> Optional[Path]:

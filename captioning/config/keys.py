@@ -101,6 +101,9 @@ class Keys(BaseModel):
     spice_heap: Annotated[str, "scoring"] = Field("8G", pattern=java.MEMORY)
     train_captions: Annotated[Optional[str], "scoring"] = None
     facts_file: Annotated[Optional[str], "scoring"] = None
+    objects_file: Annotated[Union[str, list[str], None], "scoring"] = None
+    synonyms: Annotated[Optional[str], "scoring"] = None
+    singular: Annotated[Literal["pattern", "wordnet"], "scoring"] = "pattern"
     clip_model: Annotated[str, Field(min_length=1), "scoring"] = CLIP_MODEL
     ppl_model: Annotated[str, Field(min_length=1), "scoring"] = PPL_MODEL
     pool: Annotated[Optional[str], "scoring"] = None

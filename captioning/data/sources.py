@@ -101,13 +101,20 @@ def _reference_path(config, split: str) -> Optional[Path]:
 def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
     """Return the path of a file, downloaded if it is missing and `known_name` is its name."""
     path = Path(folder, name)
-    if name != known_name or path.exists():
+    return fetched(BUCKET + name, path, SHA256.get(name)) if name == known_name else path
+
+
+def fetched(url: str, path: Path, sha256: Optional[str]) -> Path:
+    """Return `path`, to which `url` is downloaded if nothing is there.
+
+    sha256: of what is downloaded; None if it is not known. Raises UserError.
+    """
+    if path.exists():
         return path
     from BLIP.download import DownloadError, download  # only a missing file needs it
 
-    url = BUCKET + name
     try:
-        download(url, path, sha256=SHA256.get(name), largest=LARGEST)
+        download(url, path, sha256=sha256, largest=LARGEST)
     except DownloadError as error:
         raise UserError(f"{error}; to go on without a network, put {url} at {path}") from error
     return path

@@ -12,6 +12,7 @@ from typing import Optional
 import numpy as np
 import torch
 
+from captioning.files.cache import cache_folder
 from captioning.files.writing import staged
 from captioning.metrics.clip import PREPROCESSING, Clip
 from captioning.metrics.evaluator import CaptionSet, Settings
@@ -58,9 +59,7 @@ class CachedFeatures:
         images = [_state(path) for path in paths]
         made_of = [clip.weights, clip.image_size, PREPROCESSING, libraries, images]
         key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
-        if folder is None:  # where this user's programs keep what can be computed again
-            folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smile"
-        self.path = folder / f"clip_features_{key}.npz"
+        self.path = cache_folder(folder) / f"clip_features_{key}.npz"
 
     def read(self) -> Optional[np.ndarray]:
         """Return the features (P, D), or None where there are none or the file is damaged."""

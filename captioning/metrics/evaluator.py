@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
@@ -31,6 +31,14 @@ class Settings:
     spice_heap: Annotated[str, "the most memory that its Java takes"] = "8G"
     train_captions: Annotated[Optional[Path], "what it was trained on, for diversity"] = None
     facts_file: Annotated[Optional[Path], "what is in each image, for facts"] = None
+    objects: Annotated[
+        tuple[Path, ...],
+        "what is in each image, for chair: COCO's instances or {image id: [object]}",
+    ] = ()
+    synonyms: Annotated[Optional[Path], "words of objects, for chair (default: published)"] = None
+    singular: Annotated[
+        Literal["pattern", "wordnet"], "of chair's words: as published, or WordNet's lemmas"
+    ] = "pattern"
     images: Annotated[
         Optional[Mapping[ImageId, Path]],
         "the images' folder, or a JSON file {image id: image file}",
@@ -39,7 +47,7 @@ class Settings:
     ppl_model: Annotated[str, "a hub id or a folder"] = PPL_MODEL
     pool: Annotated[Optional[Path], "further images for retrieval: a folder, a list or .npz"] = None
     pool_root: Optional[Path] = None
-    cache_dir: Annotated[Optional[Path], "where image features are kept"] = None
+    cache_dir: Annotated[Optional[Path], "where what metrics compute or fetch is kept"] = None
     device: Annotated[str, "of models: auto, cpu, cuda, cuda:1"] = "cpu"
     batch_size: Annotated[int, "what a model takes at once"] = 64
 
@@ -74,13 +82,15 @@ class Result:
 
     metrics: {metric: its estimate}; per_image: {metric: N values in the captions' order, None for
     a caption that has none}, for metrics that a single caption has; settings: {name: what has to
-    be known beside the scores}; skipped: {metric: why it was not computed}.
+    be known beside the scores}; skipped: {metric: why it was not computed}; details: {name: N
+    values that JSON can hold}, what there is to tell of a caption that is no score, None likewise.
     """
 
     metrics: dict[str, Estimate]
     per_image: dict[str, Sequence[Optional[float]]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    details: dict[str, Sequence[Any]] = field(default_factory=dict)
 
 
 class Evaluator(ABC):
@@ -120,10 +130,11 @@ class Scores:
     """The results of several evaluators.
 
     metrics: {metric: its estimate}; per_image: {image id: {metric: value}}, of every image that was
-    scored; settings and skipped: see Result.
+    scored; details: {image id: {name: value}}; settings and skipped: see Result.
     """
 
     metrics: dict[str, Estimate]
     per_image: dict[ImageId, dict[str, Optional[float]]]
     settings: dict[str, Any]
     skipped: dict[str, str]
+    details: dict[ImageId, dict[str, Any]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from captioning.metrics.chair import Chair
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.coco import Coco
 from captioning.metrics.diversity import Diversity, Length
@@ -19,6 +20,7 @@ EVALUATORS: dict[str, type[Evaluator]] = {
     "retrieval": Retrieval,
     "perplexity": Perplexity,
     "facts": Facts,
+    "chair": Chair,
 }
 NEED_IMAGES = ("clipscore", "retrieval")
 DEFAULT_METRICS = ("coco", "length", "diversity")
@@ -33,6 +35,8 @@ def build_evaluators(
     names = list(dict.fromkeys(names))
     if "facts" in names and settings.facts_file is None:
         raise UserError("metrics: facts needs facts_file, the file that says what is in each image")
+    if "chair" in names and not settings.objects:
+        raise UserError("metrics: chair needs objects_file (--objects): what is in each image")
     for name in NEED_IMAGES:
         if name in names and settings.images is None:
             raise UserError(f"metrics: {name} needs the images: give their folder with --images")

@@ -42,6 +42,9 @@ COLUMNS = {
     "wrong_facts": Column("Wrong %", 1),
     "scene_R@1": Column("Scene R@1", 1),
     "scene_R@5": Column("Scene R@5", 1),
+    "CHAIRs": Column("CHAIRs", 1),
+    "CHAIRi": Column("CHAIRi", 1),
+    "object_recall": Column("Obj. Recall", 1),
 }
 
 

@@ -62,6 +62,9 @@ def _add(result, scores):
     for name, values in result.per_image.items():
         for of_image, value in zip(scores.per_image.values(), values):
             of_image[name] = value
+    for name, values in result.details.items():
+        for image_id, value in zip(scores.per_image, values):
+            scores.details.setdefault(image_id, {})[name] = value
 
 
 def write_scores(
@@ -79,9 +82,10 @@ def write_scores(
         "command": command,
         "versions": versions(),
     }
+    told = ({**values, **scores.details.get(i, {})} for i, values in scores.per_image.items())
     lines = [
-        json.dumps({"image_id": i, "caption": predictions[i], **values})
-        for i, values in scores.per_image.items()
+        json.dumps({"image_id": image_id, "caption": predictions[image_id], **values})
+        for image_id, values in zip(scores.per_image, told)
     ]
     write_text("".join(line + "\n" for line in lines), Path(folder, "per_caption.jsonl"))
     write_json(summary, Path(folder, "metrics.json"))
@@ -93,7 +97,7 @@ def versions() -> dict[str, Optional[str]]:
     with contextlib.suppress(JavaError):
         java = str(java_version())
     libraries = ("pycocoevalcap", "numpy", "torch", "torchvision", "pillow")
-    found = library_versions(*libraries, "transformers", "tokenizers")
+    found = library_versions(*libraries, "transformers", "tokenizers", "textblob", "nltk")
     return {"python": platform.python_version(), "java": java, **found}
 
 

@@ -50,6 +50,18 @@ def test_facts_file_is_relative_to_ann_root(evaluation, tmp_path):
     assert evaluator.settings.facts_file == tmp_path / "facts.json"
 
 
+def test_files_of_objects_are_relative_to_ann_root(evaluation, tmp_path):
+    files = ("objects_file=[a.json, b.json]", "synonyms=words.txt", "singular=wordnet")
+    [evaluator] = evaluation("metrics=[length]", *files).evaluators
+    settings = evaluator.settings
+    assert settings.objects == (tmp_path / "a.json", tmp_path / "b.json")
+    assert (settings.synonyms, settings.singular) == (tmp_path / "words.txt", "wordnet")
+    with pytest.raises(UserError, match="chair needs objects_file"):
+        evaluation("metrics=[chair]")
+    with pytest.raises(UserError, match=r"words\.txt: no such file"):
+        evaluation("metrics=[chair]", *files)
+
+
 def test_what_is_missing_is_said_before_captions_are_made(evaluation, monkeypatch, capsys):
     monkeypatch.setattr(diversity.Length, "unavailable", lambda _: {"cap_len": "no ruler"})
     evaluation("metrics=[length]")

@@ -1,0 +1,289 @@
+"""CHAIR on captions that were counted by hand, and on COCO's own where they are."""
+
+import json
+import re
+
+import pytest
+
+from BLIP.download import DownloadError
+from captioning.config import load_config
+from captioning.evaluate import main
+from captioning.metrics import singular
+from captioning.metrics.evaluator import Settings
+from captioning.metrics.object_files import SYNONYMS_SHA256, SYNONYMS_URL, read_objects
+from captioning.metrics.objects_in_text import ObjectReader, read_synonyms
+from captioning.metrics.registry import build_evaluators
+from captioning.metrics.scoring import score
+from captioning.runtime.errors import UserError
+
+pytest.importorskip("textblob", reason="chair needs TextBlob")
+
+SYNONYMS = """\
+person, man, baby, adult, passenger, people
+dog, puppy, hound
+bird, duck
+bear
+airplane, plane, jet
+train
+bus
+motorcycle,  motor bike, motor cycle
+bicycle, bike
+hot dog
+wine glass
+cell phone, phone
+chair, seat
+toilet
+tie, bow, bow tie
+dining table, table
+kite
+"""
+
+
+@pytest.fixture
+def synonyms(tmp_path):
+    path = tmp_path / "synonyms.txt"
+    path.write_text(SYNONYMS)
+    return path
+
+
+@pytest.fixture
+def reader(synonyms):
+    return ObjectReader(read_synonyms(synonyms), singular.by_rules().of)
+
+
+@pytest.mark.parametrize(
+    ("caption", "objects"),
+    [
+        ("Two puppies and a Dog.", "dog dog"),  # each mention counts
+        ("people watch men on bikes", "person person bicycle"),
+        ("a hot dog on a dining table", "hot dog, dining table"),
+        ("hot, a dog", "dog"),
+        ("two wine glasses and a glass", "wine glass"),
+        ("a baby bear and an adult dog", "bear dog"),
+        ("a baby next to a bear", "person bear"),
+        ("a baby animal", ""),
+        ("an adult cub", ""),
+        ("a passenger jet above a passenger train", "airplane train"),
+        ("a passenger in a jet", "person airplane"),
+        ("a man in a bow tie with a bow", "person tie tie"),
+        ("a toilet seat", "toilet"),
+        ("the seat of a toilet", "toilet"),
+        ("the seat of a chair", "chair chair"),
+        ("a kite above the train tracks", "kite"),
+        ("a player at home plate", ""),
+        ("a motor bike", ""),  # the published file has a blank too many there
+        ("a motor cycle and motorcycles", "motorcycle motorcycle"),
+        ("a bus", ""),  # the rules make it a bu
+        ("two buses", "bus"),
+        ("collies", ""),
+        ("dining tables. hot dogs! dogs", "dining table, hot dog, dog"),
+        ("", ""),
+    ],
+)
+def test_objects_of_a_caption(reader, caption, objects):
+    expected = objects.split(", ") if ", " in objects else [objects]
+    if expected[0] not in reader.objects:
+        expected = objects.split()
+    assert [mention.object for mention in reader.mentions(caption)] == expected
+
+
+def test_the_word_is_told_as_it_was_found(reader):
+    mentions = reader.mentions("Puppies under a table")
+    assert mentions == [("puppy", "dog"), ("table", "dining table")]
+
+
+def test_wordnet_keeps_the_bus(synonyms, monkeypatch):
+    lemmas = {"men": "men", "buses": "bus", "puppies": "puppy"}
+
+    class Lemmatizer:
+        def lemmatize(self, word):
+            return lemmas.get(word, word)
+
+    class WordNet:
+        def morphy(self, word, part):
+            assert part == "n"
+            return None if word == "smartphones" else word
+
+    monkeypatch.setattr("nltk.stem.WordNetLemmatizer", Lemmatizer)
+    monkeypatch.setattr("nltk.corpus.wordnet", WordNet())
+    found = singular.by_wordnet()
+    assert found.what == "WordNet's lemmas"
+    reader = ObjectReader(read_synonyms(synonyms), found.of)
+    mentions = reader.mentions("men and puppies on a bus, two buses")
+    assert [mention.object for mention in mentions] == ["person", "dog", "bus", "bus"]
+    assert found.of("smartphones") == "smartphone"  # which WordNet does not know
+
+
+CAPTIONS = {
+    1: "a dog and a dog chase a cat under a kite",  # the cat is no object of these synonyms
+    2: "a man on a bike",
+    3: "nothing at all",
+    4: "two birds and a puppy",
+    5: "a man with a phone",
+}
+REFERENCES = {1: ["a kite"], 2: ["people ride"], 3: ["a chair"], 4: ["ducks"], 5: ["a man"]}
+INSTANCES = {
+    "images": [{"id": i} for i in (1, 2, 3, 4)],
+    "categories": [{"id": 18, "name": "dog"}, {"id": 2, "name": "bicycle"}],
+    "annotations": [
+        {"image_id": 1, "category_id": 18, "bbox": [1, 2, 3, 4], "segmentation": [[0.5]]},
+        {"image_id": 1, "category_id": 18, "iscrowd": 0},
+    ],
+}
+# Image 2 has a bicycle in the second file.
+MORE = {**INSTANCES, "images": [], "annotations": [{"image_id": 2, "category_id": 2}]}
+
+
+@pytest.fixture
+def settings(tmp_path, synonyms):
+    paths = (tmp_path / "instances_a.json", tmp_path / "instances_b.json")
+    for path, content in zip(paths, (INSTANCES, MORE)):
+        path.write_text(json.dumps(content))
+    return Settings(objects=paths, synonyms=synonyms)
+
+
+def test_counted_by_hand(settings):
+    scores = score(CAPTIONS, REFERENCES, build_evaluators(["chair"], settings))
+    values = {name: estimate.value for name, estimate in scores.metrics.items()}
+    # Of images 1 to 4: mentions dog, dog, kite | person, bicycle | - | bird, dog.
+    # There: dog, kite | bicycle, person | chair | bird.
+    assert values == pytest.approx(
+        {"CHAIRs": 100 / 4, "CHAIRi": 100 / 7, "object_recall": 100 * 5 / 6}
+    )
+    assert all(e.low <= e.value <= e.high and e.n == 4 for e in scores.metrics.values())
+    assert scores.per_image == {
+        1: {"CHAIRs": 0, "CHAIRi": 0, "object_recall": 100},
+        2: {"CHAIRs": 0, "CHAIRi": 0, "object_recall": 100},
+        3: {"CHAIRs": 0, "CHAIRi": None, "object_recall": 0},
+        4: {"CHAIRs": 100, "CHAIRi": 50, "object_recall": 100},
+        5: {"CHAIRs": None, "CHAIRi": None, "object_recall": None},
+    }
+    assert scores.details[4] == {"hallucinated": [("puppy", "dog")]}
+    assert scores.details[1] == {"hallucinated": []} and scores.details[5]["hallucinated"] is None
+    assert scores.settings["chair_singular"] == "pattern's rules"
+    assert scores.settings["chair_unknown_images"] == 1
+
+
+def test_a_mapping_says_the_same(settings, tmp_path):
+    path = tmp_path / "objects.json"
+    path.write_text(json.dumps({"1": ["dog"], "2": ["bicycle"], "3": [], "4": []}))
+    both = [
+        score(CAPTIONS, REFERENCES, build_evaluators(["chair"], found))
+        for found in (settings, Settings(objects=(path,), synonyms=settings.synonyms))
+    ]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[]", "says of no image what is in it"),
+        ("{}", "says of no image what is in it"),
+        ('{"1": "dog"}', "no list of objects under '1'"),
+        ('{"1": ["hovercraft"]}', "image '1' has the object 'hovercraft', which the synonyms"),
+        ('{"annotations": [{"image_id": 1}]}', "not a file of instances"),
+        ('{"images": [], "categories": [], "annotations": [3]}', "not a file of instances"),
+        (json.dumps({**INSTANCES, "categories": []}), "not a file of instances"),
+    ],
+)
+def test_wrong_files_are_refused_at_the_start(tmp_path, synonyms, content, told):
+    path = tmp_path / "objects.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=re.escape(told)) as caught:
+        build_evaluators(["chair"], Settings(objects=(path,), synonyms=synonyms))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_lacks_is_refused_at_the_start(tmp_path, settings):
+    with pytest.raises(UserError, match="chair needs objects_file"):
+        build_evaluators(["chair"], Settings())
+    (tmp_path / "no.txt").write_text("one, line\nof, no\n\n")
+    assert read_synonyms(tmp_path / "no.txt") == {
+        "one": "one",
+        "line": "one",
+        "of": "of",
+        "no": "of",
+    }
+    (tmp_path / "no.txt").write_text("a list of words\nwithout synonyms\n")
+    with pytest.raises(UserError, match="no synonyms"):
+        read_synonyms(tmp_path / "no.txt")
+    images = {"x": tmp_path / "x.jpg"}
+    with pytest.raises(UserError, match="no image id in common: the first ones are 1 and 'x'"):
+        build_evaluators(["chair"], Settings(**{**vars(settings), "images": images}))
+
+
+def test_no_wordnet_is_said_before_captions_are_made(settings, monkeypatch, tmp_path):
+    monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
+    settings = Settings(**{**vars(settings), "singular": "wordnet"})
+    (evaluator,) = build_evaluators(["chair"], settings)
+    reasons = evaluator.unavailable()
+    assert set(reasons) == {"CHAIRs", "CHAIRi", "object_recall"}
+    assert "nltk's data" in reasons["CHAIRi"] and "\n" not in reasons["CHAIRi"]
+
+
+def test_the_published_synonyms_are_fetched_once_and_checked(settings, tmp_path, monkeypatch):
+    calls = []
+
+    def download(url, destination, sha256, largest):
+        calls.append((url, sha256))
+        if len(calls) == 1:
+            raise DownloadError(f"cannot fetch {url}")
+        destination.parent.mkdir()
+        destination.write_text(SYNONYMS)
+
+    monkeypatch.setattr("BLIP.download.download", download)
+    cached = Settings(objects=settings.objects, cache_dir=tmp_path / "cache")
+    with pytest.raises(UserError, match="to go on without a network, put"):
+        build_evaluators(["chair"], cached)
+    for _ in range(2):
+        (evaluator,) = build_evaluators(["chair"], cached)
+    assert evaluator.words["puppy"] == "dog"
+    assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)] * 2
+
+
+def test_programs_take_it(settings, tmp_path, capsys):
+    for name, content in (("p", CAPTIONS), ("q", {**CAPTIONS, 2: "a bear"})):
+        rows = [{"image_id": i, "caption": text} for i, text in content.items()]
+        (tmp_path / name).write_text(json.dumps(rows))
+    (tmp_path / "gt").write_text(json.dumps(REFERENCES))
+    arguments = ["--references", tmp_path / "gt", "--metrics", "chair", "--synonyms"]
+    arguments += [settings.synonyms, "--objects", *settings.objects, "--output_dir", tmp_path / "o"]
+    arguments = list(map(str, arguments))
+    assert main([str(tmp_path / "p"), *arguments]) == 0
+    assert "CHAIRs  CHAIRi  Obj. Recall\n  25.0    14.3         83.3" in capsys.readouterr().out
+    lines = (tmp_path / "o" / "per_caption.jsonl").read_text().splitlines()
+    assert json.loads(lines[3])["hallucinated"] == [["puppy", "dog"]]
+    assert main(["--compare", str(tmp_path / "p"), str(tmp_path / "q"), *arguments]) == 0
+    assert re.search(r"CHAIRs +25\.0 +50\.0 +25\.0 ", capsys.readouterr().out)
+
+
+def test_names_in_a_configuration(tmp_path):
+    path = tmp_path / "some.yaml"
+    path.write_text("image_root: a\nann_root: b\n")
+    assert load_config(path).objects_paths == ()
+    assert load_config(path, ["objects_file="]).objects_paths == ()
+    found = load_config(path, ["objects_file=[val.json, train.json]"]).objects_paths
+    assert [str(each) for each in found] == ["b/val.json", "b/train.json"]
+    for wrong in ("objects_file=3", "singular=greek"):
+        with pytest.raises(UserError, match=wrong.split("=", maxsplit=1)[0]):
+            load_config(path, [wrong])
+
+
+def test_coco_captions_name_the_published_objects(shared_data):
+    """Those of 416 photos, of which CHAIR's own objects are known."""
+    words = read_synonyms(shared_data / "chair" / "synonyms.txt")
+    assert len(set(words.values())) == 80
+    objects = read_objects([shared_data / "chair" / "objects.json"], words)
+    reader = ObjectReader(words, singular.by_rules().of)
+    found = {}
+    for split in ("train", "val", "test"):
+        rows = json.loads((shared_data / "annotation" / f"coco_karpathy_{split}.json").read_text())
+        for row in rows:
+            texts = [row["caption"]] if isinstance(row["caption"], str) else row["caption"]
+            image_id = str(int(re.search(r"\d+(?=\.jpg)", row["image"]).group()))
+            mentions = (m.object for text in texts for m in reader.mentions(text))
+            found.setdefault(image_id, set()).update(mentions)
+    assert found.keys() == objects.keys() and len(found) == 416
+    beyond = {i: names - objects[i] for i, names in found.items() if names - objects[i]}
+    assert beyond == {}
+    assert sum(map(len, found.values())) > 600
