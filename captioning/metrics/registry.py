@@ -9,6 +9,7 @@ from captioning.metrics.diversity import Diversity, Length
 from captioning.metrics.evaluator import Evaluator, Settings
 from captioning.metrics.facts import Facts
 from captioning.metrics.perplexity import Perplexity
+from captioning.metrics.repetition import Repetition
 from captioning.metrics.retrieval import Retrieval
 from captioning.runtime.errors import UserError
 
@@ -21,6 +22,7 @@ EVALUATORS: dict[str, type[Evaluator]] = {
     "perplexity": Perplexity,
     "facts": Facts,
     "chair": Chair,
+    "repetition": Repetition,
 }
 NEED_IMAGES = ("clipscore", "retrieval")
 DEFAULT_METRICS = ("coco", "length", "diversity")

@@ -45,6 +45,10 @@ COLUMNS = {
     "CHAIRs": Column("CHAIRs", 1),
     "CHAIRi": Column("CHAIRi", 1),
     "object_recall": Column("Obj. Recall", 1),
+    "rep_2": Column("Rep-2", 1),
+    "rep_3": Column("Rep-3", 1),
+    "rep_4": Column("Rep-4", 1),
+    "loops": Column("Loops", 1),
 }
 
 

@@ -1,0 +1,54 @@
+"""How much a caption repeats itself, of the tokens that coco counts.
+
+rep_2, rep_3, rep_4  1 - distinct n-grams / n-grams of a caption, per cent, the mean over captions
+                     that have one (seq-rep-n of Welleck et al. 2020, section 6)
+loops                captions that say a phrase of two words or more twice running, or a word three
+                     times running, per cent
+"""
+
+from collections.abc import Sequence
+from typing import Optional
+
+from captioning.metrics.bootstrap import ratio
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+
+SIZES = (2, 3, 4)
+
+
+def repeated(words: Sequence[str], n: int) -> Optional[float]:
+    """The share of n-grams that an earlier one equals, per cent; None without an n-gram."""
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return 100 * (1 - len(set(grams)) / len(grams)) if grams else None
+
+
+def loops(words: Sequence[str]) -> bool:
+    """Whether a phrase of two words or more stands twice running, or a word three times."""
+    count = len(words)
+    for n in range(1, count // 2 + 1):
+        # How many words running equal those n before them.
+        alike = 0
+        for i in range(n, count):
+            alike = alike + 1 if words[i] == words[i - n] else 0
+            if alike >= max(n, 2):
+                return True
+    return False
+
+
+class Repetition(Evaluator):
+    names = (*(f"rep_{n}" for n in SIZES), "loops")
+
+    def evaluate(self, captions: CaptionSet) -> Result:
+        texts, _, tokenizer = captions.tokenized
+        sentences = [text.split() for text in texts]
+        values = {f"rep_{n}": [repeated(words, n) for words in sentences] for n in SIZES}
+        values["loops"] = [100.0 * loops(words) for words in sentences]
+        return Result(
+            {name: _mean_of_any(each) for name, each in values.items()},
+            values,
+            {"tokenizer": tokenizer},
+        )
+
+
+def _mean_of_any(values):
+    """The mean over the captions that have a value."""
+    return ratio([value or 0 for value in values], [value is not None for value in values])

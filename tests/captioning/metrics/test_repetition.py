@@ -1,0 +1,73 @@
+"""Repetition on captions that were counted by hand, and on what people write."""
+
+import json
+
+import pytest
+
+from captioning.metrics.registry import build_evaluators
+from captioning.metrics.repetition import loops, repeated
+from captioning.metrics.scoring import score
+
+
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("caption", "shares"),
+    [
+        ("a cat on a mat", (0, 0, 0)),
+        ("a cat and a cat", (25, 0, 0)),  # of a cat, cat and, and a, a cat
+        ("the end the end the end", (60, 50, 100 / 3)),
+        ("one two", (0, None, None)),
+        ("one", (None, None, None)),
+        ("", (None, None, None)),
+    ],
+)
+def test_repeated_ngrams(caption, shares):
+    assert [repeated(caption.split(), n) for n in (2, 3, 4)] == pytest.approx(shares)
+
+
+@pytest.mark.parametrize(
+    ("caption", "expected"),
+    [
+        ("a very very big dog", False),
+        ("a very very very big dog", True),
+        ("a dog on a table on a table", True),
+        ("on a table a dog on a table", False),  # twice, and not running
+        ("a dog a dog", True),
+        ("a dog and a dog and", True),
+        ("a dog and a dog and a cat", True),
+        ("a man with a hat and a man with a coat", False),
+        ("x a b c d e a b c d e", True),
+        ("", False),
+        ("dog dog", False),
+    ],
+)
+def test_loops(caption, expected):
+    assert loops(caption.split()) is expected
+
+
+CAPTIONS = {1: "The end. The end! The end?", 2: "one, two", 3: "", 4: "a cat and a cat"}
+
+
+def test_means_over_captions_that_have_ngrams():
+    references = dict.fromkeys(CAPTIONS, ["a cat"])
+    scores = score(CAPTIONS, references, build_evaluators(["repetition"]))
+    values = {name: estimate.value for name, estimate in scores.metrics.items()}
+    expected = {"rep_2": 85 / 3, "rep_3": 25, "rep_4": 50 / 3, "loops": 25}
+    assert values == pytest.approx(expected)
+    assert scores.metrics["rep_2"].low == 0 and scores.metrics["rep_2"].high == 60
+    assert scores.per_image[2] == {"rep_2": 0, "rep_3": None, "rep_4": None, "loops": 0}
+    assert scores.per_image[1] == pytest.approx(
+        {"rep_2": 60, "rep_3": 50, "rep_4": 100 / 3, "loops": 100}
+    )
+
+
+def test_people_do_not_loop(shared_data):
+    rows = json.loads((shared_data / "karpathy" / "coco_karpathy_val_gt.json").read_text())
+    captions = [row["caption"].lower().rstrip(" .").split() for row in rows["annotations"]]
+    assert len(captions) > 25_000
+    looping = [caption for caption in captions if loops(caption)]
+    assert 0 < len(looping) < 0.002 * len(captions)
