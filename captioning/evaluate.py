@@ -73,7 +73,9 @@ def _kind(hint, default):
         return {"nargs": "+", "type": Path, "metavar": "FILE"}
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint)}
-    return {"type": Path if default is None else type(default)}
+    if default is None and hint != Optional[str]:
+        return {"type": Path}
+    return {"type": str if default is None else type(default)}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

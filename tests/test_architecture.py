@@ -24,7 +24,7 @@ ROOMS = (
 # Where a captioner may be asked which it is.
 KNOWS_CAPTIONERS = "captioning.captioners.registry"
 A_CAPTIONERS_CLASS = re.compile(r"\w+(Captioner|Decoder)")
-NOT_OF_ONE = {"Captioner"}  # the interface
+NOT_OF_ONE = {"Captioner", "JSONDecoder"}  # the interface; of the standard library
 NEED_TORCH_ALONE = BELOW
 # A data set or a metric works on files of any captioner, so it cannot reach one that is trained
 # here, not even through another module. Fetching or reading a file is no captioner.

@@ -37,6 +37,7 @@ class Config(*keys_of_captioners(), Keys):
     @field_validator(
         *("pretrained", "coco_gt_root", "train_file", "val_file", "test_file", "val_gt_file"),
         *("test_gt_file", "train_captions", "facts_file", "objects_file", "synonyms", "pool"),
+        *("judge_url", "judge_model"),
     )
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:

@@ -106,6 +106,8 @@ class Keys(BaseModel):
     singular: Annotated[Literal["pattern", "wordnet"], "scoring"] = "pattern"
     clip_model: Annotated[str, Field(min_length=1), "scoring"] = CLIP_MODEL
     ppl_model: Annotated[str, Field(min_length=1), "scoring"] = PPL_MODEL
+    judge_url: Annotated[Optional[str], "scoring"] = None
+    judge_model: Annotated[Optional[str], "scoring"] = None
     pool: Annotated[Optional[str], "scoring"] = None
 
     output_dir: Annotated[str, Field(min_length=1), "machine"]

@@ -45,6 +45,10 @@ class Settings:
     ] = None
     clip_model: Annotated[str, "a hub id or a folder"] = CLIP_MODEL
     ppl_model: Annotated[str, "a hub id or a folder"] = PPL_MODEL
+    judge_url: Annotated[
+        Optional[str], "for clair: a server with OpenAI's chat interface, as https://host/v1"
+    ] = None
+    judge_model: Annotated[Optional[str], "the name of a model there"] = None
     pool: Annotated[Optional[Path], "further images for retrieval: a folder, a list or .npz"] = None
     pool_root: Optional[Path] = None
     cache_dir: Annotated[Optional[Path], "where what metrics compute or fetch is kept"] = None
@@ -99,14 +103,16 @@ class Evaluator(ABC):
     names: those of its metrics, under the settings it was made with; reference_metrics: those of
     them that compare captions with references; model: the setting that names the model it runs;
     on_every_rank: whether all processes have to call `evaluate`, sharing its work, of which rank 0
-    has the result. Making one raises UserError for a file that is missing or wrong. Whatever
-    `evaluate` raises costs its own metrics alone.
+    has the result; costly: whether somebody may be paid for it, so that it runs only where it was
+    asked for. Making one raises UserError for a file that is missing or wrong. Whatever `evaluate`
+    raises costs its own metrics alone.
     """
 
     names: tuple[str, ...]
     reference_metrics: tuple[str, ...] = ()
     model: Optional[str] = None
     on_every_rank = False
+    costly = False
 
     def __init__(self, settings: Settings):
         self.settings = settings

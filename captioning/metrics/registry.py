@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from captioning.metrics.chair import Chair
+from captioning.metrics.clair import Clair
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.coco import Coco
 from captioning.metrics.diversity import Diversity, Length
@@ -23,6 +24,7 @@ EVALUATORS: dict[str, type[Evaluator]] = {
     "facts": Facts,
     "chair": Chair,
     "repetition": Repetition,
+    "clair": Clair,
 }
 NEED_IMAGES = ("clipscore", "retrieval")
 DEFAULT_METRICS = ("coco", "length", "diversity")

@@ -45,6 +45,7 @@ COLUMNS = {
     "CHAIRs": Column("CHAIRs", 1),
     "CHAIRi": Column("CHAIRi", 1),
     "object_recall": Column("Obj. Recall", 1),
+    "CLAIR": Column("CLAIR", 1),
     "rep_2": Column("Rep-2", 1),
     "rep_3": Column("Rep-3", 1),
     "rep_4": Column("Rep-4", 1),
@@ -63,8 +64,12 @@ def format_table(scores: Scores) -> str:
         rows += ["  ".join(line).rstrip() for line in zip(*block) if "".join(line).strip()]
     if any(estimate.low is not None for estimate in scores.metrics.values()):
         rows.append("±: half of the 95 % interval over images")
-    # A count of nothing, such as of captions that were cut, is for the file alone.
-    known = [f"{name}: {value}" for name, value in scores.settings.items() if value != 0]
+    # A count of nothing, such as of captions that were cut, is for the file alone; so is a page.
+    known = [
+        f"{name}: {value}"
+        for name, value in scores.settings.items()
+        if value != 0 and "\n" not in str(value)
+    ]
     rows.append(", ".join([f"{len(scores.per_image)} captions", *known]))
     reasons = [scores.skipped[name] for name in names if name in scores.skipped]
     for reason in dict.fromkeys(reasons):

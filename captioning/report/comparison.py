@@ -9,13 +9,13 @@ from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import SOURCES
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.registry import build_evaluators
+from captioning.metrics.registry import EVALUATORS, build_evaluators
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
-from captioning.training.split_evaluation import metric_settings
+from captioning.training.split_evaluation import metric_settings, object_settings
 
 HUMANS = "Humans"
 
@@ -166,11 +166,15 @@ def _human_row(
         missing.append("Each image has one human caption, so people are not scored by references.")
         others = {image_id: [caption] for image_id, caption in captions.items()}
     wanted = {name for run in runs for name in run.metrics}
-    evaluators = list(dict.fromkeys(name for run in runs for name in run.scored_with.metrics))
+    evaluators = dict.fromkeys(name for run in runs for name in run.scored_with.metrics)
+    evaluators = [name for name in evaluators if not EVALUATORS[name].costly]
+    configs = [run.scored_with for run in runs]
     settings = replace(
-        metric_settings(runs[0].scored_with, samples, "cpu"),
+        metric_settings(configs[0], samples, "cpu"),
         spice="SPICE" in wanted,
         facts_file=_facts_path(runs),
+        # As the first that knows of objects.
+        **next((object_settings(config) for config in configs if config.objects_file), {}),
     )
     try:
         built = build_evaluators(evaluators, settings) if wanted else []

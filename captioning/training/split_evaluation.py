@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
@@ -88,17 +88,26 @@ def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> S
         spice_timeout=config.spice_timeout,
         spice_heap=config.spice_heap,
         facts_file=config.facts_path,
-        objects=config.objects_paths,
-        synonyms=Path(config.ann_root, config.synonyms) if config.synonyms else None,
-        singular=config.singular,
         train_captions=config.train_captions_path,
         images={sample.image_id: root / sample.image for sample in samples},
         clip_model=config.clip_model,
         ppl_model=config.ppl_model,
+        judge_url=config.judge_url,
+        judge_model=config.judge_model,
         pool=_pool(config),
         pool_root=root,
         device=device,
+        **object_settings(config),
     )
+
+
+def object_settings(config: Config) -> dict[str, Any]:
+    """What a configuration says of objects, by the names of `Settings`."""
+    return {
+        "objects": config.objects_paths,
+        "synonyms": Path(config.ann_root, config.synonyms) if config.synonyms else None,
+        "singular": config.singular,
+    }
 
 
 def _pool(config: Config) -> Optional[Path]:

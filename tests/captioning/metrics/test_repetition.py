@@ -53,7 +53,7 @@ CAPTIONS = {1: "The end. The end! The end?", 2: "one, two", 3: "", 4: "a cat and
 
 
 def test_means_over_captions_that_have_ngrams():
-    references = dict.fromkeys(CAPTIONS, ["a cat"])
+    references = {image_id: ["a cat"] for image_id in CAPTIONS}
     scores = score(CAPTIONS, references, build_evaluators(["repetition"]))
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     expected = {"rep_2": 85 / 3, "rep_3": 25, "rep_4": 50 / 3, "loops": 25}

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from captioning.metrics.scoring import score
 from captioning.report.comparison import compare, held_out
 
@@ -26,6 +28,29 @@ def test_people_are_scored_by_the_others(runs, world):
         assert human.metrics[name] == expected[name]
     assert human.metrics["wrong_facts"].value == 0  # the annotators of the world tell the truth
     assert "Bleu_1" not in human.metrics  # which no run has
+
+
+def test_people_are_scored_by_objects_and_no_judge_is_asked(make_run, tmp_path, monkeypatch):
+    pytest.importorskip("textblob", reason="chair needs TextBlob")
+    monkeypatch.setattr("captioning.metrics.judge.Judge.ask", lambda *_: pytest.fail("asked"))
+    (tmp_path / "words.txt").write_text("circle, disc\nstar\n")
+    plain = make_run("plain")
+    ids = [entry["image_id"] for entry in json.loads((plain / "result" / "test.json").read_text())]
+    (tmp_path / "objects.json").write_text(json.dumps({i: [] for i in ids}))
+    value = {"value": 25.0, "low": 20.0, "high": 30.0, "n": 12}
+    other = make_run(
+        "other",
+        scores={"CHAIRi": value, "CLAIR": value},
+        metrics=["chair", "clair"],
+        objects_file=str(tmp_path / "objects.json"),
+        synonyms=str(tmp_path / "words.txt"),
+        judge_url="https://host.example/v1",
+        judge_model="wise",
+    )
+    comparison = compare([plain, other])
+    assert "CHAIRi" in comparison.human.metrics and "CLAIR" not in comparison.human.metrics
+    assert 0 <= comparison.human.metrics["CHAIRi"].value < 50  # people mostly agree
+    assert "cap_len" in comparison.human.metrics
 
 
 def test_one_caption_an_image(make_run, world, tmp_path):

@@ -1,0 +1,314 @@
+"""CLAIR's question to a server of the test's own, which answers well, badly, late or never."""
+
+import json
+import threading
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from captioning.evaluate import main
+from captioning.metrics import judge as judging
+from captioning.metrics.clair import QUESTION, question, read_reply
+from captioning.metrics.evaluator import Settings
+from captioning.metrics.judge import KEY, Judge
+from captioning.metrics.registry import build_evaluators
+from captioning.metrics.scoring import score, write_scores
+from captioning.runtime.errors import UserError
+
+CAPTIONS = {1: "a dog on a sofa", 2: "two red\nballs", 3: "a kite"}
+REFERENCES = {1: ["a puppy sleeps", "a dog lies down"], 2: ["balls"], 3: ["the sky"]}
+SECRET = "sk-very-secret"
+
+
+def said(text):
+    return 200, {}, json.dumps({"choices": [{"message": {"content": text}}]})
+
+
+def good(score=80, reason="alike"):
+    return said(json.dumps({"score": score, "reason": reason}))
+
+
+class Server(ThreadingHTTPServer):
+    """answers: what it says to one request after the other, then `usual`; asked: what came."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.answers, self.asked, self.usual = [], [], good
+        self.models = (200, {}, "{}")
+        self.over = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.answer(self.server.models)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, dict(self.headers), body))
+        answers = self.server.answers
+        self.answer(answers.pop(0) if answers else self.server.usual())
+
+    def answer(self, answer):
+        if answer == "hang":
+            self.server.over.wait(20)
+        elif answer == "drip":
+            self.send_response(200)
+            self.end_headers()
+            while not self.server.over.wait(0.02):
+                self.wfile.write(b" ")
+        elif answer != "close":
+            code, headers, text = answer
+            self.send_response(code)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(judging, "WAITS_S", (0, 0.01, 0.01))
+    monkeypatch.setattr(judging, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(judging, "ANSWER_S", 0.3)
+    monkeypatch.delenv(KEY, raising=False)
+    with closing(Server()) as server:
+        server.close = server.server_close
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def ask(server, tmp_path):
+    """Return a function that scores the captions."""
+
+    def evaluate(captions=CAPTIONS, references=REFERENCES, **changes):
+        given = {"judge_url": server.url, "judge_model": "wise", "cache_dir": tmp_path, **changes}
+        return score(captions, references, build_evaluators(["clair"], Settings(**given)))
+
+    return evaluate
+
+
+def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, monkeypatch):
+    monkeypatch.setenv(KEY, SECRET)
+    scores = {"dog": 90, "balls": 40, "kite": "20.5"}
+
+    def answer():
+        text = server.asked[-1][2]["messages"][0]["content"]
+        return good(next(value for word, value in scores.items() if word in text), "because")
+
+    server.usual = answer
+    monkeypatch.setattr("captioning.metrics.clair.AT_ONCE", 1)
+    found = ask()
+    estimate = found.metrics["CLAIR"]
+    assert (estimate.value, estimate.n) == (pytest.approx(150.5 / 3), 3)
+    assert estimate.low < estimate.value < estimate.high
+    assert [values["CLAIR"] for values in found.per_image.values()] == [90, 40, 20.5]
+    assert found.details[2] == {"clair_reason": "because"}
+    assert found.settings == {
+        "clair_judge": f"wise of {server.url}",
+        "clair_question": QUESTION,
+        "clair_unread": 0,
+    }
+    path, headers, body = server.asked[0]
+    assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {SECRET}"
+    assert (body["model"], body["temperature"]) == ("wise", 0)
+    [message] = body["messages"]
+    assert message == {"role": "user", "content": question(CAPTIONS[1], REFERENCES[1])}
+    assert (
+        "- a dog on a sofa\nReference captions:\n- a puppy sleeps\n- a dog lies down\n"
+        in (message["content"])
+    )
+    assert "- two red balls\n" in question(CAPTIONS[2], REFERENCES[2])  # on one line
+
+    assert ask() == found and len(server.asked) == 3
+    assert ask(judge_model="other").metrics and len(server.asked) == 6
+    write_scores(tmp_path / "out", found, CAPTIONS, "command")
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 2 + 6
+    assert not any(SECRET.encode() in path.read_bytes() for path in files)
+
+
+def test_equal_questions_are_asked_once(ask, server):
+    captions = {i: "a dog" for i in range(5)}
+    found = ask(captions, {i: ["a cat"] for i in captions})
+    assert found.metrics["CLAIR"].n == 5 and len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ('{"score": 85, "reason": "same dog"}', (85, "same dog")),
+        ('Sure!\n```json\n{"reason": "{no}", "score": 0}\n```', (0, "{no}")),
+        ('{"thoughts": 1} {"score": "12.5"}', (12.5, None)),
+        ('{"answer": {"score": 7, "reason": null}}', (7, None)),
+        ("I would say 85 of 100.", None),
+        ('{"score": 101}', None),
+        ('{"score": -1}', None),
+        ('{"score": true}', None),
+        ('{"score": NaN}', None),
+        ('{"score": null}', None),
+        ('{"score": 80', None),
+        ("[80]", None),
+        ("{" * 5000, None),
+        ("", None),
+    ],
+)
+def test_replies_that_can_and_cannot_be_read(reply, verdict):
+    assert read_reply(reply) == verdict
+
+
+def test_what_cannot_be_read_is_asked_three_times_and_counted(ask, server, monkeypatch):
+    monkeypatch.setattr("captioning.metrics.clair.AT_ONCE", 1)
+    server.answers = [said("hm"), good(60), said("no"), said("{}"), said("never"), good(100)]
+    found = ask()
+    assert found.metrics["CLAIR"].value == 80 and found.settings["clair_unread"] == 1
+    assert [values["CLAIR"] for values in found.per_image.values()].count(None) == 1
+    assert len(server.asked) == 6
+    server.usual = lambda: good(20)
+    assert ask().metrics["CLAIR"].value == 60 and len(server.asked) == 7  # it alone is asked again
+
+
+def test_nothing_that_can_be_read(ask, server):
+    server.usual = lambda: said("I cannot see images.")
+    found = ask()
+    assert not found.metrics and "nothing that it could be" in found.skipped["CLAIR"]
+    assert found.settings["clair_unread"] == 3
+
+
+BUSY = (503, {}, "busy")
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        [BUSY, (429, {"Retry-After": "0"}, ""), (502, {"Retry-After": "Sunday"}, "")],
+        ["close", "hang", "drip"],
+        [(200, {}, "<html>"), (200, {}, '{"choices": []}'), said(None)],
+        [(200, {}, "[" * 100), (200, {}, "x" * (2 << 20)), (408, {}, "")],
+    ],
+)
+def test_passing_trouble_is_waited_out(ask, server, trouble):
+    server.answers = list(trouble)
+    found = ask({1: CAPTIONS[1]})
+    assert found.metrics["CLAIR"].value == 80 and not found.skipped
+    assert len(server.asked) == 4
+
+
+def test_lasting_trouble_is_told_and_what_was_answered_is_kept(ask, server, monkeypatch):
+    monkeypatch.setattr("captioning.metrics.clair.AT_ONCE", 1)
+    server.answers = [good(50)]
+    server.usual = lambda: BUSY
+    found = ask()
+    assert not found.metrics
+    assert found.skipped["CLAIR"].endswith("/v1: 503 Service Unavailable, after 4 tries")
+    server.usual = good
+    before = len(server.asked)
+    assert ask().metrics["CLAIR"].value == 70 and len(server.asked) == before + 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (
+            (401, {}, f'{{"error": "{SECRET} is unknown"}}'),
+            f'401 {{"error": "(the key) is unknown"}} (is {KEY} right?)',
+        ),
+        ((404, {}, "no model wise"), "404 no model wise"),
+        ((400, {}, ""), "400 Bad Request"),
+        ((302, {"Location": "http://127.0.0.1:9/"}, ""), "302 Found"),
+    ],
+)
+def test_a_refusal_ends_the_questions(ask, server, monkeypatch, answer, told):
+    monkeypatch.setenv(KEY, SECRET)
+    server.usual = lambda: answer
+    reason = ask().skipped["CLAIR"]
+    assert reason.endswith(told) and "\n" not in reason and SECRET not in reason
+    assert len(server.asked) <= 3
+
+
+def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, monkeypatch):
+    def reasons():
+        settings = Settings(judge_url=server.url, judge_model="wise", cache_dir=tmp_path)
+        return build_evaluators(["clair"], settings)[0].unavailable()
+
+    assert reasons() == {}
+    server.models = (404, {}, "")  # some have no list of models
+    assert reasons() == {}
+    server.models = (401, {}, "who are you?")
+    assert "who are you?" in reasons()["CLAIR"]
+    server.models = "close"
+    assert server.url in reasons()["CLAIR"] and not server.asked
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (None, "clair needs judge_url and judge_model"),
+        ("ftp://host/v1", "is no address"),
+        ("host/v1", "is no address"),
+        ("http://[", "is no address"),
+        ("https://host:x/v1", "is no address"),
+        ("https://a b/v1", "is no address"),
+        ("https://me:secret@host/v1", "give the address alone"),
+        ("https://host/v1?key=secret", "give the address alone"),
+        ("http://host.example/v1", "is sent over https:// alone"),
+    ],
+)
+def test_addresses_that_are_refused(tmp_path, monkeypatch, url, told):
+    monkeypatch.setenv(KEY, SECRET)
+    with pytest.raises(UserError, match=told) as caught:
+        build_evaluators(["clair"], Settings(judge_url=url, judge_model="wise"))
+    assert "secret" not in str(caught.value)
+    assert Judge("http://localhost:1/v1", "wise", tmp_path).key == SECRET
+    monkeypatch.setenv(KEY, "sk\nsecret")
+    with pytest.raises(UserError, match="what no key has") as caught:
+        Judge("https://host/v1", "wise", tmp_path)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_damaged_or_forbidden_cache(ask, server, tmp_path, capfd):
+    ask({1: CAPTIONS[1]})
+    [kept] = (tmp_path / "judge").iterdir()
+    for text in ("", "[]", '{"model": "wise"}', kept.read_text().replace("sofa", "bed")):
+        kept.write_text(text)
+        before = len(server.asked)
+        assert ask({1: CAPTIONS[1]}).metrics["CLAIR"].value == 80
+        assert len(server.asked) == before + 1
+    (tmp_path / "file").write_text("")
+    assert ask(cache_dir=tmp_path / "file").metrics["CLAIR"].value == 80
+    assert capfd.readouterr().err.count("replies are not kept") == 1
+
+
+def test_the_program_and_the_table(server, tmp_path, capsys):
+    for name, captions in (("p", CAPTIONS), ("q", {**CAPTIONS, 3: "the sky"})):
+        rows = [{"image_id": i, "caption": text} for i, text in captions.items()]
+        (tmp_path / name).write_text(json.dumps(rows))
+    (tmp_path / "gt").write_text(json.dumps(REFERENCES))
+    arguments = ["--references", tmp_path / "gt", "--metrics", "clair", "--cache_dir", tmp_path]
+    arguments += ["--judge_url", server.url, "--judge_model", "wise"]
+    arguments = list(map(str, arguments))
+    assert main([str(tmp_path / "p"), *arguments]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "CLAIR",
+        " 80.0",
+        " ±0.0",
+        "±: half of the 95 % interval over images",
+        f"3 captions, clair_judge: wise of {server.url}",
+    ]
+    server.usual = lambda: good(50)
+    files = [str(tmp_path / name) for name in ("p", "q")]
+    assert main(["--compare", *files, *arguments]) == 0
+    assert "CLAIR   80.0    70.0       -10.0" in capsys.readouterr().out
+    assert len(server.asked) == 4
