@@ -2,7 +2,7 @@
 
 import hashlib
 from os import PathLike
-from typing import Union
+from typing import Any, Optional, Union
 
 import torch
 from PIL import Image
@@ -12,7 +12,17 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from captioning.data.image import MEAN, STD, load_image
-from captioning.metrics.model_files import END, START, Bpe, find_model, load_weights, read_sizes
+from captioning.metrics.model_files import (
+    END,
+    START,
+    Bpe,
+    ModelFiles,
+    find_model,
+    put_weights,
+    read_sizes,
+    read_weights,
+)
+from captioning.metrics.openai_clip import read_openai_clip
 from captioning.runtime.errors import UserError, one_line
 
 # Part of what image features are cached under: change it with whatever changes them.
@@ -31,19 +41,19 @@ _VISION = (*_TOWER, "image_size", "patch_size", "num_channels")
 class Clip:
     """Both towers in float32 on a device, and what turns text and image files into their input.
 
-    source: a hub id or a folder. Raises UserError for files that are missing or wrong.
+    source: a hub id, a folder as transformers saves it, or a file of weights in OpenAI's layout.
+    Raises UserError for files that are missing or wrong.
     name: the source and the beginning of a hash of the image tower's weights.
     """
 
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
-        files = find_model("clip_model", source)
-        sizes = read_sizes(files)
+        files, sizes, state = read_clip(source)
         if not {"text_config", "vision_config"} <= sizes.keys():
             raise UserError(f"{files.config}: clip_model: this is no CLIP model")
         self.tokens = Bpe(files, clip=True)
         self.start, self.end = self.tokens.special(START), self.tokens.special(END)
         self.model, self.max_tokens, self.image_size = _build(
-            sizes, files, {"bos_token_id": self.start, "eos_token_id": self.end}
+            sizes, state, files, {"bos_token_id": self.start, "eos_token_id": self.end}
         )
         self.width = self.model.visual_projection.out_features
         self.model.eval().requires_grad_(False)
@@ -110,7 +120,18 @@ def _middle(image: Image.Image) -> Image.Image:
     return image.crop((left, top, width - left, height - top)) if left or top else image
 
 
-def _build(sizes, files, marks):
+def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[str, Tensor]]]:
+    """Return a CLIP's files, its sizes and, of a file in OpenAI's layout, its weights.
+
+    Of a folder as transformers saves it the weights are still to be read. Raises UserError.
+    """
+    files = find_model("clip_model", source)
+    if files.config is None:
+        return files, *read_openai_clip(files.weights)
+    return files, read_sizes(files), None
+
+
+def _build(sizes, state, files, marks):
     """Return the model with its weights, the most tokens of a text, and the side of an image."""
     from transformers import CLIPConfig, CLIPModel
 
@@ -129,5 +150,5 @@ def _build(sizes, files, marks):
         problem = f"no sizes of a CLIP ({one_line(error)})"
         raise UserError(f"{files.config}: clip_model: {problem}") from None
     model = CLIPModel(config).float()
-    load_weights(model, files.weights)
+    put_weights(model, read_weights(files.weights) if state is None else state, files.weights)
     return model, config.text_config.max_position_embeddings, config.vision_config.image_size

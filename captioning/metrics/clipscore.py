@@ -4,10 +4,10 @@ import numpy as np
 
 from captioning.metrics.bootstrap import mean
 from captioning.metrics.clip_features import clip_features
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CLIP_MODEL, CaptionSet, Evaluator, Result, Settings
+from captioning.runtime.errors import UserError
 
 PREFIX = "A photo depicts "
-WEIGHT = 2.5
 
 
 class ClipScore(Evaluator):
@@ -20,6 +20,7 @@ class ClipScore(Evaluator):
     names = ("CLIPScore", "RefCLIPScore")
     reference_metrics = ("RefCLIPScore",)
     model, on_every_rank = "clip_model", True
+    weight, cut = 2.5, "clipscore_truncated"
 
     def evaluate(self, captions: CaptionSet) -> Result:
         features = clip_features(captions, self.settings)
@@ -32,15 +33,31 @@ class ClipScore(Evaluator):
             return Result({})
         count = len(paths)
         said = vectors[:count].astype(float)
-        own = WEIGHT * np.clip((said * images).sum(1), 0, None)
+        own = self.weight * np.clip((said * images).sum(1), 0, None)
         human = np.split(vectors[count:], np.cumsum([len(group) for group in groups])[:-1])
         nearest = [(group.astype(float) @ v).max() for group, v in zip(human, said)]
         nearest = np.clip(nearest, 0, None)
         total = own + nearest
         both = 2 * own * nearest / np.where(total > 0, total, 1)  # the harmonic mean, 0 of zeros
-        values = {"CLIPScore": (100 * own).tolist(), "RefCLIPScore": (100 * both).tolist()}
+        values = dict(zip(self.names, [(100 * own).tolist(), (100 * both).tolist()]))
         return Result(
             {name: mean(each) for name, each in values.items()},
             values,
-            {"clip_model": features.clip.name, "clipscore_truncated": sum(long[:count])},
+            {"clip_model": features.clip.name, self.cut: sum(long[:count])},
         )
+
+
+class PacScore(ClipScore):
+    """PAC-S and RefPAC-S (Sarto et al. 2023): CLIPScore with 2 for 2.5, and weights of their own.
+
+    `clip_model` names these weights; under OpenAI's it would be another metric.
+    """
+
+    names = ("PAC-S", "RefPAC-S")
+    reference_metrics = ("RefPAC-S",)
+    weight, cut = 2.0, "pacs_truncated"
+
+    def __init__(self, settings: Settings):
+        super().__init__(settings)
+        if settings.clip_model == CLIP_MODEL:
+            raise UserError("metrics: pacs needs clip_model, the file of the weights of PAC-S")

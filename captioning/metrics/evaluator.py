@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.model_files import find_model
+from captioning.metrics.model_files import CLIP_MODEL, find_model
+from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
 
-CLIP_MODEL = "openai/clip-vit-base-patch32"
 PPL_MODEL = "gpt2"
 
 
@@ -43,7 +43,7 @@ class Settings:
         Optional[Mapping[ImageId, Path]],
         "the images' folder, or a JSON file {image id: image file}",
     ] = None
-    clip_model: Annotated[str, "a hub id or a folder"] = CLIP_MODEL
+    clip_model: Annotated[str, "a hub id, a folder, or OpenAI's or PAC-S's file"] = CLIP_MODEL
     ppl_model: Annotated[str, "a hub id or a folder"] = PPL_MODEL
     judge_url: Annotated[
         Optional[str], "for clair: a server with OpenAI's chat interface, as https://host/v1"
@@ -121,7 +121,9 @@ class Evaluator(ABC):
         """Return {metric: why this machine cannot compute it}; asked before captions are made."""
         try:
             if self.model:
-                find_model(self.model, getattr(self.settings, self.model))
+                files = find_model(self.model, getattr(self.settings, self.model))
+                if files.config is None:  # nothing else says whether it is one
+                    read_openai_clip(files.weights)
         except UserError as error:
             return dict.fromkeys(self.names, str(error))
         return {}

@@ -17,6 +17,7 @@ from BLIP.pickled import read_pickled
 from captioning.files.reading import read_json, read_text
 from captioning.runtime.errors import UserError, one_line
 
+CLIP_MODEL = "openai/clip-vit-base-patch32"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 END = "<|endoftext|>"  # GPT-2's only mark, which begins a text as well
 START = "<|startoftext|>"
@@ -25,9 +26,12 @@ _CLIP_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ModelFiles(NamedTuple):
-    """config: its sizes; vocabulary: vocab.json, with merges.txt, or tokenizer.json; weights."""
+    """config: its sizes; vocabulary: vocab.json, with merges.txt, or tokenizer.json; weights.
 
-    config: Path
+    A file of weights alone has no config.
+    """
+
+    config: Optional[Path]
     vocabulary: Path
     merges: Optional[Path]
     weights: Path
@@ -36,14 +40,24 @@ class ModelFiles(NamedTuple):
 def find_model(key: str, source: str) -> ModelFiles:
     """Return the files of a model, fetched from the hub unless `source` is a folder.
 
-    key: the setting that names it, for errors. Raises UserError: what is missing and what to do.
+    key: the setting that names it. A `clip_model` may be a file of weights alone, whose vocabulary
+    is that of all released CLIPs. Raises UserError: what is missing and what to do.
     """
+    weights = Path(source).expanduser()
+    if key == "clip_model" and weights.is_file():
+        beside = (weights.parent / "vocab.json").is_file()
+        vocabulary, merges = _find_words(key, str(weights.parent) if beside else CLIP_MODEL)
+        return ModelFiles(None, vocabulary, merges, weights)
     config = _find(key, source, "config.json")
     weights = _find(key, source, *WEIGHTS)
+    return ModelFiles(config, *_find_words(key, source), weights)
+
+
+def _find_words(key: str, source: str) -> tuple[Path, Optional[Path]]:
+    """Return vocab.json and merges.txt, or tokenizer.json and None. Raises UserError."""
     vocabulary = _find(key, source, "vocab.json", "tokenizer.json")
     whole = vocabulary.name == "tokenizer.json"
-    merges = None if whole else _find(key, source, "merges.txt")
-    return ModelFiles(config, vocabulary, merges, weights)
+    return vocabulary, None if whole else _find(key, source, "merges.txt")
 
 
 def _find(key: str, source: str, *names: str) -> Path:
@@ -75,8 +89,16 @@ def read_sizes(files: ModelFiles) -> dict[str, Any]:
 def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
     """Put the weights of a file into `model`. Raises UserError if they are not this model's.
 
-    prefix: what the file's names may begin with beyond the model's own. Buffers, which versions of
-    transformers save or do not, are left as they are.
+    prefix: what the file's names may begin with beyond the model's own.
+    """
+    state = read_weights(path)
+    put_weights(model, {name.removeprefix(prefix): v for name, v in state.items()}, path)
+
+
+def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
+    """Return a file's weights by name. within: the name that they may be under. Raises UserError.
+
+    Nothing in the file is run.
     """
     from safetensors.torch import load_file
 
@@ -84,9 +106,18 @@ def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
         state = load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
     except Exception as error:  # safetensors has errors of its own
         raise UserError(f"{path}: cannot be read ({one_line(error)}): download it again") from None
+    if within and isinstance(state, dict) and within in state:
+        state = state[within]
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise UserError(f"{path}: holds no weights by name: download it again")
-    state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
+
+
+def put_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Put weights by the model's names, read from `path`, into `model`. Raises UserError.
+
+    Buffers, which versions of transformers save or do not, are left as they are.
+    """
     names = [name for name, _ in model.named_parameters()]
     lacking = [name for name in names if name not in state]
     if lacking:
@@ -98,7 +129,7 @@ def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
         model.load_state_dict({name: state[name] for name in names}, strict=False)
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
-        raise UserError(f"{path}: does not fit the config.json beside it: {reason}") from None
+        raise UserError(f"{path}: these are of other sizes than the model: {reason}") from None
 
 
 class Bpe:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from captioning.metrics.chair import Chair
 from captioning.metrics.clair import Clair
-from captioning.metrics.clipscore import ClipScore
+from captioning.metrics.clipscore import ClipScore, PacScore
 from captioning.metrics.coco import Coco
 from captioning.metrics.diversity import Diversity, Length
 from captioning.metrics.evaluator import Evaluator, Settings
@@ -23,10 +23,11 @@ EVALUATORS: dict[str, type[Evaluator]] = {
     "perplexity": Perplexity,
     "facts": Facts,
     "chair": Chair,
+    "pacs": PacScore,
     "repetition": Repetition,
     "clair": Clair,
 }
-NEED_IMAGES = ("clipscore", "retrieval")
+NEED_IMAGES = ("clipscore", "retrieval", "pacs")
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
 _NOTHING_SPECIAL = Settings()

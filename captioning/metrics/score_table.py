@@ -45,6 +45,8 @@ COLUMNS = {
     "CHAIRs": Column("CHAIRs", 1),
     "CHAIRi": Column("CHAIRi", 1),
     "object_recall": Column("Obj. Recall", 1),
+    "PAC-S": Column("PAC-S", 1),
+    "RefPAC-S": Column("RefPAC-S", 1),
     "CLAIR": Column("CLAIR", 1),
     "rep_2": Column("Rep-2", 1),
     "rep_3": Column("Rep-3", 1),

@@ -52,6 +52,7 @@ COLUMNS = (
     _as_printed("METEOR", "words shared with a reference, synonyms and stems too"),
     _as_printed("SPICE", "objects, attributes and relations shared with references"),
     _as_printed("CLIPScore", "how well CLIP finds image and caption to agree"),
+    _as_printed("PAC-S", "CLIPScore by weights that are made for captions"),
     _as_printed("CLAIR", "how likely a language model finds it to be of the references' image"),
     Column("PPL", "Perplexity", "", "how surprising GPT-2 finds the caption's words"),
 )

@@ -1,0 +1,191 @@
+"""CLIP in the layout of OpenAI, as PAC-S has it, against that model built of parts of torch."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from captioning.metrics.clip import Clip
+from captioning.metrics.clipscore import ClipScore, PacScore
+from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.registry import build_evaluators
+from captioning.metrics.retrieval import Retrieval
+from captioning.runtime.errors import UserError
+from tests.captioning.conftest import make_up
+
+PREDICTIONS = {7: "the cat", "b": "a dog " * 20, 9: "and the dog's ball"}
+REFERENCES = {7: ["a cat", "the dog"], "b": ["the dog"], 9: ["a ball", "the cat"]}
+
+
+class Block(nn.Module):
+    """Attention and an MLP before whose inputs a LayerNorm stands."""
+
+    def __init__(self, width, activation):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(width, width // 64, batch_first=True)
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Module()
+        self.mlp.c_fc, self.mlp.c_proj = nn.Linear(width, 96), nn.Linear(96, width)
+        self.activation = activation
+
+    def forward(self, x, mask=None):
+        y = self.ln_1(x)
+        x = x + self.attn(y, y, y, attn_mask=mask, need_weights=False)[0]
+        return x + self.mlp.c_proj(self.activation(self.mlp.c_fc(self.ln_2(x))))
+
+
+def transformer(width, layers, activation):
+    module = nn.Module()
+    module.resblocks = nn.Sequential(*(Block(width, activation) for _ in range(layers)))
+    return module
+
+
+class OpenAiClip(nn.Module):
+    """Images of 24 by 24 in patches of 8; texts of 24 tokens; vectors of 16."""
+
+    def __init__(self, words, activation):
+        super().__init__()
+        self.token_embedding = nn.Embedding(words, 64)
+        self.positional_embedding = nn.Parameter(torch.zeros(24, 64))
+        self.transformer = transformer(64, 3, activation)
+        self.ln_final = nn.LayerNorm(64)
+        self.text_projection = nn.Parameter(torch.zeros(64, 16))
+        self.logit_scale = nn.Parameter(torch.zeros(()))
+        self.visual = visual = nn.Module()
+        visual.conv1 = nn.Conv2d(3, 128, 8, 8, bias=False)
+        visual.class_embedding = nn.Parameter(torch.zeros(128))
+        visual.positional_embedding = nn.Parameter(torch.zeros(10, 128))
+        visual.ln_pre, visual.ln_post = nn.LayerNorm(128), nn.LayerNorm(128)
+        visual.transformer = transformer(128, 2, activation)
+        visual.proj = nn.Parameter(torch.zeros(128, 16))
+
+    def text(self, ids):
+        x = self.token_embedding(torch.tensor([ids])) + self.positional_embedding[: len(ids)]
+        mask = torch.full((len(ids), len(ids)), -torch.inf, dtype=x.dtype).triu(1)
+        for block in self.transformer.resblocks:
+            x = block(x, mask)
+        return unit(self.ln_final(x)[0, -1] @ self.text_projection)
+
+    def image(self, pixels):
+        visual = self.visual
+        places = visual.conv1(pixels[None].to(visual.proj.dtype)).flatten(2).transpose(1, 2)
+        first = visual.class_embedding.expand(1, 1, -1)
+        x = visual.ln_pre(torch.cat([first, places], 1) + visual.positional_embedding)
+        x = visual.transformer.resblocks(x)
+        return unit(visual.ln_post(x[0, 0]) @ visual.proj)
+
+
+def unit(vector):
+    return (vector / vector.norm()).detach().numpy()
+
+
+def quick_gelu(x):
+    return x * torch.sigmoid(1.702 * x)
+
+
+@pytest.fixture
+def make(clip_folder, tmp_path):
+    """Return a function that saves a model beside CLIP's vocabulary, and gives both."""
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((clip_folder / name).read_bytes())
+    words = Clip(str(clip_folder)).model.text_model.embeddings.token_embedding.num_embeddings
+
+    def save(name="pac.pth", activation=quick_gelu, change=lambda state: {"state_dict": state}):
+        model = OpenAiClip(words, activation).eval()
+        make_up(model, 0.08)
+        model.visual.proj.data.neg_()  # towards the captions, as it happens
+        torch.save(change(model.state_dict()), tmp_path / name)
+        return str(tmp_path / name), model.double()
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "change"),
+    [
+        ("clip_ViT-B-32.pth", quick_gelu, lambda state: {"state_dict": state, "epoch": 3}),
+        ("openClip_ViT-L-14.pth", nn.functional.gelu, lambda state: {"state_dict": state}),
+        ("bare.pt", quick_gelu, lambda state: {**state, "context_length": torch.tensor(24)}),
+    ],
+)
+def test_features(make, photos, name, activation, change):
+    path, naive = make(name, activation, change)
+    clip = Clip(path)
+    assert clip.image_size == 24 and clip.max_tokens == 24 and clip.width == 16
+    ids, _ = clip.encode(list(PREDICTIONS.values()))
+    expected = np.array([naive.text(text) for text in ids])
+    assert clip.text_features(ids).numpy() == pytest.approx(expected, abs=1e-5)
+    images = torch.stack([clip.read_image(photo) for photo in photos[:3]])
+    expected = np.array([naive.image(image) for image in images])
+    assert clip.image_features(images).numpy() == pytest.approx(expected, abs=1e-5)
+    assert np.ptp(expected, axis=0).max() > 0.01
+
+
+@pytest.fixture
+def settings(make, photos, tmp_path):
+    path, _ = make()
+    images = dict(zip(PREDICTIONS, photos))
+    return Settings(images=images, clip_model=path, cache_dir=tmp_path / "cache")
+
+
+def test_pacs_weighs_by_two(settings, make):
+    path, naive = make()
+    captions = CaptionSet(PREDICTIONS, REFERENCES)
+    [evaluator] = build_evaluators(["pacs"], settings)
+    assert evaluator.unavailable() == {}
+    found = evaluator.evaluate(captions)
+    clip = Clip(path)
+
+    def text(caption):
+        return naive.text(clip.encode(["A photo depicts " + caption])[0][0])
+
+    for number, (image_id, photo) in enumerate(settings.images.items()):
+        said = text(PREDICTIONS[image_id])
+        score = 2 * max(said @ naive.image(clip.read_image(photo)), 0)
+        nearest = max(max(said @ text(human), 0) for human in REFERENCES[image_id])
+        both = 2 * score * nearest / (score + nearest) if score + nearest else 0
+        values = [found.per_image[name][number] for name in ("PAC-S", "RefPAC-S")]
+        assert values == pytest.approx([100 * score, 100 * both], abs=1e-3)
+    assert found.metrics["PAC-S"].value > 0
+    assert found.settings["clip_model"].startswith(path) and found.settings["pacs_truncated"] == 1
+    plain = ClipScore(settings).evaluate(CaptionSet(PREDICTIONS, REFERENCES))
+    assert plain.metrics["CLIPScore"].value == pytest.approx(1.25 * found.metrics["PAC-S"].value)
+
+
+def without(name):
+    return lambda state: {key: value for key, value in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda _: {"weight": torch.zeros(2)}, "no CLIP with a vision transformer"),
+        (lambda _: {"state_dict": [1]}, "holds no weights by name"),
+        (lambda _: {}, "no CLIP with a vision transformer"),
+        (without("visual.proj"), "no CLIP with a vision transformer"),
+        (lambda state: {**state, "text_projection": torch.zeros(3)}, "no CLIP with a vision"),
+    ],
+)
+def test_another_file_is_told_before_captions_are_made(settings, make, change, told):
+    path, _ = make(change=change)
+    for kind in (PacScore, ClipScore, Retrieval):
+        reasons = kind(settings).unavailable()
+        assert set(reasons) == set(kind.names)
+        for reason in reasons.values():
+            assert told in reason and path in reason and "\n" not in reason
+
+
+def test_what_fits_no_model_is_one_line(make):
+    for change in (
+        without("ln_final.bias"),
+        lambda state: {**state, "ln_final.bias": torch.zeros(3)},
+    ):
+        path, _ = make(change=change)
+        with pytest.raises(UserError, match=r"pac\.pth") as caught:
+            Clip(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_pacs_needs_its_own_weights(photos):
+    with pytest.raises(UserError, match="pacs needs clip_model"):
+        build_evaluators(["pacs"], Settings(images={1: photos[0]}))
