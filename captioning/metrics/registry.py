@@ -6,6 +6,7 @@ from captioning.metrics.chair import Chair
 from captioning.metrics.clair import Clair
 from captioning.metrics.clipscore import ClipScore, PacScore
 from captioning.metrics.coco import Coco
+from captioning.metrics.detail import Detail
 from captioning.metrics.diversity import Diversity, Length
 from captioning.metrics.evaluator import Evaluator, Settings
 from captioning.metrics.facts import Facts
@@ -25,6 +26,7 @@ EVALUATORS: dict[str, type[Evaluator]] = {
     "chair": Chair,
     "pacs": PacScore,
     "repetition": Repetition,
+    "detail": Detail,
     "clair": Clair,
 }
 NEED_IMAGES = ("clipscore", "retrieval", "pacs")

@@ -52,6 +52,10 @@ COLUMNS = {
     "rep_3": Column("Rep-3", 1),
     "rep_4": Column("Rep-4", 1),
     "loops": Column("Loops", 1),
+    "nouns": Column("Nouns", 2),
+    "adjectives": Column("Adjectives", 2),
+    "numbers": Column("Numbers", 2),
+    "relations": Column("Relations", 2),
 }
 
 

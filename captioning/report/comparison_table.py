@@ -45,6 +45,8 @@ COLUMNS = (
     _retrieved("R@1", "CLIP R@1", "whose own image CLIP finds nearest of all"),
     _retrieved("R@5", "CLIP R@5", "with their image among CLIP's best five"),
     Column("lex_div", "Distinct words", "", "different words in all captions together", 0, 1000.0),
+    Column("nouns", "Nouns", "a caption", "things that are named", 2),
+    Column("adjectives", "Adjectives", "a caption", "properties that are named", 2),
     Column("rep_3", "Repeated", "%", "share of a caption's three-word phrases said before in it"),
     Column("loops", "Loops", "%", "captions that say a phrase twice running"),
     _as_printed("CIDEr", "agreement with the references, rare phrases weighing more"),
