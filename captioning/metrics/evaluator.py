@@ -43,7 +43,9 @@ class Settings:
         Optional[Mapping[ImageId, Path]],
         "the images' folder, or a JSON file {image id: image file}",
     ] = None
-    clip_model: Annotated[str, "a hub id, a folder, or OpenAI's or PAC-S's file"] = CLIP_MODEL
+    clip_model: Annotated[str, "a hub id, a folder, or a state dict in OpenAI's layout"] = (
+        CLIP_MODEL
+    )
     ppl_model: Annotated[str, "a hub id or a folder"] = PPL_MODEL
     judge_url: Annotated[
         Optional[str], "for clair: a server with OpenAI's chat interface, as https://host/v1"

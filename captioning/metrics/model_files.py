@@ -46,8 +46,14 @@ def find_model(key: str, source: str) -> ModelFiles:
     weights = Path(source).expanduser()
     if key == "clip_model" and weights.is_file():
         beside = (weights.parent / "vocab.json").is_file()
-        vocabulary, merges = _find_words(key, str(weights.parent) if beside else CLIP_MODEL)
-        return ModelFiles(None, vocabulary, merges, weights)
+        try:
+            words = _find_words(key, str(weights.parent) if beside else CLIP_MODEL)
+        except UserError:
+            raise UserError(
+                f"{key}: found no vocab.json and merges.txt beside {weights}, and none of "
+                f"{CLIP_MODEL} here or on the hub: put them there"
+            ) from None
+        return ModelFiles(None, *words, weights)
     config = _find(key, source, "config.json")
     weights = _find(key, source, *WEIGHTS)
     return ModelFiles(config, *_find_words(key, source), weights)

@@ -53,6 +53,7 @@ DESCRIPTIVE = (
 )
 ACCURATE = (
     Axis("wrong_facts", "stated facts that are right (%)", -1.0, 100.0),
+    Axis("CHAIRi", "named objects that are there (%)", -1.0, 100.0),
     Axis("CLIPScore", "CLIPScore"),
     Axis("CIDEr", "CIDEr"),
 )

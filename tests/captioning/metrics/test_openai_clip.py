@@ -1,5 +1,7 @@
 """CLIP in the layout of OpenAI, as PAC-S has it, against that model built of parts of torch."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -173,6 +175,25 @@ def test_another_file_is_told_before_captions_are_made(settings, make, change, t
         assert set(reasons) == set(kind.names)
         for reason in reasons.values():
             assert told in reason and path in reason and "\n" not in reason
+
+
+def test_a_file_alone_takes_the_words_of_the_released_clips(make, clip_folder, monkeypatch):
+    path, _ = make()
+    for name in ("vocab.json", "merges.txt"):
+        Path(path).with_name(name).unlink()
+    with pytest.raises(UserError, match="put them there") as caught:
+        Clip(path)
+    assert f"beside {path}, and none of openai/clip-vit-base-patch32" in str(caught.value)
+    asked = []
+
+    def hub_file(repository, name):
+        asked.append((repository, name))
+        return clip_folder / name
+
+    monkeypatch.setattr("captioning.metrics.model_files.hub_file", hub_file)
+    assert Clip(path).encode(["the cat"]) == Clip(str(clip_folder)).encode(["the cat"])
+    expected = ["vocab.json", "merges.txt"]
+    assert asked == [("openai/clip-vit-base-patch32", name) for name in expected]
 
 
 def test_what_fits_no_model_is_one_line(make):

@@ -36,6 +36,7 @@ def test_plane_of_facts():
     [
         (("cap_len", "CIDEr"), ("words a caption", "CIDEr")),
         (("lex_div", "CLIPScore", "CIDEr"), ("distinct words", "CLIPScore")),
+        (("cap_len", "CHAIRi", "CIDEr"), ("words a caption", "named objects that are there (%)")),
         (("cap_len", "true_facts"), None),
     ],
 )
