@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from captioning.files.reading import parse_json, read_text
+from captioning.files.cache import cache_folder
+from captioning.files.reading import parse_json, read_json, read_text
 from captioning.files.writing import write_json, write_text
 from captioning.runtime.errors import UserError
 
@@ -60,3 +61,21 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
         write_text("new", tmp_path / "x.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
     assert (tmp_path / "x.txt").read_text() == "old"
+
+
+def test_what_is_not_wanted_is_left_out_of_every_object(tmp_path):
+    write_json([{"a": 1, "b": {"c": [2], "a": {}}}, {"d": 3}], tmp_path / "some.json")
+    kept = read_json(tmp_path / "some.json", without={"a", "c"})
+    assert kept == [{"b": {}}, {"d": 3}]
+    (tmp_path / "twice.json").write_text('{"a": 1, "a": 2}')
+    with pytest.raises(UserError, match="occurs twice"):
+        read_json(tmp_path / "twice.json", without={"a"})
+
+
+def test_the_cache_is_where_the_user_wants_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "smile"
+    assert cache_folder(tmp_path / "mine") == tmp_path / "mine"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "smile"

@@ -62,6 +62,19 @@ def test_files_of_objects_are_relative_to_ann_root(evaluation, tmp_path):
         evaluation("metrics=[chair]", *files)
 
 
+def test_what_a_caption_has_besides_scores_is_written(evaluation, tmp_path):
+    pytest.importorskip("textblob", reason="chair and detail need TextBlob")
+    (tmp_path / "words.txt").write_text("sports ball, ball\ndog, puppy\n")
+    (tmp_path / "objects.json").write_text('{"7": ["dog"], "8": ["dog"]}')
+    files = ("objects_file=objects.json", "synonyms=words.txt")
+    scores = evaluation("metrics=[chair, repetition, detail]", *files).run(None, "test")
+    # A reference names the ball of each image.
+    assert (scores["CHAIRs"], scores["CHAIRi"], scores["object_recall"]) == (0, 0, 50)
+    assert (scores["nouns"], scores["adjectives"], scores["loops"]) == (1, 0.5, 0)
+    lines = (tmp_path / "run" / "result" / "test" / "per_caption.jsonl").read_text().splitlines()
+    assert [json.loads(line)["hallucinated"] for line in lines] == [[], []]
+
+
 def test_what_is_missing_is_said_before_captions_are_made(evaluation, monkeypatch, capsys):
     monkeypatch.setattr(diversity.Length, "unavailable", lambda _: {"cap_len": "no ruler"})
     evaluation("metrics=[length]")
