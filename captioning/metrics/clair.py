@@ -31,6 +31,7 @@ a number from 0 to 100, and its key "reason" holds a string."""
 
 TRIES = 3  # to get a reply that can be read, as in the paper's code
 AT_ONCE = 8  # questions
+LONGEST = 20_000  # characters of a reply that are read
 
 
 class Verdict(NamedTuple):
@@ -49,7 +50,7 @@ def question(candidate: str, references: Sequence[str]) -> str:
 
 def read_reply(reply: str) -> Optional[Verdict]:
     """Return the verdict of the first JSON object that has one, whatever stands around it."""
-    decoder = json.JSONDecoder()
+    decoder, reply = json.JSONDecoder(), reply[:LONGEST]
     start = reply.find("{")
     while start >= 0:
         try:
