@@ -16,7 +16,7 @@ from captioning.runtime.errors import UserError
 
 HEAD = 64
 
-# The beginnings of names, in either layout; what follows one of them is as below.
+# How the names of either tower's blocks begin, in either layout.
 _TOWERS = {"": "text_model.", "visual.": "vision_model."}
 _BLOCK = re.compile(r"(visual\.|)transformer\.resblocks\.(\d+)\.(.+)")
 _IN_BLOCK = {
@@ -69,7 +69,6 @@ def read_openai_clip(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _sizes(state):
     """Raises KeyError, IndexError or ValueError where the state is of something else."""
-
     width, _, _, patch = state["visual.conv1.weight"].shape
     places = state["visual.positional_embedding"].shape[0] - 1
     context, text_width = state["positional_embedding"].shape

@@ -151,8 +151,6 @@ def test_an_image_that_is_not_there_is_one_line(arguments, tmp_path, capsys):
 
 
 def test_those_that_run_models_are_called_on_every_rank():
-    settings = Settings(images={}, facts_file=None)
-    names = [name for name in EVALUATORS if name != "facts"]
-    for name, evaluator in zip(names, build_evaluators(names, settings)):
-        assert evaluator.on_every_rank == (name in METRICS), name
-    assert isinstance(build_evaluators(["clipscore"], settings)[0], ClipScore)
+    for name, kind in EVALUATORS.items():
+        assert kind.on_every_rank == (name in [*METRICS, "pacs"]), name
+    assert isinstance(build_evaluators(["clipscore"], Settings(images={}))[0], ClipScore)
