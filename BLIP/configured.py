@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
 
+ASKS = False
+
 
 class VitSizes(BaseModel):
     """A vision transformer of other than BLIP's sizes."""

@@ -182,7 +182,7 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
             made["prompt"] = gr.Textbox(
                 label="Prompt",
                 info="What a caption starts with; empty: the checkpoint's own. Its tokens count.",
-                placeholder=service.checkpoints[0].captioner.prompt.strip(),
+                placeholder=service.checkpoints[0].config.prompt.strip(),
                 max_lines=1,
             )
             with gr.Group(elem_classes=["smile-beams"]):

@@ -64,12 +64,14 @@ class CaptionService:
     def caption(self, photo: Image.Image, checkpoint: Checkpoint, options: Options) -> Caption:
         """Caption an RGB photo. Raises UserError for settings that a checkpoint cannot follow."""
         settings = options.decoding_settings()
-        prepare = preprocessing_of(checkpoint.config).evaluation
-        image = prepare(photo).to(checkpoint.device)  # (3, S, S)
+        config = checkpoint.config
+        if options.prompt is not None:  # with some captioners it is seen beside the photo
+            config = config.model_copy(update={"prompt": options.prompt})
+        image = preprocessing_of(config).one(photo).to(checkpoint.device)
         with self._lock, prompted(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
             details = caption_word_by_word(checkpoint.captioner, image, settings)
-            used = {**options.used(), "prompt": checkpoint.captioner.prompt}
+            used = {**options.used(), "prompt": checkpoint.captioner.prompt or config.prompt}
         return Caption(checkpoint, details, used)
 
 

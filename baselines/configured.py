@@ -12,6 +12,7 @@ from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
 ATTENDING = ("attn", "sat")
+ASKS = False
 
 
 class Keys(BaseModel):

@@ -85,7 +85,7 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
             "to draw on: crop it"
         )
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
-    image = preprocessing_of(config).evaluation(photo).to(device)
+    image = preprocessing_of(config).one(photo).to(device)
     found = gaze(captioner, image, config.decoding_settings())
     draw(found, photo, output)
     print(" ".join(word for word in found.words if word != END))

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Any, Optional
 
 import torch
-from torch import Tensor
 
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
+from captioning.captioners.interface import Images
 from captioning.data.randomness import derived_seed
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
@@ -45,7 +45,7 @@ class Captioning:
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
         self.at_once = self.batch_size  # fewer once memory has run out
-        self.transform = preprocessing_of(self.config).evaluation
+        self.preprocessing = preprocessing_of(self.config)
         told = named_as_transformers_does(self.settings, self.config.seed)
         told["precision"] = self.config.precision
         self.origin = {"checkpoint": checkpoint, "settings": told}
@@ -76,7 +76,7 @@ class Captioning:
         return lines
 
     def _captions(
-        self, image: Optional[Tensor], place: tuple[int, int]
+        self, image: Optional[Images], place: tuple[int, int]
     ) -> list[tuple[list[str], list[float]]]:
         """Captions and scores of each image, from the `place` in a shard on."""
         shard, after = place
@@ -92,7 +92,7 @@ class Captioning:
             found += zip(made.captions, scores)
         return found
 
-    def _generated(self, image: Tensor) -> Optional[Generated]:
+    def _generated(self, image: Images) -> Optional[Generated]:
         """None where memory has run out; nothing of the attempt is held then."""
         try:
             with self.precision.autocast():

@@ -9,25 +9,25 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from captioning.bulk import tars
 from captioning.bulk.shards import Plan
+from captioning.captioners.interface import Images
 from captioning.data import load_image
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
 
 
 class Batch(NamedTuple):
-    """Some entries of a shard. image: (b, 3, S, S) of those without an "error", None for none.
+    """Some entries of a shard. image: of those without an "error", b of them, None for none.
 
     last: the shard ends here, with a batch that may have no entry.
     """
 
     shard: int
     entries: list[dict[str, Any]]
-    image: Optional[Tensor]
+    image: Optional[Images]
     last: bool
 
 
@@ -43,7 +43,8 @@ class ShardImages(IterableDataset):
     plan: Plan
     shards: list[tuple[int, int]]
     batch_size: int
-    transform: Callable[[Image.Image], Tensor]
+    transform: Callable[[Image.Image], Any]
+    join: Callable[[list], Images] = torch.stack
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
@@ -70,7 +71,7 @@ class ShardImages(IterableDataset):
                 entry["error"] = str(error)
             except Exception as error:  # whatever else an image does, the others have captions
                 entry["error"] = f"{type(error).__name__}: {error}"
-        return Batch(shard, sources, torch.stack(images) if images else None, last=False)
+        return Batch(shard, sources, self.join(images) if images else None, last=False)
 
 
 def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:

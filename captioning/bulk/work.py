@@ -97,7 +97,8 @@ def caption_shards(
     unread = [(shard, len(part.lines)) for shard, part in parts.items()]
     if not unread:
         return
-    dataset = reading.ShardImages(plan, unread, model.batch_size, model.transform)
+    made = model.preprocessing
+    dataset = reading.ShardImages(plan, unread, model.batch_size, made.evaluation, made.join)
     for batch in reading.batches(dataset, model.config.num_workers):
         if ranks.asked_to_stop():
             return

@@ -5,7 +5,7 @@ of them the prompt's; V words; G x G places that a captioner looks at.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, NamedTuple, Optional, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 
 import torch
 from pydantic import BaseModel
@@ -15,9 +15,29 @@ from decoding import DecodingSettings, Generated
 from smile import ObjectiveOutput
 
 
+class Images(Protocol):
+    """A batch of B images as the captioner's preprocessing makes them: float (B, 3, S, S), or what
+    the package's own `join` returns, which has these of a tensor's methods.
+
+    is_floating_point says that nothing has to be normalised.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Union[slice, list[int]]) -> "Images": ...
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Images": ...
+
+    def pin_memory(self) -> "Images": ...
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None: ...
+
+    def is_floating_point(self) -> bool: ...
+
+
 class Tokenizer(Protocol):
     """Captions to token ids and back. pad, end, unknown: ids of its special tokens. What begins a
-    caption is the first of `encode_prompt`."""
+    caption is the first of `encode_prompt`, if anything does."""
 
     pad: int
     end: int
@@ -44,12 +64,14 @@ class Captioner(Protocol):
     the page are written against this and nothing else.
 
     Padding, the beginning and unknown words are to be impossible in what is generated and reread,
-    training captions are to be cut to `max_tokens`, and the objective is to be the configuration's
+    unless a library draws its captions. Training captions are to be cut to `max_tokens`, and the
+    objective is to be the configuration's
     `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
 
     prompt, prompt_ids: what every caption starts with, not scored and not in what is generated, and
-    its ids, int64 (p,). The page sets both for a while. max_positions: the tokens that a row can
-    have, None for any number. smallest_batch: the images that a training step takes at least.
+    its ids, int64 (p,); both empty where the package ASKS. The page sets both for a while.
+    max_positions: the tokens that a row can have, None for any number. smallest_batch: the images
+    that a training step takes at least.
     """
 
     tokenizer: Tokenizer
@@ -58,29 +80,29 @@ class Captioner(Protocol):
     max_positions: Optional[int]
     smallest_batch: int
 
-    def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
-        """The objective on k captions of each image, which is encoded once.
+    def forward(self, image: Images, captions: list[list[str]]) -> ObjectiveOutput:
+        """The objective on k captions of each image, which is encoded once, if it can be.
 
-        image: (B, 3, S, S), as its preprocessing makes it; captions: B lists of k strings, without
-        the prompt. Raises ValueError where their numbers differ.
+        captions: B lists of k strings, without the prompt. Raises ValueError where their numbers
+        differ.
         """
 
-    def predictions(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+    def predictions(self, image: Images, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
         """Logits (R, N, V) and the labels (R, N) that they predict, -100 where there is none."""
 
-    def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
+    def generate(self, image: Images, settings: DecodingSettings) -> list[str]:
         """The best caption of each image."""
 
-    def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
-        """Captions of images (B, 3, S, S), with their token ids and scores."""
+    def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
+        """Captions of images, with their token ids and scores."""
 
-    def encode(self, image: Tensor) -> Tensor:
-        """What it makes of images (B, 3, S, S) before any word: (B, ...)."""
+    def encode(self, image: Images) -> Any:
+        """What it makes of images before any word, such as a tensor (B, ...)."""
 
-    def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
-        """`generate_details` of images that are encoded, (B, ...)."""
+    def generate_from(self, encoded: Any, settings: DecodingSettings) -> Generated:
+        """`generate_details` of images that are encoded."""
 
-    def reread(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    def reread(self, encoded: Any, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         """What it thinks of each word of its own caption, ids (n,), of one image, (1, ...).
 
         Returns logits (n - p, V) before each id after the prompt and where it looks then, (n - p,
@@ -124,11 +146,15 @@ class BuildContext(NamedTuple):
 class CaptionerPackage(Protocol):
     """What a module offers so that the registry can name it; a ValueError is the user's to mend.
 
+    ASKS: the configuration's prompt is a question that it is asked beside the image, and no
+    caption's beginning.
+
     Keys: the configuration keys that are its own, each with its role (`captioning.config.roles`).
     They are read beside all others, so their names are theirs alone: begin them with the package's.
     """
 
     Keys: type[BaseModel]
+    ASKS: bool
 
     def build(self, config: Any, context: BuildContext) -> Captioner:
         """The captioner that a configuration describes, its weights made up."""
@@ -142,5 +168,7 @@ class CaptionerPackage(Protocol):
     def check_device(self, config: Any, device: torch.device) -> None:
         """Raise ValueError for what torch cannot compute there."""
 
-    def preprocessing(self, config: Any) -> Optional[tuple[Callable, Callable, Callable]]:
-        """The functions of `captioning.data.Preprocessing`; None for BLIP's."""
+    def preprocessing(self, config: Any) -> Optional[tuple[Callable, ...]]:
+        """The functions of `captioning.data.Preprocessing`, of which `join` may be left out, None
+        for BLIP's. `training` gets RGB images, too. For an image that they cannot take they raise
+        ValueError."""

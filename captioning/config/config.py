@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from pydantic import BaseModel, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
 from ruamel.yaml import YAML
 
 from captioning.captioners.registry import CAPTIONERS
@@ -50,8 +50,9 @@ class Config(*keys_of_captioners(), Keys):
 
     @field_validator("prompt")
     @classmethod
-    def _whole_words(cls, value: str) -> str:
-        if value and not value.endswith(" "):
+    def _whole_words(cls, value: str, others: ValidationInfo) -> str:
+        package = CAPTIONERS.get(others.data.get("model"))
+        if value and not value.endswith(" ") and not (package and package.ASKS):
             raise ValueError("end it with a space, or a caption's first word runs into it")
         return value
 

@@ -7,6 +7,7 @@ from captioning.data.image import (
     MEAN,
     STD,
     Preprocessing,
+    decode,
     evaluation_transform,
     load_image,
     normalise,

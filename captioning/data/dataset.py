@@ -17,7 +17,7 @@ from captioning.data.image import load_image, open_image
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.runtime.errors import UserError
 
-Transform = Callable[[Image.Image], torch.Tensor]
+Transform = Callable[[Image.Image], Any]
 
 # More unreadable images in a row than this are no bad luck, but a wrong folder.
 MAX_REPLACEMENTS = 100
@@ -107,7 +107,7 @@ class TrainingDataset(Dataset):
             if self.captions_per_image > 1:
                 caption_indices = _draw(len(sample.captions), self.captions_per_image)
             with open_image(os.path.join(self.image_root, sample.image)) as image:
-                tensor = self.transform(image)
+                tensor = _transformed(self.transform, image, sample)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in caption_indices]
         known = {"image_id": sample.image_id, "index": candidate}
         return {"image": tensor, "captions": captions, **known}
@@ -143,11 +143,19 @@ class EvaluationDataset(Dataset):
         item = {"image": None, "image_id": sample.image_id, "index": index, "unreadable": []}
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
+            return {**item, "image": _transformed(self.transform, image, sample)}
         except UserError as error:
             if not self.skip_bad_images:
                 raise
             return {**item, "unreadable": [str(error)]}
-        return {**item, "image": self.transform(image)}
+
+
+def _transformed(transform: Transform, image: Image.Image, sample: Sample) -> Any:
+    """What a captioner's own transform cannot take is told as an unreadable image is."""
+    try:
+        return transform(image)
+    except ValueError as error:
+        raise UserError(f"{sample.image}: {error}") from error
 
 
 def _draw(size: int, count: int) -> list[int]:

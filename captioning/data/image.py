@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import BinaryIO, Callable, NamedTuple, Optional, Union
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -173,11 +173,17 @@ class Preprocessing(NamedTuple):
     """evaluation: an RGB image to a float tensor (3, S, S), ready for the captioner. training: an
     image, opened or decoded, to a tensor of one shape for all images, drawing from torch's
     generator. normalise: a batch of what `training` makes, on the captioner's device, to what
-    `evaluation` makes, (B, 3, S, S); it is left out where `training` makes floats."""
+    `evaluation` makes, (B, 3, S, S); it is left out where `training` makes floats. join: a list of
+    what either makes to a batch; where it is not torch.stack, neither needs to make tensors."""
 
-    evaluation: Callable[[Image.Image], Tensor]
-    training: Callable[[Image.Image], Tensor]
+    evaluation: Callable[[Image.Image], Any]
+    training: Callable[[Image.Image], Any]
     normalise: Callable[[Tensor], Tensor]
+    join: Callable[[list], Any] = torch.stack
+
+    def one(self, image: Image.Image) -> Any:
+        """A batch of an RGB image alone, as `evaluation` makes it."""
+        return self.join([self.evaluation(image)])
 
     @classmethod
     def of_blip(cls, image_size: int, augmentation: str = "blip") -> "Preprocessing":

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
 Normalise = Callable[[Tensor], Tensor]
+Join = Callable[[list], Any]
 
 # Batches that are sorted together: enough for lengths to differ little within one, and few enough
 # for an epoch to stay random.
@@ -26,18 +28,19 @@ POOL = 50
 
 
 class Loader(DataLoader):
-    """A DataLoader whose batches are dicts: image, the items' tensors stacked; skipped, how many
-    images of the batch could not be read; and a list of B values for every other key of the items.
+    """A DataLoader whose batches are dicts: image, the items' joined; skipped, how many images of
+    the batch could not be read; and a list of B values for every other key of the items.
 
     `skipped` is their sum since the iteration began. Each unreadable image is logged once. A
     UserError in a worker is raised here as it was there, without the worker's traceback.
     """
 
-    def __init__(self, dataset: Dataset, batch_sampler, num_workers: int):
+    def __init__(self, dataset: Dataset, batch_sampler, num_workers: int, join: Join = torch.stack):
+        """join: makes a batch of what the data set's transform makes, see `Preprocessing`."""
         super().__init__(
             _ErrorsAsValues(dataset),
             batch_sampler=batch_sampler,
-            collate_fn=_collate,
+            collate_fn=partial(_collate, join),
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             worker_init_fn=stopping.ignore,
@@ -86,6 +89,7 @@ def training_loader(
     world_size: int = 1,
     num_workers: int = 0,
     bucket_batches: bool = False,
+    join: Join = torch.stack,
 ) -> TrainingLoader:
     """Return the batches of `batch_size` items that process `rank` of `world_size` trains on.
 
@@ -102,7 +106,7 @@ def training_loader(
         )
     lengths = dataset.lengths() if bucket_batches else None
     batches = _ShuffledBatches(len(dataset), batch_size, seed, rank, world_size, lengths)
-    return TrainingLoader(dataset, batches, num_workers)
+    return TrainingLoader(dataset, batches, num_workers, join)
 
 
 def evaluation_loader(
@@ -111,6 +115,7 @@ def evaluation_loader(
     rank: int = 0,
     world_size: int = 1,
     num_workers: int = 0,
+    join: Join = torch.stack,
 ) -> Loader:
     """Return the batches, of at most `batch_size` items, of positions rank, rank + world_size, ...
 
@@ -119,7 +124,7 @@ def evaluation_loader(
     """
     positions = range(len(dataset))[rank::world_size]
     batches = [positions[i : i + batch_size] for i in range(0, len(positions), batch_size)]
-    return Loader(dataset, batches, num_workers)
+    return Loader(dataset, batches, num_workers, join)
 
 
 def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int) -> list[int]:
@@ -176,7 +181,9 @@ class _ErrorsAsValues(Dataset):
             return error
 
 
-def _collate(items: Sequence[Union[dict[str, Any], UserError]]) -> Union[Batch, UserError]:
+def _collate(
+    join: Join, items: Sequence[Union[dict[str, Any], UserError]]
+) -> Union[Batch, UserError]:
     for item in items:
         if isinstance(item, UserError):
             return item
@@ -184,7 +191,7 @@ def _collate(items: Sequence[Union[dict[str, Any], UserError]]) -> Union[Batch, 
     present = [item for item in items if item["image"] is not None]
     batch = {key: [item[key] for item in present] for key in items[0]}
     if present:
-        batch["image"] = torch.stack(batch["image"])
+        batch["image"] = join(batch["image"])
     skipped = sum(bool(item["unreadable"]) for item in items)
     return {**batch, "unreadable": messages, "skipped": skipped}
 

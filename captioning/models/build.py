@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
+from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 
@@ -13,7 +14,7 @@ from BLIP.tokenizer import CaptionTokenizer
 from captioning.captioners.interface import BuildContext, Captioner
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, load_config
-from captioning.data import MEAN, STD, Preprocessing, preprocess_caption, read_split
+from captioning.data import MEAN, STD, Preprocessing, decode, preprocess_caption, read_split
 from captioning.runtime.errors import UserError
 
 
@@ -51,11 +52,19 @@ def training_captions(config: Config) -> Iterator[str]:
 
 
 def preprocessing_of(config: Config) -> Preprocessing:
-    """How images are made into what the configuration's captioner takes."""
-    own = CAPTIONERS[config.model].preprocessing(config)
-    if own is not None:
-        return Preprocessing(*own)
-    return Preprocessing.of_blip(config.image_size, config.augmentation)
+    """How images are made into what the configuration's captioner takes. Raises UserError."""
+    try:
+        own = CAPTIONERS[config.model].preprocessing(config)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if own is None:
+        return Preprocessing.of_blip(config.image_size, config.augmentation)
+    evaluation, training, *others = own
+    return Preprocessing(evaluation, partial(_decoded, training), *others)
+
+
+def _decoded(transform: Callable, image: Image.Image) -> Any:
+    return transform(decode(image))
 
 
 def check_interface(captioner: nn.Module) -> None:

@@ -59,7 +59,8 @@ def images_of(
     samples: Sequence[Sample], config: Config, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, int]:
     """A process's share of the images, ready for the captioner, and how many make a batch."""
-    transform = preprocessing_of(config).evaluation
-    dataset = EvaluationDataset(samples, config.image_root, transform, config.skip_bad_images)
+    made = preprocessing_of(config)
+    dataset = EvaluationDataset(samples, config.image_root, made.evaluation, config.skip_bad_images)
     size = config.eval_batch_size or config.batch_size
-    return evaluation_loader(dataset, size, rank, world_size, config.num_workers), size
+    loader = evaluation_loader(dataset, size, rank, world_size, config.num_workers, made.join)
+    return loader, size

@@ -6,6 +6,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from captioning.captioners.interface import Images
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
@@ -30,14 +31,14 @@ class SpokenCaption(NamedTuple):
 
 @torch.inference_mode()
 def caption_word_by_word(
-    captioner: nn.Module, image: Tensor, settings: DecodingSettings
+    captioner: nn.Module, image: Images, settings: DecodingSettings
 ) -> SpokenCaption:
-    """The best caption of an image (3, S, S), normalised, which is encoded once.
+    """The best caption of an image, a batch of its own, which is encoded once.
 
     Temperature, nucleus and penalties, which choose among the words, do not count in their
     probabilities. Raises ValueError as decoding does.
     """
-    encoded = captioner.encode(image.unsqueeze(0))
+    encoded = captioner.encode(image)
     found = captioner.generate_from(encoded, settings)
     ids = found.token_ids[0, 0]
     ids = ids[ids != captioner.tokenizer.pad]
@@ -53,7 +54,7 @@ def caption_word_by_word(
     return SpokenCaption(found.captions[0][0], score, words, probabilities.cpu(), gaze)
 
 
-def gaze(captioner: nn.Module, image: Tensor, settings: DecodingSettings) -> SpokenCaption:
+def gaze(captioner: nn.Module, image: Images, settings: DecodingSettings) -> SpokenCaption:
     """As `caption_word_by_word`; UserError for a captioner that sees the image once."""
     spoken = caption_word_by_word(captioner, image, settings)
     if spoken.gaze is None:
@@ -62,7 +63,10 @@ def gaze(captioner: nn.Module, image: Tensor, settings: DecodingSettings) -> Spo
 
 
 def whole_words(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
-    """The words of ids (n,), pieces (##s) joined to the word before them, and where these are."""
+    """The words of ids (n,), pieces (##s) joined to the word before them, and where these are.
+
+    A piece that no word is before is written as the tokenizer writes it.
+    """
     words: list[str] = []
     places: list[list[int]] = []
     for place, token_id in enumerate(ids.tolist()):
@@ -70,7 +74,9 @@ def whole_words(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
         if token.startswith("##") and words:
             words[-1] += token[2:]
             places[-1].append(place)
-        else:
-            words.append(END if token_id == tokenizer.end else token)
-            places.append([place])
+            continue
+        if token.startswith("##"):
+            token = tokenizer.decode(ids[place : place + 1])
+        words.append(END if token_id == tokenizer.end else token)
+        places.append([place])
     return words, places

@@ -6,8 +6,8 @@ The costs are those of the training code, without smoothed labels and without fi
 from typing import NamedTuple, Optional
 
 import torch
-from torch import Tensor
 
+from captioning.captioners.interface import Images
 from captioning.data import load_image, preprocess_caption
 from captioning.data.caption_files import ImageId
 from captioning.metrics.diversity import words
@@ -65,7 +65,7 @@ def token_picture(comparison: Comparison) -> TokenPicture:
         except UserError as error:
             problem = str(error)
             continue
-        image = preprocessing_of(run.config).evaluation(original)
+        image = preprocessing_of(run.config).one(original)
         caption = preprocess_caption(caption, run.config.max_words)
         return TokenPicture(run, caption, picture(path), token_costs(captioner, image, caption))
     raise UserError(problem)
@@ -82,11 +82,11 @@ def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
 
 
 @torch.inference_mode()
-def token_costs(captioner, image: Tensor, caption: str) -> list[Token]:
-    """The tokens of a caption, its end included, given an image (3, S, S), normalised."""
+def token_costs(captioner, image: Images, caption: str) -> list[Token]:
+    """The tokens of a caption, its end included, given an image, a batch of its own."""
     captioner.eval()
     tokenizer = captioner.tokenizer
-    logits, labels = captioner.predictions(image.unsqueeze(0), [[caption]])  # (1, N, V), (1, N)
+    logits, labels = captioner.predictions(image, [[caption]])  # (1, N, V), (1, N)
     mle = mle_loss(logits, labels, reduction="none")[0]
     smile = smile_loss(logits, labels, reduction="none")[0]
     top = logits[0].softmax(1).topk(min(TOP, logits.size(2)))  # (N, TOP)

@@ -114,6 +114,7 @@ class FineTuning:
             distributed.world_size(),
             config.num_workers,
             config.bucket_batches,
+            self.preprocessing.join,
         )
 
     def _find_beginning(self) -> Optional[dict[str, Any]]:

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
+from captioning.config import Config
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
 OPTIONS = read_options({"max_length": 12, "min_length": 8})
@@ -53,7 +53,7 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
         "x.pth",
         "LSTM",
         "#000",
-        SimpleNamespace(model="lstm", image_size=64, augmentation="none"),
+        Config(model="lstm", image_size=64, image_root="", ann_root="", output_dir="x"),
         captioner,
     )
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})

@@ -20,9 +20,9 @@ SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
 
 def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
     captioner = make_captioner(prompt="a picture ")
-    image = torch.randn(3, 48, 48)
+    image = torch.randn(1, 3, 48, 48)
     found = gaze(captioner, image, SETTINGS)
-    ids = captioner.generate_details(image.unsqueeze(0), SETTINGS).token_ids[0].clone()
+    ids = captioner.generate_details(image, SETTINGS).token_ids[0].clone()
     attention = []
 
     def record(query, key, value, **settings):
@@ -33,7 +33,7 @@ def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
 
     real = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", record)
-    embeds = captioner.visual_encoder(image.unsqueeze(0))
+    embeds = captioner.visual_encoder(image)
     captioner.text_decoder.logits(ids[:, :-1], torch.ones_like(ids[:, :-1]), embeds)
     layers = [weights for weights in attention if weights.size(2) == ids.size(1) - 1]
     expected = torch.stack(layers).mean((0, 2))[0]  # over layers and heads
@@ -48,9 +48,9 @@ def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
 def test_a_classic_gaze_has_a_frame_for_each_word_of_the_caption(model):
     words = Vocabulary(["a", "dog", "runs"])
     captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=3), words).eval()
-    image = torch.randn(3, 64, 64)
+    image = torch.randn(1, 3, 64, 64)
     found = gaze(captioner, image, SETTINGS)
-    caption = captioner.generate(image.unsqueeze(0), SETTINGS)[0]
+    caption = captioner.generate(image, SETTINGS)[0]
     assert [word for word in found.words if word != "(end)"] == caption.split()
     assert found.gaze.shape[1:] == (3, 3)
     torch.testing.assert_close(found.gaze.sum((1, 2)), torch.ones(len(found.words)))
@@ -60,7 +60,7 @@ def test_a_captioner_without_attention_has_nothing_to_draw():
     encoder, words = ImageEncoder("shufflenet_v2_x0_5"), Vocabulary(["a"])
     captioner = ClassicCaptioner("rnn", encoder, words).eval()
     with pytest.raises(UserError, match="sees the image once"):
-        gaze(captioner, torch.randn(3, 64, 64), SETTINGS)
+        gaze(captioner, torch.randn(1, 3, 64, 64), SETTINGS)
 
 
 def spoken(words, gaze):

@@ -9,6 +9,8 @@ from torch import nn
 from baselines import Vocabulary
 from decoding import draw_captions
 
+ASKS = False
+
 
 class Keys(BaseModel):
     fake_width: Annotated[int, "run"] = Field(8, gt=0)

@@ -13,7 +13,7 @@ SAMPLED = DecodingSettings(max_length=9, min_length=4, sample=True, temperature=
 
 def by_teacher_forcing(captioner, image, caption):
     """The probability of each token of a caption, read from its text, as in training."""
-    logits, labels = captioner.predictions(image.unsqueeze(0), [[caption]])
+    logits, labels = captioner.predictions(image, [[caption]])
     return logits[0].double().softmax(-1)[range(labels.size(1)), labels[0]]
 
 
@@ -25,7 +25,7 @@ def test_probabilities_are_those_of_teacher_forcing(make_captioner, settings):
         kept = [captioner.tokenizer.end, *captioner.tokenizer.bert("dog cat red on").input_ids[1:]]
         bias = captioner.text_decoder.cls["predictions"].bias
         bias += torch.full_like(bias, -100).index_fill(0, torch.tensor(kept), 0)
-    image = torch.randn(3, 48, 48)
+    image = torch.randn(1, 3, 48, 48)
     told = caption_word_by_word(captioner, image, settings)
     assert " ".join(word for word in told.words if word != END) == told.caption
     expected = by_teacher_forcing(captioner, image, told.caption)[: len(told.words)]
@@ -38,9 +38,9 @@ def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
     words = Vocabulary(["a", "dog", "runs"])
     captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=2), words).eval()
     settings = DecodingSettings(max_length=7, min_length=4, num_beams=2)
-    image = torch.randn(3, 64, 64)
+    image = torch.randn(1, 3, 64, 64)
     told = caption_word_by_word(captioner, image, settings)
-    ids = captioner.generate_details(image.unsqueeze(0), settings).token_ids[0, 0]
+    ids = captioner.generate_details(image, settings).token_ids[0, 0]
     length = int((ids != words.end).sum())
     assert told.probabilities.log().sum().item() == pytest.approx(told.score * length, rel=1e-5)
     assert (told.gaze is None) == (model == "lstm")
@@ -59,7 +59,7 @@ def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_
         bias = captioner.text_decoder.cls["predictions"].bias
         bias[tokenizer.bert.convert_tokens_to_ids("##s")] += 8
     settings = DecodingSettings(max_length=8, min_length=0, num_beams=1)
-    told = caption_word_by_word(captioner, torch.randn(3, 48, 48), settings)
+    told = caption_word_by_word(captioner, torch.randn(1, 3, 48, 48), settings)
     assert told.words == ["##s" + "s" * (8 - len(captioner.prompt_ids) - 1)]
     total = 8 * told.score  # greedy: the sum of all log-probabilities over the length
     assert told.probabilities.log().sum().item() == pytest.approx(total, rel=1e-4)

@@ -22,7 +22,7 @@ def naive_costs(captioner, image, caption):
     tokenizer = captioner.tokenizer
     ids, _ = tokenizer.encode([captioner.prompt + caption], 40)
     prompt = len(captioner.prompt_ids)
-    embedded = captioner.visual_encoder(image.unsqueeze(0))
+    embedded = captioner.visual_encoder(image)
     own = sorted(set(ids[0, prompt:].tolist()))
     for n in range(prompt, ids.size(1)):
         before = ids[:, :n]
@@ -38,7 +38,7 @@ def naive_costs(captioner, image, caption):
 @torch.no_grad()
 def test_costs(make_captioner):
     captioner = make_captioner()
-    image = torch.randn(3, 48, 48)
+    image = torch.randn(1, 3, 48, 48)
     caption = "the man with a red ball and the dogs on a box"
     tokens = token_costs(captioner, image, caption)
     expected = list(naive_costs(captioner, image, caption))
