@@ -124,6 +124,10 @@ class VlmCaptioner(nn.Module):
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
+    def shards(self) -> list[nn.Module]:
+        """Never asked for: `sharding` is refused."""
+        return []
+
     def begin_epoch(self, epoch: int) -> None:
         """Every epoch is like the others."""
 

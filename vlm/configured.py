@@ -47,6 +47,8 @@ class Keys(BaseModel):
             )
         if self.compile:
             raise ValueError("compile is true, which model vlm has not; set it to false")
+        if self.sharding != "none":
+            raise ValueError(f"sharding is {self.sharding}, which model vlm has not; set it to none")
         return self
 
 

@@ -52,6 +52,7 @@ def said(write):
             ["vlm=a/b", "augmentation=blip"],
             "augmentation is blip, but a VLM's processor makes its images: set augmentation: none",
         ),
+        (["vlm=a/b", "sharding=fsdp"], "sharding is fsdp, which model vlm has not; set it to none"),
         (["vlm=a/b", "compile=true"], "compile is true, which model vlm has not; set it to false"),
         (["model=blip", "vlm=a/b"], "vlm is for model vlm; this one is blip"),
         (["model=sat", "lora={r: 4}"], "lora is for model vlm; this one is sat"),
