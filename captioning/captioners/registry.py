@@ -2,9 +2,11 @@
 
 import baselines.configured
 import BLIP.configured
+import vlm.configured
 from captioning.captioners.interface import CaptionerPackage
 
 CAPTIONERS: dict[str, CaptionerPackage] = {
     "blip": BLIP.configured,
     **dict.fromkeys(baselines.MODELS, baselines.configured),
+    "vlm": vlm.configured,
 }

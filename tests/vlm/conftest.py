@@ -1,0 +1,44 @@
+"""Folders of tiny models, and photos of sizes that their processors cut up otherwise."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def vlm_folder(tmp_path_factory):
+    """Return a function of a family's name: its folder, written once, and its prompt."""
+    from tests.vlm import folders
+
+    root, written = tmp_path_factory.mktemp("vlm"), {}
+
+    def folder(name):
+        if name not in written:
+            path = str(root / name.replace(", ", "_"))
+            written[name] = path, folders.write(name, path)
+        return written[name]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vlm_photos():
+    from PIL import Image
+
+    drawn = Image.radial_gradient("L").convert("RGB"), Image.linear_gradient("L").convert("RGB")
+    sizes = [(20, 12), (9, 30), (16, 16)]
+    return [drawn[n % 2].resize(size) for n, size in enumerate(sizes)]
+
+
+@pytest.fixture
+def make_vlm(vlm_folder):
+    """Return a function of a family's name that builds its captioner, in evaluation mode."""
+    from smile import Objective
+    from vlm.captioner import VlmCaptioner
+    from vlm.library import model_of
+    from vlm.question import question_of
+
+    def make(name, objective=None, max_tokens=20):
+        folder, prompt = vlm_folder(name)
+        question, model = question_of(folder, prompt), model_of(folder, weights=True)
+        return VlmCaptioner(model, question, objective or Objective(), max_tokens).eval()
+
+    return make

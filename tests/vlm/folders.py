@@ -1,0 +1,218 @@
+"""A tiny model of each family with its processor, saved as a folder as the library saves one.
+
+The models are those of tests/smile/families; a tokenizer of a few words goes with each.
+"""
+
+import torch
+import transformers
+
+from tests.smile.families.batches import (
+    IMAGE_END,
+    IMAGE_START,
+    IMAGE_TOKEN,
+    PAD,
+    START,
+    VIDEO_TOKEN,
+)
+from tests.smile.hf_models import FAMILIES as MODELS
+
+END, UNKNOWN = 1, 3
+SAID = """
+a red blue green yellow small large disc ring block star on sand grass snow night left right of the
+above below user assistant model describe image two
+"""
+WORDS = SAID.split()
+PROMPT = "describe the image"
+# <start>user: <image>describe the image<end> assistant: a red disc<end>
+CHAT = (
+    "{% for m in messages %}<start>{{ m.role }} {% for part in m.content %}"
+    "{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "<end>\n{% endfor %}{% if add_generation_prompt %}<start>assistant {% endif %}"
+)
+SIDE = {"height": 8, "width": 8}
+ROWS = [f"<row_{i}_col_{j}>" for i in range(1, 3) for j in range(1, 3)]
+PLACES = ("<fake_token_around_image>", "<global-img>", *ROWS)
+
+
+def tokenizer(image="<image>", start="<image_start>", end="<image_end>", **named):
+    """A word is a word; ids are those of tests/smile/families. named: of tokens, by attribute."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    known = {"<pad>": PAD, "<end>": END, "<start>": START, "<unk>": UNKNOWN}
+    known.update({word: 4 + n for n, word in enumerate(WORDS)})
+    known.update({end: IMAGE_END, start: IMAGE_START, "<video>": VIDEO_TOKEN})
+    known.update({image or "<image>": IMAGE_TOKEN})
+    known.update({place: IMAGE_TOKEN + 1 + n for n, place in enumerate(PLACES)})
+    made = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens([start, end, "<video>", image or "<image>", *PLACES])
+    named = {"image_token": image, **named} if image else named
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        extra_special_tokens=named,
+        **{"pad_token": "<pad>", "bos_token": "<start>", "eos_token": "<end>"},
+        unk_token="<unk>",
+    )
+
+
+def with_start(words):
+    """The tokenizer puts <start> before a text and <end> behind it, as BERT's and BART's do."""
+    from tokenizers.processors import TemplateProcessing
+
+    words._tokenizer.post_processor = TemplateProcessing(
+        single="<start> $A <end>", special_tokens=[("<start>", START), ("<end>", END)]
+    )
+    return words
+
+
+def smolvlm(name="SmolVLM"):
+    """A photo of up to 16 pixels is cut into pictures of 8 with four tokens each."""
+    images = getattr(transformers, f"{name}ImageProcessor")(
+        size={"longest_edge": 16}, max_image_size={"longest_edge": 8}
+    )
+    more = {}
+    if name == "SmolVLM":
+        more["video_processor"] = transformers.SmolVLMVideoProcessor()
+    chat = CHAT.replace("IMAGE", "<image>")
+    kind = getattr(transformers, f"{name}Processor")
+    return kind(images, tokenizer(), image_seq_len=4, chat_template=chat, **more)
+
+
+def idefics3():
+    return smolvlm("Idefics3")
+
+
+def qwen(name):
+    """A photo keeps its shape; two by two patches of two pixels are a token."""
+    sizes = {"patch_size": 2, "temporal_patch_size": 2, "merge_size": 2}
+    pixels = {"shortest_edge": 32, "longest_edge": 256}
+    images = transformers.Qwen2VLImageProcessor(**sizes, size=pixels)
+    video = transformers.Qwen2VLVideoProcessor(**sizes, size=pixels)
+    names = {"image": "<|image_pad|>", "start": "<|vision_start|>", "end": "<|vision_end|>"}
+    words = tokenizer(**names, video_token="<video>")
+    chat = CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+    kind = getattr(transformers, f"{name}Processor")
+    return kind(images, words, video_processor=video, chat_template=chat)
+
+
+def qwen2_vl():
+    return qwen("Qwen2VL")
+
+
+def qwen2_5_vl():
+    return qwen("Qwen2_5_VL")
+
+
+def paligemma():
+    images = transformers.SiglipImageProcessor(size=SIDE)
+    images.image_seq_length = 4
+    return transformers.PaliGemmaProcessor(images, tokenizer())
+
+
+def llava_onevision():
+    images = transformers.LlavaOnevisionImageProcessor(
+        size=SIDE, image_grid_pinpoints=[[8, 8], [8, 16], [16, 8], [16, 16]]
+    )
+    return transformers.LlavaOnevisionProcessor(
+        images,
+        tokenizer(),
+        transformers.LlavaOnevisionVideoProcessor(),
+        num_image_tokens=4,
+        vision_feature_select_strategy="full",
+        chat_template=CHAT.replace("IMAGE", "<image>"),
+    )
+
+
+def internvl():
+    images = transformers.GotOcr2ImageProcessor(size=SIDE, min_patches=1, max_patches=4)
+    named = {"start_image_token": "<img>", "end_image_token": "</img>"}
+    named.update(context_image_token="<IMG_CONTEXT>", video_token="<video>")
+    words = tokenizer("<IMG_CONTEXT>", "<img>", "</img>", **named)
+    return transformers.InternVLProcessor(
+        images,
+        words,
+        transformers.InternVLVideoProcessor(),
+        image_seq_length=4,
+        chat_template=CHAT.replace("IMAGE", "<IMG_CONTEXT>"),
+    )
+
+
+def gemma3():
+    named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+    words = tokenizer("<image_soft_token>", "<start_of_image>", "<end_of_image>", **named)
+    chat = CHAT.replace("IMAGE", "<start_of_image>")
+    images = transformers.Gemma3ImageProcessor(size=SIDE)
+    return transformers.Gemma3Processor(images, words, chat_template=chat, image_seq_length=4)
+
+
+def florence2():
+    """The mean of all places, and four places."""
+    images = transformers.CLIPImageProcessor(size=SIDE, crop_size=SIDE)
+    images.image_seq_length = 5
+    words = with_start(tokenizer())
+    return transformers.Florence2Processor(images, words, num_additional_image_tokens=1)
+
+
+def blip2():
+    images = transformers.BlipImageProcessor(size=SIDE)
+    return transformers.Blip2Processor(images, tokenizer(None), num_query_tokens=3)
+
+
+def git():
+    images = transformers.CLIPImageProcessor(size={"shortest_edge": 8}, crop_size=SIDE)
+    return transformers.GitProcessor(images, with_start(tokenizer()))
+
+
+class Apart:
+    """An image processor and a tokenizer that no processor holds together."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def save_pretrained(self, folder):
+        for part in self.parts:
+            part.save_pretrained(folder)
+
+
+def vision_encoder_decoder():
+    return Apart(transformers.ViTImageProcessor(size=SIDE), tokenizer())
+
+
+# The names of tests/smile/families, what makes their processor, and the prompt that suits them.
+PROCESSORS = {
+    "SmolVLMForConditionalGeneration": (smolvlm, PROMPT),
+    "Idefics3ForConditionalGeneration": (idefics3, PROMPT),
+    "Qwen2VLForConditionalGeneration": (qwen2_vl, PROMPT),
+    "Qwen2_5_VLForConditionalGeneration": (qwen2_5_vl, PROMPT),
+    "PaliGemmaForConditionalGeneration": (paligemma, PROMPT),
+    "LlavaOnevisionForConditionalGeneration": (llava_onevision, PROMPT),
+    "InternVLForConditionalGeneration": (internvl, PROMPT),
+    "Gemma3ForConditionalGeneration": (gemma3, PROMPT),
+    "Florence2ForConditionalGeneration": (florence2, PROMPT),
+    "Blip2ForConditionalGeneration": (blip2, PROMPT),
+    "Blip2ForConditionalGeneration, T5": (blip2, PROMPT),
+    "GitForCausalLM": (git, ""),
+    "VisionEncoderDecoderModel": (vision_encoder_decoder, ""),
+}
+
+
+def write(name, folder):
+    """The family's folder; the prompt for it."""
+    torch.manual_seed(0)
+    make, prompt = PROCESSORS[name]
+    processor, model = make(), MODELS[name]().model
+    words = processor.parts[1] if isinstance(processor, Apart) else processor.tokenizer
+    (getattr(model, "decoder", None) or model).resize_token_embeddings(
+        max(words.get_vocab().values()) + 1
+    )
+    if name.startswith("LlavaOnevision"):
+        model.config.image_grid_pinpoints = processor.image_processor.image_grid_pinpoints
+    for key, token in {"eos_token_id": END, "pad_token_id": PAD, "bos_token_id": START}.items():
+        setattr(model.generation_config, key, token)
+    if model.config.is_encoder_decoder or name.endswith("T5"):
+        # Florence-2's decoder starts with the end of a text, and its tokenizer puts <start> next.
+        start = END if name.startswith("Florence2") else START
+        model.generation_config.decoder_start_token_id = start
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return prompt

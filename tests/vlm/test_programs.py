@@ -1,0 +1,113 @@
+"""A vision-language model goes through every program, and a run that goes on is as if it had not
+been stopped."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
+
+from tests.smile import tiny_vlm
+from tests.tiny_run import TINY_RUN
+
+# Programs in one process: their arguments, and the exit code that each must have.
+PROGRAMS = """
+import importlib, json, sys
+for name, arguments, code in json.loads(sys.argv[1]):
+    print("==", name, file=sys.stderr)
+    found = importlib.import_module(name).main(arguments)
+    assert found == code, (name, arguments, found)
+"""
+KEYS = """
+model: vlm
+vlm: {folder}
+prompt: Describe the image.
+augmentation: none
+lr_schedule: exponential
+device: cpu
+max_length: 24
+min_length: 1
+num_beams: 2
+metrics: [length, facts]
+facts_file: scenes.json
+"""
+
+
+@pytest.fixture(scope="module")
+def results(scenes, tmp_path_factory, repository):
+    """Return the folder of a run, and what the programs said."""
+    folder = tmp_path_factory.mktemp("run")
+    tiny_vlm.write(str(folder / "model"))
+    text = TINY_RUN.format(data=scenes) + KEYS.format(folder=folder / "model")
+    config, run, whole = folder / "tiny.yaml", folder / "run", folder / "whole"
+    config.write_text(text)
+    train = ["--config", str(config)]
+    here, there = ["--output_dir", str(run)], ["--output_dir", str(whole)]
+    best, out = str(run / "checkpoint_best.pth"), str(folder / "captions.jsonl")
+    photos = str(scenes / "images")
+    programs = [
+        ("captioning.train", [*train, *here, "max_epoch=1", "checkpoint_every=2"], 0),
+        ("captioning.train", [*train, *here, "max_epoch=2", "checkpoint_every=2"], 0),
+        ("captioning.train", [*train, *here, "max_epoch=2", "prompt=What is there?"], 2),
+        ("captioning.train", [*train, *here, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
+        ("captioning.train", [*train, *there, "max_epoch=2"], 0),
+        ("captioning.caption", [str(run), photos, "--out", out, "--batch_size", "3"], 0),
+        ("captioning.calibrate", ["--checkpoint", best], 0),
+        ("captioning.report.__main__", [str(run), "--output", str(folder / "report.html")], 0),
+        ("captioning.attend", ["--checkpoint", best, str(min((scenes / "images").iterdir()))], 2),
+        ("tests.captioning.captioners.page", [str(run), str(folder / "page.json")], 0),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(repository), "PATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS, json.dumps(programs)],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout, done.stderr
+
+
+def test_a_run_that_goes_on_is_to_the_bit_as_if_it_had_not_stopped(results):
+    folder, _, said = results
+    assert f"no checkpoint: the weights are those of {folder / 'model'}" in said
+    assert f"resuming from {folder / 'run' / 'checkpoint_00.pth'}" in said
+    went_on, whole = (
+        torch.load(folder / name / "checkpoint_01.pth", weights_only=True)
+        for name in ("run", "whole")
+    )
+    assert went_on["model"].keys() == whole["model"].keys()
+    assert all(went_on["model"][key].equal(value) for key, value in whole["model"].items())
+
+
+def test_another_question_is_another_run(results):
+    _, _, said = results
+    assert "had other settings (prompt was 'Describe the image.', is 'What is there?')" in said
+
+
+def test_it_captions_the_same_everywhere(results):
+    folder, _, _ = results
+    split = json.loads((folder / "run/result/test.json").read_text())
+    lines = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
+    bulk = {os.path.basename(line["image"]): line["caption"] for line in lines}
+    page = json.loads((folder / "page.json").read_text())
+    assert len(split) == 7
+    for entry in split:
+        assert bulk[f"scene_{entry['image_id']:06d}.png"] == entry["caption"]
+    assert page["caption"] == bulk[page["image"]]
+    words = " ".join(word for word in page["words"] if word != "(end)").split()
+    assert words == page["caption"].split()
+    assert page["label"] == "model, MLE+SMILE 0.5:0.5"
+
+
+def test_it_is_scored_and_reported(results):
+    folder, shown, said = results
+    assert "Cap. Len." in said and "negative log-likelihood" in shown
+    assert "model, MLE+SMILE 0.5:0.5" in (folder / "report.html").read_text()
+    assert "this captioner sees the image once, before all words" in said

@@ -1,0 +1,109 @@
+"""What a model reads, and which tokens are scored, beside what its processor makes itself."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
+
+from tests.vlm import folders
+from vlm.library import parts_of
+from vlm.pictures import Pictures
+from vlm.rows import questions
+
+NAMES = list(folders.PROCESSORS)
+CAPTIONS = [["a red disc"], ["two large blue block on sand"], ["a ring"]]
+CHATS = [name for name, (_, prompt) in folders.PROCESSORS.items() if prompt and "2For" not in name]
+CHATS = [name for name in CHATS if not name.startswith(("PaliGemma", "Blip2"))]
+
+
+def conversation(photo, prompt, caption=None):
+    asked = [{"type": "image", "image": photo}, {"type": "text", "text": prompt}]
+    said = [{"role": "assistant", "content": [{"type": "text", "text": caption}]}]
+    return [{"role": "user", "content": asked}, *(said if caption else [])]
+
+
+def of_the_processor(name, vlm_folder, photos, side, captions=None):
+    """The batch that the library's own processor makes, padded at a side."""
+    folder, prompt = vlm_folder(name)
+    parts = parts_of(folder)
+    if name == "VisionEncoderDecoderModel":
+        return parts.image_processor(photos, return_tensors="pt")
+    how = {"padding": True, "padding_side": side, "return_tensors": "pt"}
+    if name in CHATS:
+        said = captions or [None] * len(photos)
+        chats = [conversation(photo, prompt, text) for photo, text in zip(photos, said)]
+        how = {"processor_kwargs": how, "tokenize": True, "return_dict": True}
+        how.update(return_tensors="pt", add_generation_prompt=captions is None)
+        return parts.processor.apply_chat_template(chats, **how)
+    text = f"<image>{prompt}" if name.startswith("PaliGemma") else prompt
+    if captions:
+        how["suffix"] = captions
+    return parts.processor(text=[text] * len(photos), images=[[x] for x in photos], **how)
+
+
+def check_same(found, expected, keys=None):
+    for key in keys or found:
+        torch.testing.assert_close(found[key], expected[key], msg=lambda m, k=key: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
+    captioner = make_vlm(name)
+    pictures = Pictures([captioner.question(photo) for photo in vlm_photos])
+    found = questions(captioner._read(pictures), folders.PAD)
+    expected = of_the_processor(name, vlm_folder, vlm_photos, "left")
+    if name == "GitForCausalLM":  # the processor ends the prompt
+        expected = {k: v[:, :-1] if v.dim() == 2 else v for k, v in expected.items()}
+    assert {"input_ids", "pixel_values"} & found.keys()
+    check_same(found, expected)
+
+
+@pytest.mark.parametrize("name", [*CHATS, "PaliGemmaForConditionalGeneration"])
+def test_questions_with_their_answers_are_too(name, make_vlm, vlm_folder, vlm_photos):
+    captioner = make_vlm(name)
+    image = Pictures([captioner.question(photo) for photo in vlm_photos])
+    batch, labels = captioner.rows(image, CAPTIONS)
+    texts = [text for (text,) in CAPTIONS]
+    expected = of_the_processor(name, vlm_folder, vlm_photos, "right", texts)
+    if name.startswith("PaliGemma"):
+        found = batch["token_type_ids"].where(batch["attention_mask"] == 1, 0)
+        batch["token_type_ids"] = found
+        answered = expected["token_type_ids"] * expected["attention_mask"]
+        expected["token_type_ids"] = answered
+        torch.testing.assert_close(labels, expected["labels"].where(answered == 1, -100))
+    check_same(batch, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm_photos):
+    captioner = make_vlm(name)
+    image = Pictures([captioner.question(photo) for photo in vlm_photos[:2]])
+    # The image's token would be one more image, and the end another one.
+    captions = [["a red disc", "grass <image><end> right"], ["two blue block", "snow"]]
+    batch, labels = captioner.rows(image, captions)
+    words = captioner.tokenizer.tokenizer
+    said = [["a", "red", "disc"], ["grass", "right"], ["two", "blue", "block"], ["snow"]]
+    inputs = batch["decoder_input_ids"] if captioner.decodes else batch["input_ids"]
+    for row, ids, text in zip(labels, inputs, said):
+        expected = [*words.convert_tokens_to_ids(text), folders.END]
+        assert row[row != -100].tolist() == expected
+        first = int((row != -100).int().argmax())
+        assert (row[first : first + len(expected)] != -100).all()
+        # Of an encoder-decoder the input is one behind the labels.
+        first += captioner.decodes
+        assert ids[first : first + len(text)].tolist() == expected[:-1]
+        before = ids[:first].tolist()
+        assert not before or before == [*captioner.begin] or captioner.begin == []
+
+
+def test_florences_decoder_begins_as_its_tokenizer_begins_a_text(make_vlm):
+    captioner = make_vlm("Florence2ForConditionalGeneration")
+    assert captioner.begin == [folders.END, folders.START]
+
+
+def test_a_long_caption_is_cut_and_ended(make_vlm, vlm_photos):
+    captioner = make_vlm("GitForCausalLM", max_tokens=3)
+    image = Pictures([captioner.question(vlm_photos[0])])
+    _, labels = captioner.rows(image, [["a red disc on sand"]])
+    words = captioner.tokenizer.tokenizer.convert_ids_to_tokens(labels[0, 1:].tolist())
+    assert words == ["a", "red", "<end>"]

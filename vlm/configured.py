@@ -1,0 +1,64 @@
+"""Models of transformers as a configuration describes them: own keys, and what they make."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Callable, Optional
+
+import torch
+from pydantic import BaseModel, Field, model_validator
+
+from vlm.library import check_library
+from vlm.pictures import Pictures
+from vlm.question import question_of
+
+ASKS = True
+
+
+class Keys(BaseModel):
+    """The keys of models of transformers alone; docs/settings.md says what each does."""
+
+    vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
+
+    @model_validator(mode="after")
+    def _suit_a_vlm(self):
+        if self.model != "vlm":
+            if self.vlm is not None:
+                raise ValueError(f"vlm is {self.vlm!r}, which is for model vlm, not {self.model}")
+            return self
+        if self.vlm is None:
+            raise ValueError("vlm is missing: the folder or hub name of a model of transformers")
+        if self.augmentation != "none":
+            raise ValueError(
+                f"augmentation is {self.augmentation}, but a VLM's processor makes its images: set "
+                "augmentation: none"
+            )
+        if self.compile:
+            raise ValueError("compile is true, which model vlm has not; set it to false")
+        return self
+
+
+def build(config: Any, context: Any):
+    """See `captioning.captioners.interface`, as for the other functions."""
+    from vlm.captioner import VlmCaptioner
+    from vlm.library import model_of
+
+    question = question_of(config.vlm, config.prompt)
+    model = model_of(config.vlm, weights=context.content is None)
+    return VlmCaptioner(model, question, config.build_objective(), config.max_tokens)
+
+
+def origin(config: Any) -> str:
+    return f"the weights are those of {config.vlm}"
+
+
+def title(config: Any) -> str:
+    return PurePosixPath(config.vlm).name
+
+
+def check_device(config: Any, device: torch.device) -> None:
+    check_library()
+
+
+def preprocessing(config: Any) -> tuple[Callable, ...]:
+    """A photo, with its question, is made by the processor, in training as in evaluation."""
+    question = question_of(config.vlm, config.prompt)
+    return question, question, None, Pictures

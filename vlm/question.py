@@ -1,0 +1,144 @@
+"""A photo and the prompt as a model reads them, made by its own processor."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from inspect import signature
+from typing import Any, NamedTuple
+
+from PIL import Image
+from torch import Tensor
+
+from vlm.library import Parts, parts_of
+
+# What stands for a caption while the chat template is looked at.
+SAID = "zq caption qz"
+# Families without a chat: the text that their processors take before the caption.
+WITHOUT_CHAT = {
+    "paligemma": "<image>{}",
+    "florence2": "{}",
+    "blip-2": "{}",
+    "git": "{}",
+}
+WITHOUT_TEXT = "vision-encoder-decoder"
+PROBE = Image.new("RGB", (64, 48), (120, 130, 140))
+
+
+class Turn(NamedTuple):
+    """asked: the text before the caption, as the tokenizer is to see it; between: text that belongs
+    to the answer and comes before the caption; after: what ends it, "" where that is the model's
+    end of a text."""
+
+    asked: str
+    between: str
+    after: str
+
+
+class Question:
+    """Called with an RGB photo, what the model reads of it and the prompt: tensors by name.
+
+    They are as the processor makes a batch of one. The prompt has its own place: in the chat
+    template, where the family has one. Raises ValueError.
+    """
+
+    def __init__(self, parts: Parts, prompt: str):
+        self.parts, self.prompt = parts, prompt.strip()
+        self.kind = parts.config.model_type
+        names = ("image_token_id", "image_token_index")
+        found = (getattr(parts.config, name, None) for name in names)
+        self.image_token = next((token for token in found if token is not None), None)
+        self.turn = self._turn()
+
+    def __call__(self, photo: Image.Image) -> dict[str, Tensor]:
+        parts = self.parts
+        try:
+            if self.kind == WITHOUT_TEXT:
+                return dict(parts.image_processor(photo, return_tensors="pt"))
+            if self.kind in WITHOUT_CHAT:
+                text = WITHOUT_CHAT[self.kind].format(self.prompt)
+                made = parts.processor(text=[text], images=[photo], return_tensors="pt")
+                return self._unended(dict(made))
+            conversation = [self._asks({"type": "image", "image": photo})]
+            how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+            return dict(
+                parts.processor.apply_chat_template(conversation, add_generation_prompt=True, **how)
+            )
+        except Exception as error:  # a processor raises whatever an odd photo leads it to
+            reason = " ".join(str(error).split())[:150] or type(error).__name__
+            size = f"{photo.width} x {photo.height} pixels"
+            raise ValueError(f"{parts.name} cannot take a photo of {size}: {reason}") from error
+
+    def _asks(self, image: Mapping[str, Any]) -> dict[str, Any]:
+        return {"role": "user", "content": [image, {"type": "text", "text": self.prompt}]}
+
+    def _unended(self, made: dict[str, Tensor]) -> dict[str, Tensor]:
+        """GIT's tokenizer ends the prompt as it would end a caption."""
+        if self.kind != "git":
+            return made
+        text = ("input_ids", "attention_mask", "token_type_ids")
+        return {key: value[:, :-1] if key in text else value for key, value in made.items()}
+
+    def _turn(self) -> Turn:
+        name, processor = self.parts.name, self.parts.processor
+        if self.kind == WITHOUT_TEXT:
+            if self.prompt:
+                raise ValueError(
+                    f"prompt is {self.prompt!r}, but {name} reads no text: set prompt to ''"
+                )
+            return Turn("", "", "")
+        if processor is None:
+            raise ValueError(f"vlm is {name}, which has no processor of images and text together")
+        if self.kind == "blip-2" and not self.parts.config.text_config.is_encoder_decoder:
+            return Turn(self.prompt, " " if self.prompt else "", "")
+        if self.kind in WITHOUT_CHAT:
+            return Turn("", "", "")
+        if not getattr(processor, "chat_template", None):
+            raise ValueError(
+                f"vlm is {name}, whose processor has no chat template: save one with it "
+                "(chat_template.jinja)"
+            )
+        if not self.prompt:
+            raise ValueError(f"prompt is empty, but {name} is asked in a chat: say what for")
+        return self._chat_turn()
+
+    def _chat_turn(self) -> Turn:
+        """What the template writes around a caption."""
+        name, template = self.parts.name, self.parts.processor.apply_chat_template
+        user = self._asks({"type": "image"})
+        answer = {"role": "assistant", "content": [{"type": "text", "text": SAID}]}
+        try:
+            asked = template([user], add_generation_prompt=True)
+            whole = template([user, answer])
+        except Exception as error:  # of the template's language, or of the template's own
+            reason = " ".join(str(error).split())[:150]
+            raise ValueError(f"the chat template of {name} cannot be used: {reason}") from error
+        before, said, after = whole.rpartition(SAID)
+        if not said:
+            raise ValueError(f"the chat template of {name} leaves out what the assistant says")
+        # Some begin an answer in another way than they ask for one; they are asked when captioning.
+        between = before[len(asked) :] if before.startswith(asked) else ""
+        return Turn(asked, between, after.strip())
+
+
+@lru_cache(maxsize=4)
+def question_of(name: str, prompt: str) -> Question:
+    """The question of a model by name; raises ValueError where its parts do not go together."""
+    question = Question(parts_of(name), prompt)
+    _check_image_token(question)
+    return question
+
+
+def _check_image_token(question: Question) -> None:
+    """ValueError where the model looks for a token that its processor does not write."""
+    token = question.image_token
+    if token is None or question.kind in (WITHOUT_TEXT, "git"):
+        return
+    if not (question(PROBE)["input_ids"] == token).any():
+        raise ValueError(
+            f"vlm is {question.parts.name}, whose processor puts no image token (id {token}) into "
+            "the question: its tokenizer or chat template is of another model"
+        )
+
+
+def read_by(model: Any) -> set[str]:
+    """The names that a model's forward takes."""
+    return set(signature(type(model).forward).parameters)

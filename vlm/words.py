@@ -1,0 +1,91 @@
+"""Captions as token ids: what a model is to say after its question, and what it has said."""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from vlm.question import Turn
+
+
+class Words:
+    """The `Tokenizer` of `captioning.captioners.interface` for a model of transformers.
+
+    A caption's ids are those that the tokenizer makes of it where it stands, after the question,
+    and then `end`, which ends the turn. Special tokens in a caption's text are left out: an image
+    token would ask for an image. pad is no token, since a model may say the one that the library
+    pads with, which is `filler`.
+    """
+
+    pad = -1
+
+    def __init__(
+        self, tokenizer: Any, turn: Turn, ends: Sequence[int], image_token: Optional[int] = None
+    ):
+        """ends: the tokens with which the model's `generate` stops. Raises ValueError."""
+        self.tokenizer, self.turn = tokenizer, turn
+        added = tokenizer.added_tokens_decoder.items()
+        self.special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+        self.special |= {image_token} - {None}
+        self.end = self._end(ends)
+        self.ends = sorted({*ends, self.end})
+        self.filler = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
+        self._size = max(tokenizer.get_vocab().values()) + 1  # some numbers may have no token
+        self._asked = self._ids(turn.asked)
+        # Most tokens say that a space is before them; BERT's say where there is none.
+        self._marks_spaces = " " not in tokenizer.convert_tokens_to_string(["a", "a"])
+
+    def __len__(self) -> int:
+        return self._size
+
+    def token(self, token_id: int) -> str:
+        token = self.tokenizer.convert_ids_to_tokens(int(token_id))
+        if token_id in self.special and token_id != self.end:
+            return "##"  # which `decode` leaves out, too
+        if token_id == self.end or token.startswith("##"):
+            return token
+        text = self.tokenizer.convert_tokens_to_string([token]).strip()
+        if token.startswith(("\u0120", "\u2581", " ")) or not self._marks_spaces:
+            return text
+        return f"##{text}"
+
+    def ids(self, text: str, max_length: int) -> list[int]:
+        """The caption's tokens and the end, `max_length` at most."""
+        text = self.turn.between + text
+        whole, start = self._ids(self.turn.asked + text), len(self._asked)
+        # Where the question's last token would go on into the caption, it is read by itself.
+        found = whole[start:] if whole[:start] == self._asked else self._ids(text)
+        said = [i for i in found if i not in self.special]
+        return [*said[: max_length - 1], self.end]
+
+    def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
+        rows = [self.ids(text, max_length) for text in texts]
+        width = max(map(len, rows))
+        ids = torch.tensor([row + [self.pad] * (width - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        return ids, mask
+
+    def encode_prompt(self, prompt: str) -> Tensor:
+        """No caption starts with the prompt, which is the question."""
+        return torch.zeros(0, dtype=torch.int64)
+
+    def decode(self, ids: Tensor) -> str:
+        words = [i for i in ids.tolist() if i >= 0]
+        return " ".join(self.tokenizer.decode(words, skip_special_tokens=True).split())
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _end(self, ends: Sequence[int]) -> int:
+        """The first special token after a caption in the chat, else what ends a text."""
+        after = [i for i in self._ids(self.turn.after) if i in self.special]
+        own = self.tokenizer.eos_token_id
+        if after:
+            return after[0]
+        if own is not None and (own in ends or not ends):
+            return own
+        if not ends:
+            raise ValueError("the tokenizer has no end of a text (eos_token)")
+        return ends[0]
