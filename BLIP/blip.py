@@ -49,7 +49,7 @@ class BlipCaptioner(nn.Module):
         self.shift = shift
         self.new_step = CachedStep  # or another maker of step functions, called as it is
         self.max_positions = text_decoder.config.max_position_embeddings
-        self.smallest_batch = 1
+        self.smallest_batch, self.skips_weights = 1, False
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.

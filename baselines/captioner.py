@@ -75,7 +75,7 @@ class ClassicCaptioner(nn.Module):
         self.attention_penalty = attention_penalty
         self.encoder_lr = encoder_lr
         self.forcing = teacher_forcing, teacher_forcing_k
-        self.max_positions = None
+        self.max_positions, self.skips_weights = None, False
         self._unsaid = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
 
     @property

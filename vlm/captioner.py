@@ -11,6 +11,7 @@ from smile.hf import last_parts, use_smile
 from smile.hf.families import encoder_decoder, in_step
 from smile.hf.head import language_head
 from smile.objective import captions_an_image
+from vlm.adapter import adapter_config, adapter_state, is_adapted, load_adapter_state
 from vlm.drawing import draw
 from vlm.pictures import Pictures
 from vlm.question import PROBE, Question, read_by
@@ -26,7 +27,7 @@ class VlmCaptioner(nn.Module):
     An image is seen anew with each of its captions: what it becomes lies among the words.
     """
 
-    prompt, smallest_batch = "", 1
+    prompt, smallest_batch, skips_weights = "", 1, True
 
     def __init__(self, model: nn.Module, question: Question, objective: Objective, max_tokens: int):
         super().__init__()
@@ -42,7 +43,8 @@ class VlmCaptioner(nn.Module):
         words = self.tokenizer
         pad = None if words.filler in words.ends else words.filler
         self.objective = objective.with_tokens(pad, words.end)
-        self.model = use_smile(model, self.objective, from_hidden=True)
+        use_smile(model, self.objective, from_hidden=True)
+        self.model = model
 
     def forward(self, image: Pictures, captions: list[list[str]]) -> ObjectiveOutput:
         batch, labels = self.rows(image, captions)
@@ -119,7 +121,18 @@ class VlmCaptioner(nn.Module):
         """Every epoch is like the others."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        return {}
+        """peft's own description of an adapter, whose weights are all that is saved."""
+        return {"adapter_config": adapter_config(self.model)} if is_adapted(self.model) else {}
+
+    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
+        if is_adapted(self.model):
+            return adapter_state(self.model)
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict, *args, **kwargs):
+        if is_adapted(self.model):
+            return load_adapter_state(self.model, state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _room(self, model: nn.Module) -> Optional[int]:
         """The tokens that learnt positions leave for a caption, after a question about a photo."""

@@ -1,11 +1,12 @@
 """Models of transformers as a configuration describes them: own keys, and what they make."""
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Callable, Optional
+from typing import Annotated, Any, Callable, Optional, Union
 
 import torch
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from vlm.adapter import adapted
 from vlm.library import check_library
 from vlm.pictures import Pictures
 from vlm.question import question_of
@@ -13,16 +14,29 @@ from vlm.question import question_of
 ASKS = True
 
 
+class Lora(BaseModel):
+    """Layers of low rank that are trained in the place of the model; the names are peft's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    r: int = Field(16, gt=0, le=65_536)
+    alpha: float = Field(32.0, gt=0)
+    dropout: float = Field(0.05, ge=0, lt=1)
+    target_modules: Union[str, list[str]] = Field("all-linear", min_length=1)
+
+
 class Keys(BaseModel):
     """The keys of models of transformers alone; docs/settings.md says what each does."""
 
     vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
+    lora: Annotated[Optional[Lora], "run"] = None
 
     @model_validator(mode="after")
     def _suit_a_vlm(self):
         if self.model != "vlm":
-            if self.vlm is not None:
-                raise ValueError(f"vlm is {self.vlm!r}, which is for model vlm, not {self.model}")
+            given = [name for name in Keys.model_fields if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f"{given[0]} is for model vlm; this one is {self.model}")
             return self
         if self.vlm is None:
             raise ValueError("vlm is missing: the folder or hub name of a model of transformers")
@@ -42,7 +56,10 @@ def build(config: Any, context: Any):
     from vlm.library import model_of
 
     question = question_of(config.vlm, config.prompt)
-    model = model_of(config.vlm, weights=context.content is None)
+    lora = config.lora
+    model = model_of(config.vlm, weights=context.content is None or lora is not None)
+    if lora is not None:
+        model = adapted(model, lora.model_dump())
     return VlmCaptioner(model, question, config.build_objective(), config.max_tokens)
 
 
@@ -51,7 +68,7 @@ def origin(config: Any) -> str:
 
 
 def title(config: Any) -> str:
-    return PurePosixPath(config.vlm).name
+    return PurePosixPath(config.vlm).name + (" LoRA" if config.lora else "")
 
 
 def check_device(config: Any, device: torch.device) -> None:

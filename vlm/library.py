@@ -72,7 +72,12 @@ def model_of(name: str, weights: bool) -> nn.Module:
     kind = transformers.AutoModelForImageTextToText
     with _one_line(name):
         if weights:
-            return kind.from_pretrained(source, dtype=torch.float32, trust_remote_code=False)
+            how = {"dtype": torch.float32, "trust_remote_code": False, "output_loading_info": True}
+            model, told = kind.from_pretrained(source, **how)
+            lacking = sorted(told["missing_keys"])
+            if lacking:
+                raise ValueError(f"{len(lacking)} weights are missing, such as {lacking[0]}")
+            return model
         model = kind.from_config(config, dtype=torch.float32).eval()
     with suppress(OSError):  # it has none: the one made of the configuration stays
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)

@@ -49,23 +49,43 @@ class Question:
         self.turn = self._turn()
 
     def __call__(self, photo: Image.Image) -> dict[str, Tensor]:
-        parts = self.parts
         try:
-            if self.kind == WITHOUT_TEXT:
-                return dict(parts.image_processor(photo, return_tensors="pt"))
-            if self.kind in WITHOUT_CHAT:
-                text = WITHOUT_CHAT[self.kind].format(self.prompt)
-                made = parts.processor(text=[text], images=[photo], return_tensors="pt")
-                return self._unended(dict(made))
-            conversation = [self._asks({"type": "image", "image": photo})]
-            how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-            return dict(
-                parts.processor.apply_chat_template(conversation, add_generation_prompt=True, **how)
-            )
+            return self._made(photo)
         except Exception as error:  # a processor raises whatever an odd photo leads it to
-            reason = " ".join(str(error).split())[:150] or type(error).__name__
             size = f"{photo.width} x {photo.height} pixels"
-            raise ValueError(f"{parts.name} cannot take a photo of {size}: {reason}") from error
+            raise ValueError(
+                f"{self.parts.name} cannot take a photo of {size}: {_reason(error)}"
+            ) from error
+
+    def check(self) -> None:
+        """Raise ValueError for a processor that takes no photo with the prompt, or that does not
+        write the token which the model looks for."""
+        try:
+            made = self._made(PROBE)
+        except Exception as error:
+            raise ValueError(
+                f"vlm is {self.parts.name}, whose processor takes no photo with this prompt: "
+                f"{_reason(error)}"
+            ) from error
+        token = None if self.kind in (WITHOUT_TEXT, "git") else self.image_token
+        if token is not None and not (made["input_ids"] == token).any():
+            raise ValueError(
+                f"vlm is {self.parts.name}, whose processor puts no image token (id {token}) into "
+                "the question: its tokenizer or chat template is of another model"
+            )
+
+    def _made(self, photo: Image.Image) -> dict[str, Tensor]:
+        parts = self.parts
+        if self.kind == WITHOUT_TEXT:
+            return dict(parts.image_processor(photo, return_tensors="pt"))
+        if self.kind in WITHOUT_CHAT:
+            text = WITHOUT_CHAT[self.kind].format(self.prompt)
+            made = parts.processor(text=[text], images=[photo], return_tensors="pt")
+            return self._unended(dict(made))
+        how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        conversation = [self._asks({"type": "image", "image": photo})]
+        chat = parts.processor.apply_chat_template
+        return dict(chat(conversation, add_generation_prompt=True, **how))
 
     def _asks(self, image: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": [image, {"type": "text", "text": self.prompt}]}
@@ -109,8 +129,9 @@ class Question:
             asked = template([user], add_generation_prompt=True)
             whole = template([user, answer])
         except Exception as error:  # of the template's language, or of the template's own
-            reason = " ".join(str(error).split())[:150]
-            raise ValueError(f"the chat template of {name} cannot be used: {reason}") from error
+            raise ValueError(
+                f"the chat template of {name} cannot be used: {_reason(error)}"
+            ) from error
         before, said, after = whole.rpartition(SAID)
         if not said:
             raise ValueError(f"the chat template of {name} leaves out what the assistant says")
@@ -123,20 +144,12 @@ class Question:
 def question_of(name: str, prompt: str) -> Question:
     """The question of a model by name; raises ValueError where its parts do not go together."""
     question = Question(parts_of(name), prompt)
-    _check_image_token(question)
+    question.check()
     return question
 
 
-def _check_image_token(question: Question) -> None:
-    """ValueError where the model looks for a token that its processor does not write."""
-    token = question.image_token
-    if token is None or question.kind in (WITHOUT_TEXT, "git"):
-        return
-    if not (question(PROBE)["input_ids"] == token).any():
-        raise ValueError(
-            f"vlm is {question.parts.name}, whose processor puts no image token (id {token}) into "
-            "the question: its tokenizer or chat template is of another model"
-        )
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:150] or type(error).__name__
 
 
 def read_by(model: Any) -> set[str]:

@@ -71,7 +71,7 @@ class Captioner(Protocol):
     prompt, prompt_ids: what every caption starts with, not scored and not in what is generated, and
     its ids, int64 (p,); both empty where the package ASKS. The page sets both for a while.
     max_positions: the tokens that a row can have, None for any number. smallest_batch: the images
-    that a training step takes at least.
+    that a training step takes at least. skips_weights: a step may leave some without a gradient.
     """
 
     tokenizer: Tokenizer
@@ -79,6 +79,7 @@ class Captioner(Protocol):
     prompt_ids: Tensor
     max_positions: Optional[int]
     smallest_batch: int
+    skips_weights: bool
 
     def forward(self, image: Images, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once, if it can be.

@@ -182,8 +182,11 @@ class Preprocessing(NamedTuple):
     join: Callable[[list], Any] = torch.stack
 
     def one(self, image: Image.Image) -> Any:
-        """A batch of an RGB image alone, as `evaluation` makes it."""
-        return self.join([self.evaluation(image)])
+        """A batch of an RGB image alone, as `evaluation` makes it. Raises UserError."""
+        try:
+            return self.join([self.evaluation(image)])
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
     @classmethod
     def of_blip(cls, image_size: int, augmentation: str = "blip") -> "Preprocessing":

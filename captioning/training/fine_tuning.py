@@ -159,7 +159,12 @@ class FineTuning:
         if group is None:
             return captioner
         devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(captioner, device_ids=devices, process_group=group)
+        return DistributedDataParallel(
+            captioner,
+            device_ids=devices,
+            process_group=group,
+            find_unused_parameters=captioner.skips_weights,
+        )
 
     def _watch(self, began: Optional[Place]) -> None:
         """What looks on: the log, the watchdog, and the evidence of a step that fails."""

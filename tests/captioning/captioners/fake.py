@@ -19,7 +19,7 @@ class Keys(BaseModel):
 class FakeCaptioner(nn.Module):
     """Chooses a word by the image's mean colour and by the word before."""
 
-    max_positions, smallest_batch = None, 1
+    max_positions, smallest_batch, skips_weights = None, 1, False
 
     def __init__(self, words, objective, prompt, width, max_tokens=40):
         super().__init__()

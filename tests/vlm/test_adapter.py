@@ -1,0 +1,120 @@
+"""LoRA: what learns, what is saved, and what other programs load of it."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
+pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
+
+from captioning.config import load_config
+from captioning.models.build import captioner_from
+from captioning.runtime.errors import UserError
+from smile import Objective
+from tests.vlm.test_rows import CAPTIONS
+from vlm import export
+from vlm.adapter import adapted
+from vlm.captioner import VlmCaptioner
+from vlm.library import model_of
+from vlm.pictures import Pictures
+from vlm.question import question_of
+
+NAME = "Idefics3ForConditionalGeneration"
+LORA = {"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": "all-linear"}
+
+
+@pytest.fixture
+def config(vlm_folder, tmp_path):
+    folder, prompt = vlm_folder(NAME)
+    path = tmp_path / "lora.yaml"
+    path.write_text(
+        f"model: vlm\nvlm: {folder}\nprompt: {prompt}\nlora: {json.dumps(LORA)}\n"
+        "augmentation: none\nimage_root: .\nann_root: .\nobjective: smile\nmax_tokens: 20\n"
+    )
+    return load_config(path)
+
+
+@pytest.fixture
+def trained(config, vlm_photos, tmp_path):
+    """Return a captioner after a step, its image, and the file of its checkpoint."""
+    captioner, _ = captioner_from(config, None)
+    image = Pictures([captioner.question(photo) for photo in vlm_photos])
+    ((parameters, _),) = captioner.parameter_groups()
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    for _ in range(2):  # the first one moves half of the layers
+        captioner.train()(image, CAPTIONS).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    content = {"model": captioner.state_dict(), "config": config.model_dump()}
+    path = tmp_path / "checkpoint_best.pth"
+    torch.save({**content, **captioner.saved_beside_weights()}, path)
+    return captioner.eval(), image, path
+
+
+@torch.no_grad()
+def logits_of(model, batch):
+    return model.eval()(**batch).logits
+
+
+def test_the_layers_of_low_rank_learn_and_nothing_else(trained, vlm_folder):
+    captioner, _, _ = trained
+    before = model_of(vlm_folder(NAME)[0], weights=True).state_dict()
+    for name, value in captioner.model.base_model.model.named_parameters():
+        plain = name.replace(".base_layer", "")
+        assert value.requires_grad == ("lora_" in name)
+        assert plain not in before or value.equal(before[plain])
+    assert all(value.abs().max() > 0 for value in captioner.state_dict().values())
+
+
+def test_the_checkpoint_is_the_adapter_and_is_loaded_again(trained, config):
+    captioner, image, path = trained
+    content = torch.load(path, weights_only=True)
+    assert all(".lora_A.weight" in key or ".lora_B.weight" in key for key in content["model"])
+    assert content["adapter_config"]["r"] == 2
+    again, told = captioner_from(config, str(path))
+    assert told.endswith("every key matched")
+    batch, _ = captioner.rows(image, CAPTIONS)
+    assert logits_of(again.model, batch).equal(logits_of(captioner.model, batch))
+
+
+def test_peft_loads_the_adapter(trained, vlm_folder, tmp_path, capsys):
+    from peft import PeftModel
+
+    captioner, image, path = trained
+    assert export.main([str(path), str(tmp_path / "adapter"), "--adapter"]) == 0
+    assert "holds the adapter of" in capsys.readouterr().out
+    loaded = PeftModel.from_pretrained(
+        model_of(vlm_folder(NAME)[0], weights=True), tmp_path / "adapter"
+    )
+    batch, _ = captioner.rows(image, CAPTIONS)
+    torch.testing.assert_close(logits_of(loaded, batch), logits_of(captioner.model, batch))
+
+
+def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
+    captioner, image, path = trained
+    folder = str(tmp_path / "merged")
+    assert export.main([str(path), folder]) == 0
+    merged = VlmCaptioner(
+        model_of(folder, weights=True), question_of(folder, "describe the image"), Objective(), 20
+    )
+    batch, _ = captioner.rows(image, CAPTIONS)
+    expected = logits_of(captioner.model, batch)
+    torch.testing.assert_close(logits_of(merged.model, batch), expected, rtol=1e-4, atol=1e-5)
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    assert export.main([str(path), folder]) == 2
+    assert f"error: {folder} is there already: name a folder that is new" in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_model_is_refused(trained, config, vlm_folder):
+    _, _, path = trained
+    folder, prompt = vlm_folder("GitForCausalLM")
+    other = config.model_copy(update={"vlm": folder, "prompt": prompt})
+    with pytest.raises(UserError, match=r"is not of this model: \d+ keys missing"):
+        captioner_from(other, str(path))
+
+
+def test_layers_that_are_not_there_are_refused(vlm_folder):
+    model = model_of(vlm_folder(NAME)[0], weights=True)
+    with pytest.raises(ValueError, match=r"^lora: target_modules \['wq'\]: .*not found"):
+        adapted(model, {**LORA, "target_modules": ["wq"]})

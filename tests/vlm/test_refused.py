@@ -1,0 +1,216 @@
+"""What cannot be done with a model of transformers is said in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import vlm.library
+from captioning import train
+from captioning.config import load_config
+from captioning.models.build import captioner_from, preprocessing_of
+from captioning.runtime.errors import UserError
+
+KEYS = "model: vlm\naugmentation: none\nimage_root: .\nann_root: .\nmax_tokens: 20\n"
+CHAT, PLAIN = "Idefics3ForConditionalGeneration", "VisionEncoderDecoderModel"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes a configuration of these settings, and returns its path."""
+
+    def write(**settings):
+        path = tmp_path / "vlm.yaml"
+        lines = (f"{key}: {json.dumps(value)}\n" for key, value in settings.items())
+        path.write_text(KEYS + "".join(lines))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def said(write):
+    """Return a function of settings: the line that ends their captioner."""
+
+    def said(**settings):
+        config = load_config(write(**settings))
+        with pytest.raises(UserError) as error:
+            preprocessing_of(config)
+            captioner_from(config, None)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "vlm is missing: the folder or hub name of a model of transformers"),
+        (
+            ["vlm=a/b", "augmentation=blip"],
+            "augmentation is blip, but a VLM's processor makes its images: set augmentation: none",
+        ),
+        (["vlm=a/b", "compile=true"], "compile is true, which model vlm has not; set it to false"),
+        (["model=blip", "vlm=a/b"], "vlm is for model vlm; this one is blip"),
+        (["model=sat", "lora={r: 4}"], "lora is for model vlm; this one is sat"),
+        (["vlm=a/b", "lora={rank: 4}"], "unknown key 'lora.rank'"),
+        (["vlm=a/b", "lora.r=0"], "lora.r: found 0; input should be greater than 0"),
+    ],
+)
+def test_keys(write, overrides, message):
+    with pytest.raises(UserError) as error:
+        load_config(write(), overrides)
+    assert str(error.value).partition(": ")[2] == message
+
+
+def test_an_older_library(write, monkeypatch, capsys):
+    monkeypatch.setattr(vlm.library, "version", lambda name: "4.15.0")
+    assert train.main(["--config", str(write(vlm="a/b")), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: model vlm needs transformers 5.0 or later, which needs Python 3.10 or later; this "
+        "is transformers 4.15.0"
+    )
+
+
+class TestFolders:
+    """With the library."""
+
+    transformers = None
+
+    @pytest.fixture(autouse=True)
+    def library(self):
+        reason = "model vlm needs transformers 5.0"
+        self.transformers = pytest.importorskip("transformers", minversion="5.0", reason=reason)
+
+    @pytest.fixture
+    def broken(self, vlm_folder, tmp_path):
+        """Return a copy of a family's folder to break, and its prompt."""
+
+        def copy(name=CHAT):
+            folder, prompt = vlm_folder(name)
+            target = Path(shutil.copytree(folder, tmp_path / "broken"))
+            vlm.library.parts_of.cache_clear()
+            vlm.question.question_of.cache_clear()
+            return target, prompt
+
+        return copy
+
+    def test_no_folder(self, said):
+        assert said(vlm="./nowhere", prompt="x") == "vlm is ./nowhere: there is no such folder"
+        assert said(vlm="nowhere", prompt="x") == "vlm is nowhere: there is no such folder"
+
+    def test_a_hub_name_without_a_network(self, said):
+        line = said(vlm="hf://nobody/nothing", prompt="x")
+        assert line.startswith("vlm is hf://nobody/nothing, which cannot be loaded: ")
+
+    def test_a_model_that_makes_no_text(self, said, tmp_path):
+        self.transformers.ViTConfig().save_pretrained(tmp_path / "vit")
+        line = f"vlm is {tmp_path}/vit, a vit, which makes no text of images"
+        assert said(vlm=str(tmp_path / "vit"), prompt="x") == line
+
+    def test_a_model_with_code_of_its_own(self, said, tmp_path):
+        config = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "own.py").write_text("raise SystemExit('run')\n")
+        assert said(vlm=str(tmp_path), prompt="x") == (
+            f"vlm is {tmp_path}, which cannot be loaded: it brings code of its own, which is not "
+            "run here"
+        )
+
+    @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+    def test_a_file_that_is_cut(self, broken, said, file):
+        folder, prompt = broken()
+        (folder / file).write_bytes((folder / file).read_bytes()[:100])
+        line = said(vlm=str(folder), prompt=prompt)
+        assert line.startswith(f"vlm is {folder}, which cannot be loaded: ")
+
+    def test_weights_that_are_missing(self, broken, said):
+        from safetensors.torch import load_file, save_file
+
+        folder, prompt = broken()
+        weights = load_file(folder / "model.safetensors")
+        name = next(name for name in weights if name.endswith("q_proj.weight"))
+        del weights[name]
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        assert "1 weights are missing, such as " in said(vlm=str(folder), prompt=prompt)
+
+    def test_no_chat_template(self, broken, said):
+        folder, prompt = broken()
+        (folder / "chat_template.jinja").unlink()
+        assert said(vlm=str(folder), prompt=prompt) == (
+            f"vlm is {folder}, whose processor has no chat template: save one with it "
+            "(chat_template.jinja)"
+        )
+
+    @pytest.mark.parametrize(
+        ("template", "reason"),
+        [
+            ("{% for %}", "cannot be used: "),
+            ("{{ 1 }}", "leaves out what the assistant says"),
+        ],
+    )
+    def test_a_chat_template_that_is_none(self, broken, said, template, reason):
+        folder, prompt = broken()
+        (folder / "chat_template.jinja").write_text(template)
+        line = said(vlm=str(folder), prompt=prompt)
+        assert line.startswith(f"the chat template of {folder} {reason}")
+
+    def test_a_question_without_an_image(self, broken, said):
+        folder, prompt = broken()
+        path = folder / "chat_template.jinja"
+        path.write_text(path.read_text().replace("<image>", ""))
+        line = f"vlm is {folder}, whose processor takes no photo with this prompt: "
+        assert said(vlm=str(folder), prompt=prompt).startswith(line)
+
+    def test_an_image_token_of_another_number(self, broken, said):
+        folder, prompt = broken()
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "image_token_id": 4}))
+        assert said(vlm=str(folder), prompt=prompt) == (
+            f"vlm is {folder}, whose processor puts no image token (id 4) into the question: its "
+            "tokenizer or chat template is of another model"
+        )
+
+    def test_an_empty_prompt(self, vlm_folder, said):
+        folder, _ = vlm_folder(CHAT)
+        line = f"prompt is empty, but {folder} is asked in a chat: say what for"
+        assert said(vlm=folder, prompt="") == said(vlm=folder, prompt=" ") == line
+
+    def test_a_prompt_for_a_model_that_reads_none(self, vlm_folder, said):
+        folder, _ = vlm_folder(PLAIN)
+        line = f"prompt is 'what', but {folder} reads no text: set prompt to ''"
+        assert said(vlm=folder, prompt="what") == line
+
+    def test_a_tokenizer_of_another_model(self, broken, said):
+        folder, prompt = broken()
+        path = folder / "tokenizer.json"
+        content = json.loads(path.read_text())
+        content["model"]["vocab"].update({f"word{n}": 100 + n for n in range(50)})
+        path.write_text(json.dumps(content))
+        assert said(vlm=str(folder), prompt=prompt) == (
+            f"vlm is {folder}, whose tokenizer has 150 tokens, but the model 47: one is of another "
+            "model"
+        )
+
+    def test_a_photo_that_a_processor_cannot_take(self, vlm_folder, write, tmp_path):
+        from PIL import Image
+
+        from captioning.data import EvaluationDataset, Sample
+
+        folder, prompt = vlm_folder("Qwen2VLForConditionalGeneration")
+        made = preprocessing_of(load_config(write(vlm=folder, prompt=prompt)))
+        for name, size in {"dot.png": (1, 1), "line.png": (1, 300)}.items():
+            Image.new("RGB", size).save(tmp_path / name)
+        samples = [Sample(name, (), name) for name in ("dot.png", "line.png")]
+        photos = EvaluationDataset(samples, str(tmp_path), made.evaluation)
+        assert photos[0]["image"]["pixel_values"].shape == (16, 24)
+        with pytest.raises(UserError) as error:
+            photos[1]
+        assert str(error.value) == (
+            f"line.png: {folder} cannot take a photo of 1 x 300 pixels: absolute aspect ratio must "
+            "be smaller than 200, got 300.0"
+        )
+        passed_over = EvaluationDataset(samples, str(tmp_path), made.evaluation, True)[1]
+        assert passed_over["image"] is None and passed_over["unreadable"] == [str(error.value)]

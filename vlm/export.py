@@ -1,0 +1,91 @@
+"""A run's model as transformers saves one, for `from_pretrained`, vLLM or peft.
+
+    python -m vlm.export output/vlm_coco/checkpoint_best.pth output/merged
+    python -m vlm.export output/vlm_coco/checkpoint_best.pth output/adapter --adapter
+
+LoRA is merged into the weights; --adapter writes it by itself, as `PeftModel.from_pretrained`
+loads it. The processor is saved with the model.
+"""
+
+import argparse
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import nn
+
+from vlm.adapter import adapted, load_adapter_state
+from vlm.library import Parts, model_of, parts_of
+
+
+def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str, Any]]]:
+    """The model of a checkpoint, its parts, and the settings of LoRA, None without it.
+
+    Raises ValueError.
+    """
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        config, state = content["config"], content["model"]
+        name, lora = config["vlm"], config["lora"]
+    except FileNotFoundError as error:
+        raise ValueError(f"{checkpoint}: there is no such file") from error
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{checkpoint} cannot be read: it is no checkpoint") from error
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{checkpoint} is no checkpoint of a run of model vlm") from error
+    if name is None:
+        raise ValueError(f"{checkpoint} is of model {config.get('model')}, not of vlm")
+    model = model_of(name, weights=lora is not None)
+    try:
+        if lora is None:
+            model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
+        else:
+            model = adapted(model, lora)
+            load_adapter_state(model, state)
+    except RuntimeError as error:
+        raise ValueError(f"{checkpoint} is not of {name}: {str(error).splitlines()[0]}") from error
+    return model.eval(), parts_of(name), lora
+
+
+def export(checkpoint: str, folder: Path, adapter: bool) -> str:
+    """Write the folder; a line that says what is in it. Raises ValueError."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already: name a folder that is new")
+    model, parts, lora = trained_model(checkpoint)
+    if adapter and lora is None:
+        raise ValueError(f"{checkpoint} holds a whole model, no adapter: leave --adapter out")
+    if lora is not None and not adapter:
+        model = model.merge_and_unload()
+    model.save_pretrained(folder)
+    if adapter:
+        return f"{folder} holds the adapter of {parts.name}"
+    saved = [parts.processor] if parts.processor else [parts.image_processor, parts.tokenizer]
+    for part in saved:
+        part.save_pretrained(folder)
+    return f"{folder} holds the model and its processor"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vlm.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", help="of a run of model vlm")
+    parser.add_argument("folder", type=Path, help="to write")
+    parser.add_argument("--adapter", action="store_true", help="LoRA by itself, not merged")
+    arguments = parser.parse_args(argv)
+    try:
+        print(export(arguments.checkpoint, arguments.folder, arguments.adapter))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
