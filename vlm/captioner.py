@@ -13,6 +13,7 @@ from smile.hf.head import language_head
 from smile.objective import captions_an_image
 from vlm.adapter import adapter_config, adapter_state, is_adapted, load_adapter_state
 from vlm.drawing import draw
+from vlm.gaze import with_cross_attention
 from vlm.pictures import Pictures
 from vlm.question import PROBE, Question, read_by
 from vlm.rows import IGNORED, answered, decoded, questions
@@ -104,9 +105,15 @@ class VlmCaptioner(nn.Module):
 
     def reread(self, encoded: Pictures, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         batch, labels = self._answered(self._read(encoded), [ids.tolist()])
-        logits = self.model(**batch).logits
-        logits, labels = in_step(_base(self.model), logits, labels, tokens=batch.get("input_ids"))
-        return logits[0, labels[0] != IGNORED], None
+        gaze = None
+        if self.decodes:
+            output, gaze = with_cross_attention(self.model, batch, self.question.image_token)
+        else:
+            output = self.model(**batch)
+        tokens = batch.get("input_ids")
+        logits, labels = in_step(_base(self.model), output.logits, labels, tokens=tokens)
+        said = labels[0] != IGNORED
+        return logits[0, said], None if gaze is None else gaze[said]
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         return self.eval()

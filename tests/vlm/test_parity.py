@@ -141,3 +141,28 @@ def test_the_pipeline_says_the_same(make_vlm, vlm_folder, vlm_photos):
     settings = DecodingSettings(max_length=7, min_length=2, num_beams=3)
     expected = [" ".join(each[0]["generated_text"].split()) for each in said]
     assert captioner.generate(image_of(captioner, vlm_photos), settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "before"), [(NAMES[-1], 1), ("Florence2ForConditionalGeneration", 1)]
+)
+def test_the_gaze_is_the_cross_attention_to_the_image(name, before, make_vlm, vlm_photos):
+    captioner = make_vlm(name)
+    image = image_of(captioner, vlm_photos[:1])
+    ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
+    with torch.no_grad():
+        _, gaze = captioner.reread(image, ids)
+        batch, _ = captioner.rows(image, [["a red disc"]])
+        implementation = captioner.model.config._attn_implementation
+        captioner.model.set_attn_implementation("eager")
+        output = captioner.model(**batch, output_attentions=True)
+    weights = torch.stack(output.cross_attentions).mean((0, 2))[0]  # over layers and heads
+    expected = weights[-4:, 1:5]  # two by two patches, after one place of all of them
+    torch.testing.assert_close(gaze, expected / expected.sum(1, keepdim=True))
+    assert implementation != "eager"
+
+
+def test_a_decoder_that_reads_the_image_among_the_words_has_no_gaze(make_vlm, vlm_photos):
+    captioner = make_vlm(CHATS[0])
+    ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
+    assert captioner.reread(image_of(captioner, vlm_photos[:1]), ids)[1] is None

@@ -1,0 +1,105 @@
+"""A tiny SmolVLM with made-up weights, as a folder: for trying things out without a download.
+
+    python -m vlm.tiny output/tiny_vlm --words data/scenes/vocab.txt
+
+It knows the words of a file, one a line, and sees photos of 48 pixels as nine patches.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from vlm.library import check_library
+
+PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
+SPECIAL = (PAD, START, END, UNKNOWN, "<fake_token_around_image>", "<global-img>", "<image>")
+ASKED = "describe"  # the prompt that it knows besides
+CHAT = (
+    "{% for m in messages %}{% for part in m.content %}"
+    "{% if part.type == 'image' %}<start><image>{% else %} {{ part.text }}{% endif %}{% endfor %}"
+    "{% if m.role == 'assistant' %}<end>{% endif %}{% endfor %}"
+)
+SIDE, PATCH = 48, 16
+WIDTH, HEADS = 96, 4
+# Drawn wider than large models' weights, which would learn nothing here for a thousand steps.
+SPREAD = 0.08
+
+
+def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
+    """Write model, tokenizer and processor. Raises ValueError for an old library."""
+    check_library()
+    import torch
+    import transformers
+
+    words = [word for word in words if word.isalpha()]
+    ids = {token: n for n, token in enumerate(dict.fromkeys([*SPECIAL, ASKED, *words]))}
+    marks = {"pad_token_id": ids[PAD], "bos_token_id": ids[START], "eos_token_id": ids[END]}
+    sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "initializer_range": SPREAD}
+    config = transformers.SmolVLMConfig(
+        image_token_id=ids["<image>"],
+        scale_factor=1,
+        vision_config={
+            **{"image_size": SIDE, "patch_size": PATCH, "num_hidden_layers": 3},
+            **{"intermediate_size": 4 * WIDTH, **sizes},
+        },
+        text_config={
+            **{"model_type": "llama", "vocab_size": len(ids), "num_hidden_layers": 3},
+            **{"intermediate_size": 2 * WIDTH, "num_key_value_heads": HEADS, **sizes, **marks},
+            "max_position_embeddings": 256,
+        },
+        tie_word_embeddings=False,
+        **marks,
+    )
+    torch.manual_seed(seed)
+    transformers.SmolVLMForConditionalGeneration(config).save_pretrained(folder)
+    _processor(transformers, ids).save_pretrained(folder)
+
+
+def _processor(transformers, ids):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    spoken = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    spoken.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    spoken.add_special_tokens(list(SPECIAL))
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=spoken,
+        **{"pad_token": PAD, "bos_token": START, "eos_token": END, "unk_token": UNKNOWN},
+    )
+    images = transformers.SmolVLMImageProcessor(
+        do_image_splitting=False,
+        size={"longest_edge": SIDE},
+        max_image_size={"longest_edge": SIDE},
+    )
+    return transformers.SmolVLMProcessor(
+        images,
+        tokenizer,
+        transformers.SmolVLMVideoProcessor(),
+        image_seq_len=(SIDE // PATCH) ** 2,
+        chat_template=CHAT,
+    )
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vlm.tiny",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", help="to write")
+    parser.add_argument("--words", type=Path, required=True, help="a file with a word a line")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights")
+    arguments = parser.parse_args(argv)
+    try:
+        words = arguments.words.read_text(encoding="utf-8").split("\n")
+        write(arguments.folder, words, arguments.seed)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
