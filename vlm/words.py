@@ -42,8 +42,8 @@ class Words:
 
     def token(self, token_id: int) -> str:
         token = self.tokenizer.convert_ids_to_tokens(int(token_id))
-        if token_id in self.special and token_id != self.end:
-            return "##"  # which `decode` leaves out, too
+        if token is None or (token_id in self.special and token_id != self.end):
+            return "##"  # `decode` leaves these out, too; some rows of a head have no token
         if token_id == self.end or token.startswith("##"):
             return token
         text = self.tokenizer.convert_tokens_to_string([token]).strip()

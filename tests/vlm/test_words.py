@@ -1,0 +1,119 @@
+"""Captions as tokens where they stand in a chat, and tokens as words."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
+
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from captioning.models.word_by_word import END, whole_words
+from tests.smile import tiny_vlm
+from vlm.question import Question, Turn
+from vlm.words import Words
+
+MARKS = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>"}
+
+
+def byte_level():
+    """Spaces begin tokens, as GPT-2's and Qwen's."""
+    pieces = ["a", "r", "e", "d", "i", "n", "g", "s", ":", "Ġ", "\u010a"]
+    merges = [
+        ("Ġ", "r"),
+        ("Ġr", "e"),
+        ("Ġre", "d"),
+        ("i", "n"),
+        ("in", "g"),
+        ("Ġ", "a"),
+        ("r", "e"),
+    ]
+    known = ["<pad>", "<end>", "<unk>", *pieces, *("".join(pair) for pair in merges)]
+    made = Tokenizer(models.BPE({token: n for n, token in enumerate(known)}, merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<pad>", "<end>", "<unk>"])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **MARKS)
+
+
+def word_pieces():
+    """What goes on with a word begins with ##, as BERT's."""
+    known = ["<pad>", "<end>", "<unk>", "a", "red", "r", "##ing", "##s"]
+    ids = {token: n for n, token in enumerate(known)}
+    made = Tokenizer(models.WordPiece(ids, unk_token="<unk>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.WhitespaceSplit(), decoders.WordPiece()
+    made.add_special_tokens(["<pad>", "<end>", "<unk>"])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **MARKS)
+
+
+def written(words, text):
+    return words.tokenizer.convert_ids_to_tokens(words.ids(text, 20))
+
+
+@pytest.mark.parametrize(
+    ("asked", "between", "expected"),
+    [
+        ("a:", " ", ["Ġa", "Ġred", "<end>"]),  # after "Assistant:"
+        ("a\n", "", ["a", "Ġred", "<end>"]),  # after a line's end
+        ("r", "", ["a", "Ġred", "<end>"]),
+    ],
+)
+def test_a_caption_is_read_where_it_stands(asked, between, expected):
+    words = Words(byte_level(), Turn(asked, between, "<end>"), [1])
+    assert written(words, "a red") == expected
+
+
+def test_a_question_does_not_lend_its_last_letter_to_the_caption():
+    """The tokenizer would make one token of both; when captioning the question is read alone."""
+    words = Words(byte_level(), Turn("r", "", ""), [1])
+    assert byte_level().tokenize("red")[0] == "re"
+    assert written(words, "ed") == ["e", "d", "<end>"]
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level, word_pieces])
+def test_pieces_are_joined_to_words(tokenizer):
+    words = Words(tokenizer(), Turn("", "", ""), [1])
+    ids = torch.tensor(words.ids("rings a red", 20))
+    found, places = whole_words(words, ids)
+    assert found == ["rings", "a", "red", END]
+    assert [place for of_word in places for place in of_word] == list(range(len(ids)))
+    assert words.decode(ids) == "rings a red"
+
+
+def test_what_ends_a_turn():
+    tokenizer = byte_level()
+    assert Words(tokenizer, Turn("", "", "<end>\n"), [7]).ends == [1, 7]  # the template's
+    assert Words(tokenizer, Turn("", "", "s"), [7, 1]).end == 1  # of the model's, the tokenizer's
+    assert Words(tokenizer, Turn("", "", ""), [7]).end == 7  # the model's, as BLIP-2's
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no end of a text"):
+        Words(tokenizer, Turn("", "", ""), [])
+
+
+ASKS = "{% for m in messages %}{{ m.role }}:{% for c in m.content %}"
+SAYS = "{% if c.type == 'image' %}<image>{% else %} {{ c.text }}{% endif %}{% endfor %}"
+ENDS = "<end_of_utterance>\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            ASKS + SAYS + ENDS + "{% if add_generation_prompt %}assistant:{% endif %}",
+            Turn("user:<image> look<end_of_utterance>\nassistant:", " ", "<end_of_utterance>"),
+        ),
+        (  # one that asks for an answer as none begins
+            ASKS + SAYS + ENDS + "{% if add_generation_prompt %}assistant\n{% endif %}",
+            Turn("user:<image> look<end_of_utterance>\nassistant\n", "", "<end_of_utterance>"),
+        ),
+    ],
+)
+def test_what_a_chat_template_writes_around_a_caption(template, expected, tmp_path):
+    tiny_vlm.write(str(tmp_path))
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path)
+    processor.chat_template = template
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    parts = SimpleNamespace(name="x", config=config, processor=processor)
+    assert Question(parts, "look ").turn == expected
