@@ -41,9 +41,9 @@ class VlmCaptioner(nn.Module):
         # A suffix is what PaliGemma's processor calls an answer, whose words see what is before.
         self.type_of_words = int(question.kind == "paligemma")
         self.read = read_by(_base(model)) - {"labels"}
-        pads_with_end = self.tokenizer.filler in self.tokenizer.ends
-        padding = None if pads_with_end else self.tokenizer.filler
-        self.objective = objective.with_tokens(padding, self.tokenizer.end)
+        words = self.tokenizer
+        pad = None if words.filler in words.ends else words.filler
+        self.objective = objective.with_tokens(pad, words.end)
         use_smile(model, self.objective, from_hidden=True)
         self.model = model
 

@@ -45,6 +45,11 @@ class Keys(BaseModel):
                 f"augmentation is {self.augmentation}, but a VLM's processor makes its images: set "
                 "augmentation: none"
             )
+        groups = self.num_beam_groups
+        if groups > 1:
+            raise ValueError(
+                f"num_beam_groups is {groups}; transformers 5 draws beams in one group"
+            )
         if self.compile:
             raise ValueError("compile is true, which model vlm has not; set it to false")
         if self.sharding != "none":

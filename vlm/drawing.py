@@ -12,7 +12,7 @@ from decoding import DecodingSettings
 def generation_config(model: nn.Module, settings: DecodingSettings, ends: list[int], pad: int):
     """The model's own, with every setting that a configuration has; lengths are those of captions.
 
-    What a configuration has no key for, such as no_repeat_ngram_size, stays the model's.
+    What a configuration has no key for, such as early_stopping, stays the model's.
     """
     made = copy.deepcopy(model.generation_config)
     values: dict[str, Any] = {
@@ -22,10 +22,11 @@ def generation_config(model: nn.Module, settings: DecodingSettings, ends: list[i
         **{"do_sample": settings.sample, "num_return_sequences": settings.num_return},
         **{"length_penalty": settings.length_penalty},
         **{"repetition_penalty": settings.repetition_penalty},
+        **{"no_repeat_ngram_size": settings.no_repeat_ngram_size},
         **{"eos_token_id": ends, "pad_token_id": pad},
         **{"return_dict_in_generate": True},
     }
-    drawn = ("top_p", "top_k", "temperature")
+    drawn = ("top_p", "top_k", "temperature", "min_p", "typical_p")
     values.update({name: getattr(settings, name) if settings.sample else None for name in drawn})
     for name, value in values.items():
         setattr(made, name, value)
