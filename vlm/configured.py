@@ -53,7 +53,9 @@ class Keys(BaseModel):
         if self.compile:
             raise ValueError("compile is true, which model vlm has not; set it to false")
         if self.sharding != "none":
-            raise ValueError(f"sharding is {self.sharding}, which model vlm has not; set it to none")
+            raise ValueError(
+                f"sharding is {self.sharding}, which model vlm has not; set it to none"
+            )
         return self
 
 
