@@ -141,6 +141,10 @@ class BlipCaptioner(nn.Module):
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
+    def shards(self) -> list[nn.Module]:
+        """Blocks and layers; the word embedding and the head, which are one weight, stay together."""
+        return [*self.visual_encoder.blocks, *self.text_decoder.layers]
+
     def begin_epoch(self, epoch: int) -> None:
         """Every epoch is as the one before."""
 

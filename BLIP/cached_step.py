@@ -45,7 +45,7 @@ class CachedStep:
         for layer, image in zip(self.decoder.layers, self.image):
             own = layer.attention.keys_values(hidden)
             self.own.append(own)
-            hidden = layer(hidden, own, image, is_causal=True)
+            hidden = layer.attend(hidden, own, image, is_causal=True)
         self.length = self.used = tokens.size(1)
         self.sees = torch.ones_like(tokens, dtype=torch.bool).unsqueeze(1)  # (B, 1, n)
         return hidden[:, -1]
@@ -62,7 +62,7 @@ class CachedStep:
             for cache, values in zip(own, added):
                 cache[:, :, new] = values
             key, value = own
-            hidden = layer(hidden, (key[:, :, : new.stop], value[:, :, : new.stop]), image, mask)
+            hidden = layer.attend(hidden, (key[:, :, : new.stop], value[:, :, : new.stop]), image, mask)
         self.length += 1
         self.used = new.stop
         return hidden[:, 0]

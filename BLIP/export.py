@@ -62,7 +62,7 @@ class StepGraph(nn.Module):
             now = torch.stack(layer.attention.keys_values(hidden))
             pasts.append(torch.cat([past[index], now], dim=3))
             image = (image_past[index, 0], image_past[index, 1])
-            hidden = layer(hidden, (pasts[-1][0], pasts[-1][1]), image, mask)
+            hidden = layer.attend(hidden, (pasts[-1][0], pasts[-1][1]), image, mask)
         return self.decoder.cls["predictions"](hidden[:, -1]), torch.stack(pasts)
 
 

@@ -168,7 +168,12 @@ class Layer(nn.Module):
         )
         self.output = AddAndNorm(config, config.intermediate_size)
 
-    def forward(
+    def forward(self, hidden: Tensor, image_embeds: Tensor, mask: Tensor) -> Tensor:
+        """All that the layer computes, keys and values too: it can be a shard of the captioner."""
+        own = self.attention.keys_values(hidden)
+        return self.attend(hidden, own, self.crossattention.keys_values(image_embeds), mask)
+
+    def attend(
         self,
         hidden: Tensor,
         own: KeysValues,
@@ -176,6 +181,7 @@ class Layer(nn.Module):
         mask: Optional[Tensor] = None,
         is_causal: bool = False,
     ) -> Tensor:
+        """What the layer makes of keys and values that are there."""
         hidden = self.attention(hidden, own, mask, is_causal)
         hidden = self.crossattention(hidden, image)
         return self.output(lean_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
@@ -240,8 +246,7 @@ class TextDecoder(nn.Module):
         mask = causal & attention_mask.bool()[:, None, None, :]  # (R, 1, n, n)
         hidden = self.bert["embeddings"](tokens)
         for layer in self.layers:
-            own = layer.attention.keys_values(hidden)
-            hidden = layer(hidden, own, layer.crossattention.keys_values(image_embeds), mask)
+            hidden = layer(hidden, image_embeds, mask)
         return hidden
 
     def logits(

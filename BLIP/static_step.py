@@ -127,5 +127,5 @@ def _append(decoder: TextDecoder, memory: Memory) -> Tensor:
         added = layer.attention.keys_values(hidden.view(images, rows, -1))
         for cache, values in zip(own, added):
             cache.index_copy_(2, memory.places, values.to(cache.dtype))
-        hidden = layer(hidden, own, image, mask)
+        hidden = layer.attend(hidden, own, image, mask)
     return hidden.view(images, rows, -1)

@@ -166,6 +166,9 @@ class ClassicCaptioner(nn.Module):
         rest = [p for p in self.parameters() if p.requires_grad and id(p) not in apart]
         return [(rest, None), (network, self.encoder_lr)] if network else [(rest, None)]
 
+    def shards(self) -> list[nn.Module]:
+        return [self.encoder, self.decoder]
+
     def begin_epoch(self, epoch: int) -> None:
         schedule, k = self.forcing
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)

@@ -97,6 +97,10 @@ class Captioner(Protocol):
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
         """Parameters to train, each with a learning rate of its own or None for the run's."""
 
+    def shards(self) -> list[nn.Module]:
+        """The parts whose weights FSDP gathers one at a time, for their forward and backward. None
+        holds another; a weight that two modules share is in one of them, or in none."""
+
     def begin_epoch(self, epoch: int) -> None:
         """Told before each epoch of training, from 0 on."""
 

@@ -61,6 +61,7 @@ class Keys(BaseModel):
 
     precision: Annotated[Literal["fp32", "bf16", "fp16"], "run"] = "fp32"
     compile: Annotated[bool, "speed"] = False
+    sharding: Annotated[Literal["none", "fsdp"], "speed"] = "none"
     accumulation_steps: Annotated[int, "batch"] = Field(1, gt=0)
     optimizer: Annotated[Literal["adamw", "adam"], "run"] = "adamw"
     clip_grad_norm: Annotated[Optional[float], "run"] = Field(None, gt=0)

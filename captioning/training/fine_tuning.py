@@ -20,6 +20,7 @@ from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import Watchdog
 from captioning.runtime.progress import progress, say
+from captioning.training import sharding
 from captioning.training.evidence import Evidence
 from captioning.training.optimiser import build_optimizer
 from captioning.training.resume import starting_point
@@ -46,6 +47,7 @@ class FineTuning:
     """
 
     def __init__(self, config: Config, device: torch.device):
+        sharding.check_sharding(config)
         self.config, self.device = config, device
         self.folder = Path(config.output_dir)
         self.precision = Precision(config.precision, device)
@@ -149,12 +151,15 @@ class FineTuning:
             )
         if not resumed:
             say(loaded)
-        return captioner.to(self.device)
+        return captioner
 
     def _wrap(self, captioner: nn.Module) -> nn.Module:
+        group = distributed.limit_waits(self.config.rank_timeout)
+        if self.config.sharding == "fsdp":
+            return sharding.divided(captioner, group, self.device, self.precision.dtype)
+        captioner.to(self.device)
         if self.config.compile:
             captioner.compile_parts()
-        group = distributed.limit_waits(self.config.rank_timeout)
         if group is None:
             return captioner
         devices = [self.device] if self.device.type == "cuda" else None
@@ -238,11 +243,12 @@ class FineTuning:
         name = evaluation_name(epoch)
         due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
         if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
+            captioner = sharding.undivided(self.captioner, self.config, self.device)
             # Sampled captions, too, are those of a run that was never stopped.
             torch.manual_seed(
                 derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
             )
-            self.evaluation.run(self.captioner, name)
+            self.evaluation.run(captioner, name)
         distributed.main_alone(lambda: self._after_evaluation(epoch, due))
 
     def _after_evaluation(self, epoch: int, due: bool) -> None:

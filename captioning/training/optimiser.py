@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.config import Config
+from smile.sharded import is_distributed
 
 OPTIMISERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 
@@ -30,6 +31,7 @@ def clip_gradients(captioner: nn.Module, config: Config, correction: Optional[Te
     if correction is not None:
         torch._foreach_mul_(gradients, correction.float())
     norm = nn.utils.get_total_norm(gradients)
+    norm = norm.full_tensor() if is_distributed(norm) else norm
     if config.clip_grad_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, config.clip_grad_norm, norm)
     if config.clip_grad_value is not None:

@@ -15,6 +15,7 @@ from captioning.models import checkpoints
 from captioning.models.precision import Precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
+from captioning.training import sharding
 from captioning.training.split_evaluation import remove_scores
 from captioning.training.validation_history import evaluation_name
 from smile import Objective
@@ -69,10 +70,9 @@ class RunState:
     def restore(self, content: dict[str, Any]) -> Place:
         """Put the content of a checkpoint in place; where to go on. Raises UserError."""
         try:
-            self.captioner.load_state_dict(content["model"])
             for group in content["optimizer"]["param_groups"]:
                 group["fused"] = True  # also where an older run was not
-            self.optimizer.load_state_dict(content["optimizer"])
+            sharding.load(self.captioner, self.optimizer, content["model"], content["optimizer"])
             if content.get("scaler") and self.scaler.is_enabled():
                 self.scaler.load_state_dict(content["scaler"])
             for objective in self._objectives():
@@ -98,11 +98,13 @@ class RunState:
 
     def _save(self, path: Path, place: dict[str, Any], epoch: int) -> None:
         distributed.share_buffers(self.captioner)
+        weights = sharding.whole_weights(self.captioner, distributed.is_main())
+        optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
 
         def save() -> None:
             content = {
-                "model": self.captioner.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "model": weights,
+                "optimizer": optimizer,
                 "config": self.config.model_dump(),
                 "scaler": self.scaler.state_dict(),
                 "batches": batches(self.config),

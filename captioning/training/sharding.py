@@ -1,0 +1,122 @@
+"""A captioner that torch's FSDP2 divides over processes, and what needs it whole all the same.
+
+Each process keeps its rows of every weight, of the gradient and of the optimiser's state. What a
+checkpoint holds is whole, so that it does not tell how the run that wrote it was divided.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from captioning.config import Config
+from captioning.models.build import captioner_from
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from smile.sharded import is_distributed
+
+
+def check_sharding(config: Config) -> None:
+    """Raise UserError for a run that has nothing to divide its captioner over."""
+    if config.sharding == "fsdp" and distributed.world_size() == 1:
+        raise UserError(
+            "sharding is fsdp, but there is one process to divide the captioner over; start more "
+            "(NPROC_PER_NODE=2), or set sharding=none"
+        )
+
+
+def divided(
+    captioner: nn.Module, group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype
+) -> nn.Module:
+    """The captioner itself, divided over the group; a shard at a time comes to the device.
+
+    dtype: of weights in forward and backward. What is kept of them, and the sum of gradients, is
+    in float32.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    half = None if dtype == torch.float32 else dtype
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+    mesh = DeviceMesh.from_group(group, device.type)
+    for module in [*captioner.shards(), captioner]:
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    return captioner
+
+
+def is_divided(captioner: nn.Module) -> bool:
+    return any(map(is_distributed, captioner.parameters()))
+
+
+def whole(state: Any, keep: bool = True) -> Any:
+    """A state dict whose divided tensors are whole, on the CPU; all ranks have to ask.
+
+    keep: without it they are None, on this rank, where nobody wants them.
+    """
+    if isinstance(state, Mapping):
+        return {key: whole(value, keep) for key, value in state.items()}
+    if not is_distributed(state):
+        return state
+    gathered = state.full_tensor()
+    return gathered.cpu() if keep else None
+
+
+def whole_weights(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
+    """The captioner's state dict, as `whole` makes it. A weight of two names is gathered once."""
+    if not is_divided(captioner):
+        return captioner.state_dict()
+    found: dict[int, Any] = {}
+    state = captioner.state_dict(keep_vars=True)  # whose tensors of two names are one object
+    for tensor in state.values():
+        if id(tensor) not in found:
+            found[id(tensor)] = whole(tensor.detach(), keep)
+    return {name: found[id(tensor)] for name, tensor in state.items()}
+
+
+def undivided(captioner: nn.Module, config: Config, device: torch.device) -> nn.Module:
+    """The captioner, or where it is divided a whole copy on the device; all ranks have to ask.
+
+    It is to make captions: processes need not draw words in step.
+    """
+    if not is_divided(captioner):
+        return captioner
+    copy, _ = captioner_from(config, None, captioner.saved_beside_weights())
+    copy.load_state_dict(whole_weights(captioner))
+    return copy.to(device)
+
+
+def load(
+    captioner: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    weights: Mapping[str, Tensor],
+    state: dict[str, Any],
+) -> None:
+    """Load whole state dicts into a captioner and an optimiser, of which each rank takes its rows.
+
+    Raises what their `load_state_dict` raises.
+    """
+    if is_divided(captioner):
+        own = captioner.state_dict()
+        weights = {name: _as(tensor, own.get(name)) for name, tensor in weights.items()}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        of_each = dict(enumerate(parameters))
+        state = {**state, "state": {n: _rows(s, of_each[n]) for n, s in state["state"].items()}}
+    captioner.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+
+
+def _rows(moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+    """An optimiser's state of one parameter; the number of steps is no row of anything."""
+    return {name: _as(value, parameter) if value.ndim else value for name, value in moments.items()}
+
+
+def _as(tensor: Tensor, divided: Any) -> Tensor:
+    """A whole tensor divided as another is, without asking other ranks."""
+    from torch.distributed.tensor import distribute_tensor
+
+    if not is_distributed(divided):
+        return tensor
+    place = divided.device_mesh, divided.placements
+    return distribute_tensor(tensor.to(divided.device), *place, src_data_rank=None)
