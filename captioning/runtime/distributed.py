@@ -191,10 +191,15 @@ def share_buffers(module: nn.Module) -> None:
 
     Each rank keeps its own while it trains, and only rank 0's are saved.
     """
+    share(buffer for buffer in module.buffers() if buffer.is_floating_point())
+
+
+def share(tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values that rank 0 has, in place."""
     if dist.is_initialized():
-        for buffer in module.buffers():
-            if buffer.is_floating_point():
-                dist.broadcast(buffer, src=0)
+        with _waits():
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0, group=_training)
 
 
 def gather_on_main(value: Any) -> Optional[list[Any]]:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from captioning.config import Config
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
+from smile import Objective
 from smile.sharded import is_distributed
 
 
@@ -32,22 +34,30 @@ def divided(
 ) -> nn.Module:
     """The captioner itself, divided over the group; a shard at a time comes to the device.
 
-    dtype: of weights in forward and backward. What is kept of them, and the sum of gradients, is
-    in float32.
+    dtype: of weights in forward and backward, but for a part that normalises over a batch, whose
+    running statistics are in float32. So is what is kept of weights, and the sum of gradients.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    half = None if dtype == torch.float32 else dtype
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     mesh = DeviceMesh.from_group(group, device.type)
     for module in [*captioner.shards(), captioner]:
+        batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
+        computed = None if dtype == torch.float32 or batch_norm else dtype
+        # The image comes as it is; what a shard gets must be in the precision of its weights.
+        policy = MixedPrecisionPolicy(computed, torch.float32, None, module is not captioner)
         fully_shard(module, mesh=mesh, mp_policy=policy)
     return captioner
 
 
 def is_divided(captioner: nn.Module) -> bool:
     return any(map(is_distributed, captioner.parameters()))
+
+
+def begin_step(captioner: nn.Module) -> None:
+    """Let what objectives remember be rank 0's on all, as DDP does by itself."""
+    objectives = (part for part in captioner.modules() if isinstance(part, Objective))
+    distributed.share(buffer for objective in objectives for buffer in objective.buffers())
 
 
 def whole(state: Any, keep: bool = True) -> Any:

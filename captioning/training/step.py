@@ -14,6 +14,7 @@ from captioning.models.precision import Precision
 from captioning.runtime import distributed, stopping
 from captioning.training.evidence import KeptBatch, what_is_not_finite
 from captioning.training.optimiser import clip_gradients
+from captioning.training.sharding import begin_step
 from smile import ObjectiveOutput
 
 COUNTED = ("skipped_images", "asked_to_stop")  # what is summed over batches and not over tokens
@@ -59,6 +60,8 @@ class TrainingStep:
         NotFiniteError on all ranks.
         """
         self.kept = []
+        if self.model is self.captioner:
+            begin_step(self.captioner)
         totals: list[Tensor] = []  # of each batch, over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for number in range(self.count):
