@@ -6,7 +6,7 @@ repeats the step: the folder has a checkpoint of the weights and the optimiser b
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -21,6 +21,7 @@ from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
+from captioning.training import sharding
 from captioning.training.run_state import Place, RunState
 from smile import ObjectiveOutput
 
@@ -130,26 +131,44 @@ class Evidence:
 
     def _looked_at(self, place: Place, kept: Sequence[KeptBatch]) -> list[dict[str, Any]]:
         """Each batch of this rank, read and tried again: the same draws, no other rank, no step."""
+        found = [_described(batch) for batch in kept]
+        for entry, batch in zip(found, self._read_again(place, kept)):
+            entry["again"] = self._again(batch)
+        return found
+
+    def _read_again(self, place: Place, kept: Sequence[KeptBatch]) -> Iterator[dict[str, Any]]:
+        """The batches, each with its seed; {"problem"} for one that cannot be read any more."""
         self.loader.set_epoch(place.epoch, place.steps * len(kept))
         batches = Prefetcher(
             islice(self.loader, len(kept)),
             self.precision.device,
             preprocessing_of(self.config).normalise,
         )
-        found = [_described(batch) for batch in kept]
+        done = 0
         try:
-            for entry, before, batch in zip(found, kept, batches):
-                entry["again"] = self._again(batch, before.seed)
+            for before, batch in zip(kept, batches):
+                yield {**batch, "seed": before.seed}
+                done += 1
         except UserError as problem:  # an image is gone; other ranks wait for what is known
-            found[-1]["again"] = {"problem": str(problem)}
-        return found
+            yield from [{"problem": str(problem)}] * (len(kept) - done)
 
-    def _again(self, batch: Batch, seed: int) -> dict[str, Any]:
+    def _again(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """What a batch of `_read_again` gives. All ranks that divide a captioner try each one's."""
+        if not sharding.is_divided(self.state.captioner):
+            return self._alone(batch)
+        if "image" in batch:
+            batch = {**batch, "image": batch["image"].to("cpu")}
+        tried = [self._alone(one) for one in distributed.each_rank_in_turn(batch)]
+        return tried[distributed.rank()]
+
+    def _alone(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if "problem" in batch:
+            return batch
         captioner = self.state.captioner
         captioner.zero_grad()
-        torch.manual_seed(seed)
+        torch.manual_seed(batch["seed"])
         with self.precision.autocast():
-            output = captioner(batch["image"], batch["captions"])
+            output = captioner(batch["image"].to(self.precision.device), batch["captions"])
         self.state.scaler.scale(output.loss).backward()
         return {"parts": _numbers(parts_of(output)), "gradients": _not_finite_gradients(captioner)}
 
@@ -167,7 +186,7 @@ def _numbers(parts: Mapping[str, Tensor]) -> dict[str, Any]:
 def _not_finite_gradients(captioner: nn.Module) -> list[str]:
     """The parameters of whose gradient some value is not finite."""
     named = ((n, p.grad) for n, p in captioner.named_parameters() if p.grad is not None)
-    return [name for name, gradient in named if not gradient.isfinite().all()]
+    return [name for name, gradient in named if not sharding.whole(gradient).isfinite().all()]
 
 
 def _culprit(what: str, found: Sequence[Sequence[dict[str, Any]]]) -> str:
