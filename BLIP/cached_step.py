@@ -62,7 +62,9 @@ class CachedStep:
             for cache, values in zip(own, added):
                 cache[:, :, new] = values
             key, value = own
-            hidden = layer.attend(hidden, (key[:, :, : new.stop], value[:, :, : new.stop]), image, mask)
+            hidden = layer.attend(
+                hidden, (key[:, :, : new.stop], value[:, :, : new.stop]), image, mask
+            )
         self.length += 1
         self.used = new.stop
         return hidden[:, 0]
