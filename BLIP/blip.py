@@ -143,7 +143,7 @@ class BlipCaptioner(nn.Module):
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def shards(self) -> list[nn.Module]:
-        """Blocks and layers; word embedding and head, one weight, stay together."""
+        """Blocks and layers. The word embedding and the head, one weight, stay together."""
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
 
     def begin_epoch(self, epoch: int) -> None:

@@ -21,12 +21,21 @@ from smile.sharded import is_distributed
 
 
 def check_sharding(config: Config) -> None:
-    """Raise UserError for a run that has nothing to divide its captioner over."""
-    if config.sharding == "fsdp" and distributed.world_size() == 1:
-        raise UserError(
-            "sharding is fsdp, but there is one process to divide the captioner over; start more "
-            "(NPROC_PER_NODE=2), or set sharding=none"
-        )
+    """Raise UserError for a run that cannot have its captioner divided."""
+    reasons = {
+        "there is one process to divide the captioner over; start more (NPROC_PER_NODE=2)": (
+            distributed.world_size() == 1
+        ),
+        "compile is true, which cannot trace weights that come and go; set compile=false": (
+            config.compile
+        ),
+        "precision is fp16, whose loss scaling it has not; set precision=bf16": (
+            config.precision == "fp16"
+        ),
+    }
+    for reason, holds in reasons.items():
+        if config.sharding == "fsdp" and holds:
+            raise UserError(f"sharding is fsdp, but {reason}, or sharding=none")
 
 
 def divided(

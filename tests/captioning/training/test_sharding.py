@@ -1,0 +1,231 @@
+"""Runs whose captioner is divided over two processes, beside those of DDP and of one process."""
+
+import json
+
+import pytest
+import torch
+
+from BLIP import BlipCaptioner
+from captioning.config import load_config
+from captioning.models import checkpoints
+from captioning.models.build import captioner_from
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from captioning.training.fine_tuning import FineTuning
+from captioning.training.sharding import check_sharding
+from tests.e2e.test_stopped_runs import stop_at
+from tests.soak.runs import Run, be_quick, difference, last_step, log, write_config
+
+BLIP = ("batch_size=4", "max_epoch=1", "vit.depth=2", "med_config.num_hidden_layers=2")
+CLASSIC = (
+    *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
+    *("image_size=48", "embed_dim=16", "hidden_dim=16", "batch_size=4", "max_epoch=1"),
+)
+CLIPPED = ("accumulation_steps=2", "clip_grad_norm=0.1", "clip_grad_value=0.01")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Return the configuration of a run of 8 steps of 8 images."""
+    return write_config(tmp_path_factory.mktemp("sharding"))
+
+
+@pytest.fixture(scope="module")
+def finished(config):
+    """Return a function that gives the folder of a finished run of two processes."""
+    found = {}
+
+    def run(*settings, processes=2, hook=None):
+        if settings not in found:
+            folder = config.with_name(f"run{len(found)}")
+            run = Run(config, folder, *settings, processes=processes, hook=hook)
+            assert run.wait() == [0] * processes, run.said()
+            found[settings] = folder
+        return found[settings]
+
+    return run
+
+
+def weights(folder):
+    return torch.load(folder / checkpoints.BEST, weights_only=True)["model"]
+
+
+def each_step(folder, name):
+    return [line[name] for line in log(folder) if line["event"] == "step"]
+
+
+def assert_close(first, second):
+    """The losses of all steps, and the weights at the end, under their names in their order."""
+    for name in ("loss", "grad_norm"):
+        assert each_step(first, name) == pytest.approx(each_step(second, name), rel=1e-4)
+    one, two = weights(first), weights(second)
+    assert list(one) == list(two)
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
+
+
+def count_what_is_kept(path):
+    """A hook: how many numbers each process keeps at the end, and all of them have, to a file."""
+
+    def hook(rank):
+        close = FineTuning.close
+
+        def counted(self):
+            kept = [*self.captioner.parameters()]
+            for state in self.optimizer.state.values():
+                kept += [value for value in state.values() if value.ndim]
+            own = sum(tensor.to_local().numel() for tensor in kept)
+            path.with_suffix(f".{rank}").write_text(
+                json.dumps([own, sum(tensor.numel() for tensor in kept)])
+            )
+            close(self)
+
+        FineTuning.close = counted
+
+    return hook
+
+
+def test_it_learns_as_without_and_each_process_keeps_its_part(finished, config):
+    settings = (*BLIP, *CLIPPED, "vit_grad_ckpt=true", "vit_ckpt_layer=1")
+    counts = config.with_name("counts")
+    sharded = finished(*settings, "sharding=fsdp", hook=count_what_is_kept(counts))
+    assert_close(sharded, finished(*settings))
+    (one, whole), (two, _) = (json.loads(counts.with_suffix(f".{n}").read_text()) for n in (0, 1))
+    assert one + two == whole and max(one, two) < 0.6 * whole
+
+
+def test_a_classic_captioner_and_losses_that_are_remembered(finished):
+    """Truncation drops captions by the losses of those before, which are rank 0's.
+
+    Weights before a normalisation have gradients of nothing but rounding, which Adam makes large.
+    """
+    settings = (*CLASSIC, "objective={truncation: {drop: 0.5, window: 12}}")
+    losses = each_step(finished(*settings), "loss")
+    assert each_step(finished(*settings, "sharding=fsdp"), "loss") == pytest.approx(
+        losses, rel=0.01
+    )
+
+
+def test_bf16(finished):
+    """Weights are rounded in each forward, not where they are kept; the loss is nearly the same."""
+    sharded = finished(*BLIP, "precision=bf16", "sharding=fsdp")
+    losses = each_step(finished(*BLIP, "sharding=fsdp"), "loss")
+    found = each_step(sharded, "loss")
+    assert found != losses and found == pytest.approx(losses, rel=0.01)
+    kept = [w for w in weights(sharded).values() if w.is_floating_point()]
+    assert all(w.dtype == torch.float32 for w in kept)
+    assert not all(torch.equal(w, w.bfloat16().float()) for w in kept)
+
+
+def test_bf16_beside_statistics_of_batches(finished):
+    """Which are in float32, and with them the weights of what normalises."""
+    assert each_step(finished(*CLASSIC, "precision=bf16", "sharding=fsdp"), "loss")
+
+
+def test_stopped_by_a_signal_it_goes_on_to_the_same_end(finished, config, tmp_path):
+    settings = (*BLIP, "sharding=fsdp")
+    run = Run(config, tmp_path / "run", *settings, processes=2, hook=stop_at(3, rank=1))
+    assert run.wait() == [0, 0], run.said()
+    assert last_step(tmp_path / "run") == 3
+    run = Run(config, tmp_path / "run", *settings, processes=2)
+    assert run.wait() == [0, 0], run.said()
+    assert "resuming from" in run.said()
+    assert difference(finished(*settings), tmp_path / "run") is None
+
+
+def test_a_run_goes_on_divided_or_not(finished, config, tmp_path):
+    """From two processes to one and back: a checkpoint does not tell how a run was divided."""
+    undropped = [f"med_config.{n}_dropout_prob=0" for n in ("hidden", "attention_probs")]
+    settings = (*BLIP, *undropped)
+    for step, (processes, *others) in enumerate(
+        [(2, "sharding=fsdp"), (1, "batch_size=8"), (2, "sharding=fsdp")], 2
+    ):
+        hook = stop_at(2 * step) if step < 4 else None
+        run = Run(config, tmp_path / "run", *settings, *others, processes=processes, hook=hook)
+        assert run.wait() == [0] * processes, run.said()
+    assert_close(tmp_path / "run", finished(*settings))
+
+
+def test_its_checkpoint_is_read_as_any_other(finished, config):
+    """Captions of the validation are those that the file's captioner makes."""
+    folder = finished(*BLIP, "sharding=fsdp")
+    settings = load_config(folder / "config.yaml")
+    captioner, _ = captioner_from(settings, str(folder / checkpoints.BEST))
+    tied = captioner.text_decoder.cls["predictions"].decoder.weight
+    assert tied is captioner.text_decoder.bert["embeddings"].word_embeddings.weight
+    run = Run(config, folder, *BLIP, "sharding=fsdp", "--evaluate", "--eval_split", "val")
+    assert run.wait() == [0], run.said()
+    made = json.loads((folder / "result" / "val.json").read_text())
+    assert made == json.loads((folder / "result" / "val_epoch00.json").read_text())
+
+
+def fail_on_images_of_rank_1(path):
+    """A hook: in step 5 the gradient of what rank 1 has overflows, wherever it is tried."""
+
+    def hook(rank):
+        be_quick(rank)
+        step_of, forward = FineTuning._optimiser_step, BlipCaptioner.forward
+        failing = []
+
+        def optimiser_step(self, batches, step):
+            batch = next(batches)
+            if step == 4:
+                failing[:] = [*distributed.each_rank_in_turn(batch["captions"])][1:]
+                if rank == 1:
+                    path.write_text(json.dumps(batch["image_id"]))
+            return step_of(self, iter([batch]), step)
+
+        def failing_forward(self, image, captions):
+            output = forward(self, image, captions)
+            if captions in failing:
+                output.loss.register_hook(lambda gradient: gradient * float("inf"))
+            return output
+
+        FineTuning._optimiser_step = optimiser_step
+        BlipCaptioner.forward = failing_forward
+
+    return hook
+
+
+def test_a_gradient_that_is_not_finite_is_that_of_its_images(config, tmp_path):
+    hook = fail_on_images_of_rank_1(tmp_path / "images")
+    settings = (*BLIP, "sharding=fsdp", "rank_timeout=20")
+    run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
+    assert run.wait() == [2, 2], run.said()
+    images = json.loads((tmp_path / "images").read_text())
+    assert f"the gradient is not finite at step 5 (rank 1 had images {images})" in run.said()
+    folder = tmp_path / "run" / "not_finite_step00000005"
+    (first,), (second,) = json.loads((folder / "not_finite.json").read_text())["ranks"]
+    assert first["again"]["gradients"] == [] != second["again"]["gradients"]
+    assert checkpoints.read(folder / "checkpoint_00_step00000004.pth")["within"]["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    ("setting", "processes", "line"),
+    [
+        (
+            "seed=1",
+            1,
+            "sharding is fsdp, but there is one process to divide the captioner over; start more "
+            "(NPROC_PER_NODE=2), or sharding=none",
+        ),
+        (
+            "compile=true",
+            2,
+            "sharding is fsdp, but compile is true, which cannot trace weights that come and go; "
+            "set compile=false, or sharding=none",
+        ),
+        (
+            "precision=fp16",
+            2,
+            "sharding is fsdp, but precision is fp16, whose loss scaling it has not; set "
+            "precision=bf16, or sharding=none",
+        ),
+    ],
+)
+def test_what_cannot_be_together_is_one_line(config, monkeypatch, setting, processes, line):
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    with pytest.raises(UserError) as caught:
+        check_sharding(load_config(config, ["sharding=fsdp", setting]))
+    assert str(caught.value) == line
+    check_sharding(load_config(config, [setting]))
