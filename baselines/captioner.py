@@ -180,9 +180,6 @@ class ClassicCaptioner(nn.Module):
     def shards(self) -> list[nn.Module]:
         return [self.encoder, self.decoder]
 
-    def shards(self) -> list[nn.Module]:
-        return [self.encoder, self.decoder]
-
     def begin_epoch(self, epoch: int) -> None:
         schedule, k = self.forcing
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
