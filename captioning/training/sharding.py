@@ -19,10 +19,15 @@ from captioning.runtime.errors import UserError
 from smile import Objective
 from smile.sharded import is_distributed
 
+FIRST_TORCH = (2, 9)
+
 
 def check_sharding(config: Config) -> None:
     """Raise UserError for a run that cannot have its captioner divided."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     reasons = {
+        f"this is torch {torch.__version__}, where losses come out wrong with accumulated batches "
+        "and recomputed blocks; install torch 2.9 or later": version < FIRST_TORCH,
         "there is one process to divide the captioner over; start more (NPROC_PER_NODE=2)": (
             distributed.world_size() == 1
         ),

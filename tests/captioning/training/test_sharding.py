@@ -12,10 +12,15 @@ from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
-from captioning.training.sharding import check_sharding
+from captioning.training.sharding import FIRST_TORCH, check_sharding
 from tests.e2e.test_stopped_runs import stop_at
 from tests.soak.runs import Run, be_quick, difference, last_step, log, write_config
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(TORCH < FIRST_TORCH, reason="sharding: fsdp needs a later torch"),
+]
 BLIP = ("batch_size=4", "max_epoch=1", "vit.depth=2", "med_config.num_hidden_layers=2")
 CLASSIC = (
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -229,3 +234,10 @@ def test_what_cannot_be_together_is_one_line(config, monkeypatch, setting, proce
         check_sharding(load_config(config, ["sharding=fsdp", setting]))
     assert str(caught.value) == line
     check_sharding(load_config(config, [setting]))
+
+
+def test_a_torch_that_it_goes_wrong_with_is_refused(config, monkeypatch):
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
+    with pytest.raises(UserError, match=r"sharding is fsdp, but this is torch 2.8.0.cpu, where"):
+        check_sharding(load_config(config, ["sharding=fsdp"]))
