@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks.real_photos.judge import HUMANS, answer_path
 from benchmarks.real_photos.parts import write_parts
@@ -12,37 +11,12 @@ from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.sweep.one_run import without_pretrained
 from captioning.sweep.programs import Program, run_programs, slots
+from captioning.sweep.variants import Variant
 from captioning.training.validation_history import is_done, is_trained
 
 START, JUDGE = "start", "judge"
 # A captioner that can caption is where SMILE begins; so all go on from one start of MLE.
 FINE_TUNING = ("init_lr=2e-4", "warmup_steps=0", "max_epoch=3", "eval_every=3")
-
-
-class Variant(NamedTuple):
-    """name: of its folders; label: what it is called; objective: as a configuration has it."""
-
-    name: str
-    label: str
-    objective: str
-
-
-def variants(names: Iterable[str]) -> list[Variant]:
-    """Of "mle", "smile" and "mle0.1", a mixture with that share of MLE. Raises UserError."""
-    return [_variant(name) for name in dict.fromkeys(names)]
-
-
-def _variant(name: str) -> Variant:
-    if name in ("mle", "smile"):
-        return Variant(name, name.upper(), name)
-    try:
-        share = float(name.removeprefix("mle"))
-    except ValueError:
-        share = 0.0
-    if not (name.startswith("mle") and 0 < share < 1):
-        raise UserError(f"--objectives: {name!r} is none of mle, smile and, say, mle0.1")
-    rest = round(1 - share, 9)
-    return Variant(name, f"{share:g} MLE + {rest:g} SMILE", f"{{mle: {share:g}, smile: {rest:g}}}")
 
 
 class Runs:
@@ -119,8 +93,8 @@ class Runs:
         own = [
             f"train_file={self.parts[seed]['captioner']}",
             f"pretrained={self.of(seed, START) / checkpoints.BEST}",
-            f"objective={variant.objective}",
             f"seed={seed}",
+            *variant.overrides,
         ]
         return [*self.keys, *self.tuning, *own]
 
