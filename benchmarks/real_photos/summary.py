@@ -155,7 +155,9 @@ def markdown(summary: Summary) -> str:
     present = [s for s in SHOWN if any(s.metric in row.metrics for row in summary.rows)]
     lines = [["", *(s.title for s in present)], ["---", *("---:" for _ in present)]]
     for row in summary.rows:
-        lines.append([row.label, *(_cell(s, row.metrics.get(s.metric)) for s in present)])
+        seeds = summary.seeds.get(row.label, {})
+        cells = [_cell(s, row.metrics.get(s.metric), seeds.get(s.metric, ())) for s in present]
+        lines.append([row.label, *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     blocks = []
     for example in summary.examples:
@@ -164,10 +166,15 @@ def markdown(summary: Summary) -> str:
     return "\n\n".join([table, *blocks]) + "\n"
 
 
-def _cell(shown: Shown, estimate: Optional[Estimate]) -> str:
+def _cell(shown: Shown, estimate: Optional[Estimate], of_seeds: Sequence[float]) -> str:
+    """The value and half its interval; without one, the lowest and the highest of the seeds."""
+
+    def text(value: float) -> str:
+        return f"{value * shown.factor:.{shown.digits}f}"
+
     if estimate is None:
         return "-"
-    value = f"{estimate.value * shown.factor:.{shown.digits}f}"
-    if estimate.low is None:
-        return value
-    return f"{value} ± {(estimate.high - estimate.low) / 2 * shown.factor:.{shown.digits}f}"
+    if estimate.low is not None:
+        return f"{text(estimate.value)} ± {text((estimate.high - estimate.low) / 2)}"
+    ends = f" ({text(min(of_seeds))}-{text(max(of_seeds))})" if len(of_seeds) > 1 else ""
+    return text(estimate.value) + ends

@@ -11,6 +11,8 @@ from benchmarks.real_photos import __main__ as program
 from benchmarks.real_photos import judge, parts, summary
 from captioning.config import load_config
 from captioning.data import read_annotations, read_split
+from captioning.metrics.bootstrap import Estimate
+from captioning.report.comparison import Row
 
 TINY = [
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -123,3 +125,18 @@ def test_what_is_refused(scenes_config, tmp_path, capsys):
     errors = capsys.readouterr().err.splitlines()
     assert errors[0] == "error: --seeds is 0; it must be 1 or more"
     assert errors[1].startswith("error: 'reward' is no objective; name some of mle, smile")
+
+
+def test_the_table():
+    """Half an interval where there is one, else the lowest and the highest seed."""
+    metrics = {"cap_len": Estimate(11.04, 10.0, 12.0, 9), "lex_div": Estimate(0.178, None, None, 9)}
+    rows = [Row("Humans", "humans", {}, {"cap_len": metrics["cap_len"]}), Row("A", "", {}, metrics)]
+    seeds = {"A": {"cap_len": [11.0, 11.08], "lex_div": [0.177, 0.179]}}
+    found = summary.Summary(rows, seeds, {}, [{"image_id": 5, "A": "a dog"}])
+    assert summary.markdown(found).splitlines() == [
+        "|  | Words | Distinct words |",
+        "| --- | ---: | ---: |",
+        "| Humans | 11.0 ± 1.0 | - |",
+        "| A | 11.0 ± 1.0 | 178 (177-179) |",
+        *("", "Photo 5", "", "- A: a dog"),
+    ]
