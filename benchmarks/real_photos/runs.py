@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks.real_photos.judge import HUMANS, answer_path
+from benchmarks.real_photos.judge import HUMANS, is_answered
 from benchmarks.real_photos.parts import write_parts
 from captioning.config import Config, keys_of, load_config
 from captioning.models import checkpoints
@@ -103,10 +103,7 @@ class Runs:
             judge = self.of(seed, JUDGE)
             for name in (HUMANS, *(variant.name for variant in self.variants)):
                 run = self.of(seed, name)
-                answer, asked = answer_path(judge, run), [judge / checkpoints.BEST]
-                if name != HUMANS:
-                    asked.append(run / "result" / "test.json")
-                if not answer.exists() or _newest(asked) > answer.stat().st_mtime:
+                if not is_answered(judge, run):
                     arguments = ["benchmarks.real_photos.judge", str(judge), str(run)]
                     yield Program(
                         f"seed{seed}/{name}, judged",
@@ -132,7 +129,3 @@ def _is_of(folder: Path, config: Config) -> bool:
     record = load_config(folder / "config.yaml")
     keys = [key for role in ("run", "batch", "length") for key in keys_of(role)]
     return all(getattr(record, key) == getattr(config, key) for key in keys)
-
-
-def _newest(paths: Iterable[Path]) -> float:
-    return max(path.stat().st_mtime for path in paths)

@@ -113,7 +113,7 @@ def _metrics(runs: Runs, seed: int, name: str) -> dict[str, Estimate]:
 
 def _found(runs: Runs, seed: int, name: str) -> tuple[Estimate, dict[str, float]]:
     """The share of captions that find their photos, and 100 or 0 by image id."""
-    places = read_json(answer_path(runs.of(seed, JUDGE), runs.of(seed, name)))
+    places = read_json(answer_path(runs.of(seed, JUDGE), runs.of(seed, name)))["places"]
     hits = {image_id: 100.0 * (place == 1) for image_id, place in places.items()}
     return mean(list(hits.values())), hits
 

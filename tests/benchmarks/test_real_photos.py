@@ -68,7 +68,7 @@ def test_places(config, monkeypatch, crowd):
     monkeypatch.setattr(judge, "images_of", numbered)
     monkeypatch.setattr(judge, "CROWD", crowd)
     said = {**{n: n for n in range(7)}, 0: 6, 3: 100}
-    captions = {image_id: f"{said[n]} of them" for image_id, n in numbers.items()}
+    captions = {str(image_id): f"{said[n]} of them" for image_id, n in numbers.items()}
     found = judge.places(Judge(), config, samples, captions)
     assert len(found) == crowd
     tried = {numbers[image_id] for image_id in numbers if str(image_id) in found}
