@@ -175,6 +175,6 @@ def _cell(shown: Shown, estimate: Optional[Estimate], of_seeds: Sequence[float])
     if estimate is None:
         return "-"
     if estimate.low is not None:
-        return f"{text(estimate.value)} ± {text((estimate.high - estimate.low) / 2)}"
+        return f"{text(estimate.value)}±{text((estimate.high - estimate.low) / 2)}"
     ends = f" ({text(min(of_seeds))}-{text(max(of_seeds))})" if len(of_seeds) > 1 else ""
     return text(estimate.value) + ends

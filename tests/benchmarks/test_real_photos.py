@@ -136,7 +136,7 @@ def test_the_table():
     assert summary.markdown(found).splitlines() == [
         "|  | Words | Distinct words |",
         "| --- | ---: | ---: |",
-        "| Humans | 11.0 ± 1.0 | - |",
-        "| A | 11.0 ± 1.0 | 178 (177-179) |",
+        "| Humans | 11.0±1.0 | - |",
+        "| A | 11.0±1.0 | 178 (177-179) |",
         *("", "Photo 5", "", "- A: a dog"),
     ]
