@@ -1,7 +1,7 @@
 """Train MLE, SMILE and mixtures on real photographs, over several seeds, and say what they do.
 
 python -m benchmarks.real_photos
-python -m benchmarks.real_photos --seeds 2 --objectives mle,smile --jobs 1
+python -m benchmarks.real_photos --seeds 2 --objectives mle,smile,focal --jobs 1
 
 For each seed: a captioner is trained with MLE on two thirds of the training photos, and goes on
 with each objective; a judge is trained on the last third and the validation photos. The captions of
@@ -17,7 +17,7 @@ from typing import Optional
 
 from benchmarks.real_photos.figure import draw
 from benchmarks.real_photos.parts import write_few
-from benchmarks.real_photos.runs import FINE_TUNING, Runs, variants
+from benchmarks.real_photos.runs import FINE_TUNING, Runs
 from benchmarks.real_photos.summary import markdown, summarise
 from captioning.config import load_config
 from captioning.files.writing import write_json, write_text
@@ -26,9 +26,10 @@ from captioning.report.page import write_report
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code_unwatched
 from captioning.runtime.progress import say
+from captioning.sweep.variants import of_objectives, read_objectives
 
 CONFIG = "configs/real_photos.yaml"
-OBJECTIVES = "mle,mle0.5,mle0.1,smile"
+OBJECTIVES = "mle,smile"
 QUICK_PHOTOS = {"train": 60, "val": 12, "test": 24}
 QUICK = ("max_epoch=2", "eval_every=2", "min_word_count=2")
 QUICK_TUNING = ("max_epoch=1", "eval_every=1", "warmup_steps=0")
@@ -43,7 +44,11 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", default=CONFIG, help=f"what all runs have in common (default: {CONFIG})")
     add("--seeds", type=int, help="how many (default: 3; with --quick 1)")
-    add("--objectives", default=OBJECTIVES, help=f"with commas; mle0.1: a tenth ({OBJECTIVES})")
+    add(
+        "--objectives",
+        default=OBJECTIVES,
+        help=f"as for captioning.sweep (default: {OBJECTIVES}, and mixtures)",
+    )
     add("--jobs", type=int, default=2, help="programs at the same time (default: 2)")
     add("--quick", action="store_true", help="a few photos and epochs, to see that it runs")
     add("--output_dir", type=Path, help="default: output/real_photos, with --quick -quick added")
@@ -64,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name} is {getattr(arguments, name)}; it must be 1 or more")
     quick, keys = arguments.quick, list(arguments.overrides)
     folder = arguments.output_dir or Path("output/real_photos" + ("-quick" if quick else ""))
-    chosen = variants(arguments.objectives.split(","))
+    chosen = of_objectives(read_objectives(arguments.objectives))
     if quick:
         config = load_config(arguments.config, keys)
         keys = [*QUICK, *write_few(config, QUICK_PHOTOS, folder / "photos"), *keys]

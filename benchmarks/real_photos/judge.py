@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from captioning.config import Config
 from captioning.data import Prefetcher, Sample, preprocess_caption, read_split
-from captioning.data.caption_files import Captions, read_predictions
+from captioning.data.caption_files import read_predictions
 from captioning.data.randomness import derived_seed, permutation
+from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.models.build import load_trained
 from captioning.models.checkpoints import BEST
@@ -37,10 +38,23 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def answer_path(judge: Path, run: Path) -> Path:
-    """Where the answer is, {image id: place}."""
+    """Where the answer is: the captions, and {image id: place} of them."""
     return (
         judge / "result" / "humans.json" if run.name == HUMANS else run / "result" / "judged.json"
     )
+
+
+def is_answered(judge: Path, run: Path) -> bool:
+    """Whether this judge has read the captions that the run has now."""
+    answer = answer_path(judge, run)
+    if not answer.exists() or answer.stat().st_mtime < (judge / BEST).stat().st_mtime:
+        return False
+    return run.name == HUMANS or read_json(answer)["captions"] == _captions(run)
+
+
+def _captions(run: Path) -> dict[str, str]:
+    found = read_predictions(run / "result" / "test.json")
+    return {str(image_id): caption for image_id, caption in found.items()}
 
 
 def _judge(judge: Path, run: Path) -> None:
@@ -48,26 +62,28 @@ def _judge(judge: Path, run: Path) -> None:
     config, captioner = load_trained(str(judge / BEST), None, torch.device("cpu"))
     samples = read_split(config, "test")
     if run.name == HUMANS:
-        captions = held_out({sample.image_id: sample.captions for sample in samples})[0]
+        held = held_out({sample.image_id: sample.captions for sample in samples})[0]
+        captions = {str(image_id): caption for image_id, caption in held.items()}
     else:
-        captions = read_predictions(run / "result" / "test.json")
-    write_json(places(captioner, config, samples, captions), answer_path(judge, run))
+        captions = _captions(run)
+    found = {"captions": captions, "places": places(captioner, config, samples, captions)}
+    write_json(found, answer_path(judge, run))
 
 
 def places(
-    captioner: nn.Module, config: Config, samples: Sequence[Sample], captions: Captions
-) -> Mapping[str, float]:
+    captioner: nn.Module, config: Config, samples: Sequence[Sample], captions: Mapping[str, str]
+) -> dict[str, float]:
     """The place of each caption's own photo, 1 for the best, by image id.
 
     The photos are put into crowds at random, always the same; a caption is tried on those of its
     own photo's. Photos that make it as likely share a place in the middle.
     """
-    samples = [sample for sample in samples if sample.image_id in captions]
+    samples = [sample for sample in samples if str(sample.image_id) in captions]
     order = permutation(len(samples), derived_seed("crowds"))
     found = {}
     for start in range(0, max(1, len(order) - CROWD + 1), CROWD):
         crowd = [samples[n] for n in order[start : start + CROWD]]
-        texts = [preprocess_caption(captions[s.image_id], config.max_words) for s in crowd]
+        texts = [preprocess_caption(captions[str(s.image_id)], config.max_words) for s in crowd]
         loglikelihoods = _loglikelihoods(captioner, config, crowd, texts)  # (photos, captions)
         own = loglikelihoods.diagonal()
         before = (loglikelihoods > own).sum(0) + ((loglikelihoods == own).sum(0) - 1) / 2

@@ -3,46 +3,20 @@
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from benchmarks.real_photos.judge import HUMANS, answer_path
+from benchmarks.real_photos.judge import HUMANS, is_answered
 from benchmarks.real_photos.parts import write_parts
 from captioning.config import Config, keys_of, load_config
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.sweep.one_run import without_pretrained
 from captioning.sweep.programs import Program, run_programs, slots
+from captioning.sweep.variants import Variant
 from captioning.training.validation_history import is_done, is_trained
 
 START, JUDGE = "start", "judge"
 # A captioner that can caption is where SMILE begins; so all go on from one start of MLE.
 FINE_TUNING = ("init_lr=2e-4", "warmup_steps=0", "max_epoch=3", "eval_every=3")
-
-
-class Variant(NamedTuple):
-    """name: of its folders; label: what it is called; objective: as a configuration has it."""
-
-    name: str
-    label: str
-    objective: str
-
-
-def variants(names: Iterable[str]) -> list[Variant]:
-    """Of "mle", "smile" and "mle0.1", a mixture with that share of MLE. Raises UserError."""
-    return [_variant(name) for name in dict.fromkeys(names)]
-
-
-def _variant(name: str) -> Variant:
-    if name in ("mle", "smile"):
-        return Variant(name, name.upper(), name)
-    try:
-        share = float(name.removeprefix("mle"))
-    except ValueError:
-        share = 0.0
-    if not (name.startswith("mle") and 0 < share < 1):
-        raise UserError(f"--objectives: {name!r} is none of mle, smile and, say, mle0.1")
-    rest = round(1 - share, 9)
-    return Variant(name, f"{share:g} MLE + {rest:g} SMILE", f"{{mle: {share:g}, smile: {rest:g}}}")
 
 
 class Runs:
@@ -119,8 +93,8 @@ class Runs:
         own = [
             f"train_file={self.parts[seed]['captioner']}",
             f"pretrained={self.of(seed, START) / checkpoints.BEST}",
-            f"objective={variant.objective}",
             f"seed={seed}",
+            *variant.overrides,
         ]
         return [*self.keys, *self.tuning, *own]
 
@@ -129,10 +103,7 @@ class Runs:
             judge = self.of(seed, JUDGE)
             for name in (HUMANS, *(variant.name for variant in self.variants)):
                 run = self.of(seed, name)
-                answer, asked = answer_path(judge, run), [judge / checkpoints.BEST]
-                if name != HUMANS:
-                    asked.append(run / "result" / "test.json")
-                if not answer.exists() or _newest(asked) > answer.stat().st_mtime:
+                if not is_answered(judge, run):
                     arguments = ["benchmarks.real_photos.judge", str(judge), str(run)]
                     yield Program(
                         f"seed{seed}/{name}, judged",
@@ -158,7 +129,3 @@ def _is_of(folder: Path, config: Config) -> bool:
     record = load_config(folder / "config.yaml")
     keys = [key for role in ("run", "batch", "length") for key in keys_of(role)]
     return all(getattr(record, key) == getattr(config, key) for key in keys)
-
-
-def _newest(paths: Iterable[Path]) -> float:
-    return max(path.stat().st_mtime for path in paths)

@@ -1,7 +1,6 @@
 """What the runs of several seeds come to: scores with intervals, differences from MLE, examples."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -14,9 +13,9 @@ from captioning.files.reading import parse_json, read_json, read_text
 from captioning.metrics.bootstrap import Estimate, mean
 from captioning.report.comparison import HUMANS as PEOPLE
 from captioning.report.comparison import Comparison, Row
-from captioning.report.runs import metrics_of
+from captioning.report.runs import kind_of, metrics_of, objective_name
+from captioning.sweep.over_seeds import NORMAL, over_seeds
 
-OF_95 = 1.96  # standard errors to either side
 FOUND = "found"  # captions that the judge finds likelier under their own photo than any other, %
 EVERY = 30  # of the test photos by id, whose captions are shown
 
@@ -61,62 +60,49 @@ class Summary(NamedTuple):
         }
 
 
-def summarise(runs: Runs, of_people: Comparison) -> Summary:
-    """Put the seeds together. of_people: a comparison that has scored the human captions."""
-    people = [_found(runs, seed, HUMANS)[0] for seed in runs.seeds]
-    human = of_people.human
-    metrics = {**(human.metrics if human else {}), FOUND: over_seeds(people)}
-    rows = [Row(PEOPLE, "humans", {}, metrics)]
-    seeds, each = {}, {}
-    for variant in runs.variants:
-        found = [_metrics(runs, seed, variant.name) for seed in runs.seeds]
-        names = [name for name in found[0] if all(name in of_seed for of_seed in found)]
-        estimates = {name: over_seeds([of_seed[name] for of_seed in found]) for name in names}
-        kind = variant.name if variant.name in ("mle", "smile") else "mixture"
-        rows.append(Row(variant.label, kind, {}, estimates))
-        seeds[variant.label] = {n: [of_seed[n].value for of_seed in found] for n in names}
-        each[variant] = [_of_images(runs, seed, variant.name) for seed in runs.seeds]
-    mle = next((each[v] for v in each if v.name == "mle"), None)
-    differences = {v.label: _differences(mle, each[v]) for v in each if mle and v.name != "mle"}
+def summarise(runs: Runs, of_first: Comparison) -> Summary:
+    """Put the seeds together. of_first: the first seed's runs, with scores of people."""
+    human = of_first.human.metrics if of_first.human else {}
+    people = over_seeds(
+        [Row(PEOPLE, "humans", {}, {FOUND: _found(runs, s, HUMANS)[0]}) for s in runs.seeds], PEOPLE
+    )
+    rows, seeds, of_images = [people._replace(metrics={**human, **people.metrics})], {}, {}
+    kinds = [kind_of(run.config) for run in of_first.runs]
+    for variant, kind in zip(runs.variants, kinds):
+        found = [
+            Row(variant.label, kind, {}, _metrics(runs, seed, variant.name)) for seed in runs.seeds
+        ]
+        rows.append(over_seeds(found, variant.label))
+        seeds[variant.label] = {
+            name: [row.metrics[name].value for row in found] for name in rows[-1].metrics
+        }
+        of_images[variant.label] = [_of_images(runs, seed, variant.name) for seed in runs.seeds]
+    mle = objective_name("mle")
+    differences = {
+        label: _differences(of_images[mle], each)
+        for label, each in of_images.items()
+        if mle in of_images and label != mle
+    }
     return Summary(rows, seeds, differences, _examples(runs))
-
-
-def over_seeds(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of the seeds' scores of the same images, with the 95 % interval of both.
-
-    Its variance is that over images, which the seeds share, and that over seeds by their number; of
-    a score without an interval, that over seeds alone. None for one seed without an interval.
-    """
-    values = [estimate.value for estimate in estimates]
-    variance = statistics.variance(values) / len(values) if len(values) > 1 else 0.0
-    known = [e for e in estimates if e.low is not None]
-    if known:
-        variance += statistics.fmean(((e.high - e.low) / 2 / OF_95) ** 2 for e in known)
-    return _estimate(statistics.fmean(values), variance, estimates[0].n)
-
-
-def _estimate(value: float, variance: float, n: int) -> Estimate:
-    if not variance:
-        return Estimate(value, None, None, n)
-    reach = OF_95 * math.sqrt(variance)
-    return Estimate(value, value - reach, value + reach, n)
 
 
 def _differences(
     first: Sequence[Mapping[str, np.ndarray]], second: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, Estimate]:
-    """Of the means over images and seeds, with intervals as in `over_seeds`."""
+    """Of the means over images and seeds, the same ones; 95 % intervals as in `over_seeds`."""
     found = {}
-    for name in first[0].keys() & second[0].keys():
+    for name in sorted(first[0].keys() & second[0].keys()):
         pairs = np.array([b[name] - a[name] for a, b in zip(first, second)])  # (seeds, images)
         pairs = pairs[:, ~np.isnan(pairs).any(0)]
-        if pairs.size:
-            count = pairs.shape[1]
-            variance = pairs.mean(0).var(ddof=1) / count if count > 1 else 0.0
-            if len(pairs) > 1:
-                variance += pairs.mean(1).var(ddof=1) / len(pairs)
-            found[name] = _estimate(float(pairs.mean()), float(variance), count)
-    return dict(sorted(found.items()))
+        count = pairs.shape[1]
+        if count < 2:
+            continue
+        variance = pairs.mean(0).var(ddof=1) / count
+        if len(pairs) > 1:
+            variance += pairs.mean(1).var(ddof=1) / len(pairs)
+        value, reach = float(pairs.mean()), NORMAL * math.sqrt(variance)
+        found[name] = Estimate(value, value - reach, value + reach, count)
+    return found
 
 
 def _metrics(runs: Runs, seed: int, name: str) -> dict[str, Estimate]:
@@ -127,7 +113,7 @@ def _metrics(runs: Runs, seed: int, name: str) -> dict[str, Estimate]:
 
 def _found(runs: Runs, seed: int, name: str) -> tuple[Estimate, dict[str, float]]:
     """The share of captions that find their photos, and 100 or 0 by image id."""
-    places = read_json(answer_path(runs.of(seed, JUDGE), runs.of(seed, name)))
+    places = read_json(answer_path(runs.of(seed, JUDGE), runs.of(seed, name)))["places"]
     hits = {image_id: 100.0 * (place == 1) for image_id, place in places.items()}
     return mean(list(hits.values())), hits
 
@@ -169,7 +155,9 @@ def markdown(summary: Summary) -> str:
     present = [s for s in SHOWN if any(s.metric in row.metrics for row in summary.rows)]
     lines = [["", *(s.title for s in present)], ["---", *("---:" for _ in present)]]
     for row in summary.rows:
-        lines.append([row.label, *(_cell(s, row.metrics.get(s.metric)) for s in present)])
+        seeds = summary.seeds.get(row.label, {})
+        cells = [_cell(s, row.metrics.get(s.metric), seeds.get(s.metric, ())) for s in present]
+        lines.append([row.label, *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     blocks = []
     for example in summary.examples:
@@ -178,10 +166,15 @@ def markdown(summary: Summary) -> str:
     return "\n\n".join([table, *blocks]) + "\n"
 
 
-def _cell(shown: Shown, estimate: Optional[Estimate]) -> str:
+def _cell(shown: Shown, estimate: Optional[Estimate], of_seeds: Sequence[float]) -> str:
+    """The value and half its interval; without one, the lowest and the highest of the seeds."""
+
+    def text(value: float) -> str:
+        return f"{value * shown.factor:.{shown.digits}f}"
+
     if estimate is None:
         return "-"
-    value = f"{estimate.value * shown.factor:.{shown.digits}f}"
-    if estimate.low is None:
-        return value
-    return f"{value} ± {(estimate.high - estimate.low) / 2 * shown.factor:.{shown.digits}f}"
+    if estimate.low is not None:
+        return f"{text(estimate.value)}±{text((estimate.high - estimate.low) / 2)}"
+    ends = f" ({text(min(of_seeds))}-{text(max(of_seeds))})" if len(of_seeds) > 1 else ""
+    return text(estimate.value) + ends
