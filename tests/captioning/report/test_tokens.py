@@ -64,7 +64,7 @@ def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
     pieces.write_text(vocabulary.read_text() + "##a\n")
     captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
     captioner.text_decoder.cls["predictions"].bias[-3] += 50  # "##a", before [DEC] and [ENC]
-    first, *_, last = token_costs(captioner, torch.randn(3, 48, 48), "a dog")
+    first, *_, last = token_costs(captioner, torch.randn(1, 3, 48, 48), "a dog")
     assert first.label == "a" and first.predictions[0].word == "a" and first.predictions[0].own
     assert first.mle < 1 and last.predictions[0].word == "-a"  # where it would go on with "dog"
 

@@ -94,7 +94,10 @@ def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments
     [
         ([], "name a configuration to train, or finished runs"),
         (["--collect", "no-such-run"], "no-such-run: no such folder"),
-        (["--collect", ".", "--mle", "0"], "--mle and --ablation need a configuration"),
+        (
+            ["--collect", ".", "--mle", "0"],
+            "--mle, --ablation and --objectives need a configuration",
+        ),
     ],
 )
 def test_without_a_configuration(capsys, arguments, line):
