@@ -27,7 +27,9 @@ from captioning.runtime.errors import UserError
 
 BLOCK = re.compile(r"^( *)```(?:bash|sh|shell)\n(.*?)^\1```", re.S | re.M)  # in a list, indented
 OURS = re.compile(r"(?:configs|scripts|docs|tests|benchmarks)/[\w./-]+")
-OWN = ("smile", "decoding", "BLIP", "baselines", "captioning", "app", "benchmarks", "tests")
+OWN = (
+    *("smile", "decoding", "BLIP", "baselines", "vlm", "captioning", "app", "benchmarks", "tests"),
+)
 # Programs that a page may call and that are not looked into.
 FOREIGN = (
     *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "mkdir", "cp", "mv", "ls", "cat", "head"),

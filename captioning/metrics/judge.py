@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
@@ -75,7 +75,7 @@ class Judge:
             raise UserError(f"judge_url: {KEY} is set, and is sent over https:// alone")
         self.url, self.name, self.cache = url.rstrip("/"), model, cache
         self.opener = urllib.request.build_opener(_NoRedirects)
-        self.told = False
+        self.told, self.telling = False, Lock()
 
     def check(self) -> None:
         """Raise UserError where nobody answers at the address, or the key is refused."""
@@ -103,9 +103,10 @@ class Judge:
         try:
             write_json(content, self._kept(question))
         except UserError as error:
-            if not self.told:
-                say(f"replies are not kept: {error}")
-            self.told = True
+            with self.telling:  # several threads ask
+                if not self.told:
+                    say(f"replies are not kept: {error}")
+                self.told = True
 
     def ask(self, question: str, given_up: Event) -> str:
         """Return the model's reply, asked for anew, however often the server has to be asked.

@@ -8,7 +8,9 @@ from typing import NamedTuple, Optional
 
 from captioning.metrics.score_table import COLUMNS
 
-_TERM = re.compile(r"\s*([+-]?)\s*([^\s+-]+)\s*")
+# A name may have a hyphen within: PAC-S.
+_NAMES = "|".join(re.escape(name) for name in COLUMNS if "-" in name)
+_TERM = re.compile(rf"\s*([+-]?)\s*((?:{_NAMES})(?![^\s+-])|[^\s+-]+)\s*")
 
 
 class MetricSum(NamedTuple):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-PACKAGES = ("smile", "decoding", "BLIP", "baselines", "captioning", "configs", "scripts")
+PACKAGES = ("smile", "decoding", "BLIP", "baselines", "vlm", "captioning", "configs", "scripts")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
 

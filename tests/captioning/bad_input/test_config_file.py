@@ -49,7 +49,7 @@ ROWS = {
         START + b"init_lr: !!float abc",
         "not valid YAML: could not convert string to float: 'abc'",
     ),
-    "nested": (START + b"prompt: " + b"[" * 500, "not valid YAML: it is nested too deeply"),
+    "nested": (START + b"prompt: " + b"[" * 5000, "not valid YAML: it is nested too deeply"),
     "billions by alias": (START + aliases(10), TOO_MUCH),
     "an alias of itself": (START + b"metrics: &a [*a]", TOO_MUCH),
     "many values": (START + b"prompt: [" + b"x, " * 10_001 + b"]", TOO_MUCH),
