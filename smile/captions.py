@@ -121,9 +121,8 @@ def blocks(
 def numbered(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
     """int64 (B, N): the number of each position's caption in the batch; and how many there are."""
     if segments is None or labels.numel() == 0:
-        return torch.arange(len(labels), device=labels.device)[:, None].expand_as(labels), len(
-            labels
-        )
+        rows = torch.arange(len(labels), device=labels.device).unsqueeze(1)
+        return rows.expand_as(labels), len(labels)
     found, numbers = _keys(labels, segments).unique(return_inverse=True)
     return numbers, len(found)
 

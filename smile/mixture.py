@@ -1,6 +1,7 @@
 """What is asked of the objective from hidden states besides hidden states and the head."""
 
 import ast
+from functools import lru_cache
 from typing import NamedTuple, Optional
 
 import torch
@@ -35,8 +36,7 @@ class Mixture(NamedTuple):
 
     def alternatives(self) -> dict[str, TokenLoss]:
         """By name, in the order of the weights."""
-        parameters = ast.literal_eval(self.parameters)
-        return {name: ALTERNATIVES[name](**given) for name, given in parameters.items()}
+        return _built(self.parameters)
 
     def text(self) -> str:
         """As an operator can take it; compiled programs make it while they are traced."""
@@ -53,6 +53,13 @@ class Mixture(NamedTuple):
     @classmethod
     def from_text(cls, text: str) -> "Mixture":
         return cls(*ast.literal_eval(text))
+
+
+@lru_cache(maxsize=64)
+def _built(parameters: str) -> dict[str, TokenLoss]:
+    """Every step asks for the same."""
+    given = ast.literal_eval(parameters)
+    return {name: ALTERNATIVES[name](**of_it) for name, of_it in given.items()}
 
 
 class Given(NamedTuple):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from benchmarks.real_photos.summary import FOUND
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.figures import look, styles
+from captioning.report.figures import look, save, styles
 
 LENGTH = plane.Axis("cap_len", "words a caption")
 UP = (plane.Axis(FOUND, "captions that find their photo (%)"), plane.Axis("CIDEr", "CIDEr"))
@@ -29,6 +29,5 @@ def draw(rows: Sequence[Row], path: Path) -> str:
             plane.name_axes(ax, axes)
             plane.name_points(figure, ax, points)
             described.append(plane.described(axes, points))
-        undated = {"Date": None} if path.suffix == ".svg" else None  # the same runs, the same file
-        figure.savefig(path, facecolor="white", dpi=150, metadata=undated)
+        save(figure, path)
     return "; ".join(described)

@@ -13,6 +13,7 @@ from captioning.files.reading import parse_json, read_json, read_text
 from captioning.metrics.bootstrap import Estimate, mean
 from captioning.report.comparison import HUMANS as PEOPLE
 from captioning.report.comparison import Comparison, Row
+from captioning.report.comparison_table import in_markdown
 from captioning.report.runs import kind_of, metrics_of, objective_name
 from captioning.sweep.over_seeds import NORMAL, over_seeds
 
@@ -153,17 +154,17 @@ def _examples(runs: Runs) -> list[dict[str, Any]]:
 def markdown(summary: Summary) -> str:
     """The table, and the examples below it."""
     present = [s for s in SHOWN if any(s.metric in row.metrics for row in summary.rows)]
-    lines = [["", *(s.title for s in present)], ["---", *("---:" for _ in present)]]
+    lines = []
     for row in summary.rows:
         seeds = summary.seeds.get(row.label, {})
         cells = [_cell(s, row.metrics.get(s.metric), seeds.get(s.metric, ())) for s in present]
         lines.append([row.label, *cells])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = in_markdown([s.title for s in present], lines)
     blocks = []
     for example in summary.examples:
         said = [f"- {label}: {text}" for label, text in example.items() if label != "image_id"]
         blocks.append("\n".join([f"Photo {example['image_id']}", "", *said]))
-    return "\n\n".join([table, *blocks]) + "\n"
+    return "\n".join([table, *(block + "\n" for block in blocks)])
 
 
 def _cell(shown: Shown, estimate: Optional[Estimate], of_seeds: Sequence[float]) -> str:

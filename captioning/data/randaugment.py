@@ -30,16 +30,12 @@ brightness = sharpness = identity
 
 def shear_x(image: Image.Image) -> Image.Image:
     """Move the pixels of row y by +-SHEAR * y columns."""
-    return _affine(
-        image, shear=[math.degrees(math.atan(SHEAR * random_sign())), 0.0], center=ORIGIN
-    )
+    return _affine(image, shear=[_sheared(), 0.0], center=ORIGIN)
 
 
 def shear_y(image: Image.Image) -> Image.Image:
     """Move the pixels of column x by +-SHEAR * x rows."""
-    return _affine(
-        image, shear=[0.0, math.degrees(math.atan(SHEAR * random_sign()))], center=ORIGIN
-    )
+    return _affine(image, shear=[0.0, _sheared()], center=ORIGIN)
 
 
 def translate_x(image: Image.Image) -> Image.Image:
@@ -77,7 +73,7 @@ def random_sign() -> int:
 
 
 def _sheared() -> float:
-    """An angle in degrees, as torchvision has it."""
+    """An angle in degrees, to either side, as torchvision has it."""
     return math.degrees(math.atan(SHEAR * random_sign()))
 
 

@@ -14,8 +14,8 @@ import torch
 
 from captioning.files.cache import cache_folder
 from captioning.files.writing import staged
-from captioning.metrics.clip import PREPROCESSING, Clip
-from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.clip import PREPROCESSING, Clip, read_clip
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Settings
 from captioning.metrics.over_ranks import batches_by_length, shared, together
 from captioning.runtime.distributed import broadcast_from_main, is_main
 from captioning.runtime.errors import UserError
@@ -25,6 +25,15 @@ from captioning.runtime.progress import say
 NO_ARRAYS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
 
 LARGEST = 4 << 30  # bytes of an array unpacked: the features of two million images
+
+
+class ClipEvaluator(Evaluator):
+    """One whose model is CLIP, of `clip_model`."""
+
+    model, on_every_rank = "clip_model", True
+
+    def check_model(self) -> None:
+        read_clip(self.settings.clip_model)
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:

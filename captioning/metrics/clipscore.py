@@ -3,14 +3,14 @@
 import numpy as np
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.clip_features import clip_features
-from captioning.metrics.evaluator import CLIP_MODEL, CaptionSet, Evaluator, Result, Settings
+from captioning.metrics.clip_features import ClipEvaluator, clip_features
+from captioning.metrics.evaluator import CLIP_MODEL, CaptionSet, Result, Settings
 from captioning.runtime.errors import UserError
 
 PREFIX = "A photo depicts "
 
 
-class ClipScore(Evaluator):
+class ClipScore(ClipEvaluator):
     """CLIPScore: 100 * 2.5 * max(cos(caption, image), 0); equation 1 of the paper.
 
     RefCLIPScore: the harmonic mean of it and of 100 * max(cos(caption, reference), 0) for the
@@ -19,7 +19,6 @@ class ClipScore(Evaluator):
 
     names = ("CLIPScore", "RefCLIPScore")
     reference_metrics = ("RefCLIPScore",)
-    model, on_every_rank = "clip_model", True
     weight, cut = 2.5, "clipscore_truncated"
 
     def evaluate(self, captions: CaptionSet) -> Result:

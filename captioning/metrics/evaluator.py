@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Optional
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.model_files import CLIP_MODEL, find_model
-from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
 
@@ -122,13 +121,15 @@ class Evaluator(ABC):
     def unavailable(self) -> dict[str, str]:
         """Return {metric: why this machine cannot compute it}; asked before captions are made."""
         try:
-            if self.model:
-                files = find_model(self.model, getattr(self.settings, self.model))
-                if files.config is None:  # nothing else says whether it is one
-                    read_openai_clip(files.weights)
+            self.check_model()
         except UserError as error:
             return dict.fromkeys(self.names, str(error))
         return {}
+
+    def check_model(self) -> None:
+        """Raise UserError where the files of the model it runs, if any, are missing or wrong."""
+        if self.model:
+            find_model(self.model, getattr(self.settings, self.model))
 
     @abstractmethod
     def evaluate(self, captions: CaptionSet) -> Result:

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from captioning.metrics.bootstrap import mean, median
-from captioning.metrics.clip_features import clip_features
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
+from captioning.metrics.clip_features import ClipEvaluator, clip_features
+from captioning.metrics.evaluator import CaptionSet, Result, Settings
 from captioning.metrics.image_files import others, read_pool
 from captioning.runtime.errors import UserError
 
 RANKS = (1, 5, 10)
 
 
-class Retrieval(Evaluator):
+class Retrieval(ClipEvaluator):
     """R@k: captions whose own image is among the k most similar of the pool, per cent.
 
     median_rank: the median place of the own image. The captions have no prefix. The pool is made of
@@ -22,7 +22,6 @@ class Retrieval(Evaluator):
     """
 
     names = (*(f"R@{k}" for k in RANKS), "median_rank")
-    model, on_every_rank = "clip_model", True
 
     def __init__(self, settings: Settings):
         super().__init__(settings)

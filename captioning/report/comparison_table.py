@@ -1,6 +1,6 @@
 """The scores of people and runs side by side, for the page and for the terminal."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
 
 from captioning.metrics.bootstrap import Estimate
@@ -91,6 +91,12 @@ def comparison_table(comparison: Comparison) -> str:
         "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
         for line in lines
     )
+
+
+def in_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of lines, each a label and as many values as there are headings."""
+    table = [["", *headings], ["---", *("---:" for _ in headings)], *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
 def columns_of(rows: Iterable[Row]) -> list[Column]:

@@ -4,6 +4,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
@@ -96,6 +97,12 @@ def styles(kinds: Sequence[str]) -> list[Style]:
 
 def new_figure(height: float = HEIGHT) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a file of the kind that its ending names; the same figure is the same file."""
+    undated = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, facecolor="white", dpi=150, metadata=undated)
 
 
 def svg(figure: Figure, name: str, description: str) -> Markup:

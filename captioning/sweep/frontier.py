@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import columns_of, shown_value
-from captioning.report.figures import STYLES, look, styles
+from captioning.report.comparison_table import columns_of, in_markdown, shown_value
+from captioning.report.figures import STYLES, look, save, styles
 
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BEHIND = "#9aa5b1"
@@ -69,17 +69,15 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
             handles, names = ax.get_legend_handles_labels()
             figure.legend(handles, names, loc="outside right center")
         plane.name_points(figure, left, points[: len(humans) + len(mixtures)])
-        undated = {"Date": None} if path.suffix == ".svg" else None  # the same runs, the same file
-        figure.savefig(path, facecolor="white", dpi=150, metadata=undated)
+        save(figure, path)
     return plane.described(axes, points)
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
     """A line an entry, with 95 % intervals; the columns are those of IN_TABLE that one has."""
     columns = [c for c in columns_of(entry.row for entry in entries) if c.metric in IN_TABLE]
-    lines = [["", *(c.heading for c in columns)], ["---", *("---:" for _ in columns)]]
-    lines += [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    lines = [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
+    return in_markdown([c.heading for c in columns], lines)
 
 
 def _join(ax: Axes, axes: plane.Pair, mixtures: Sequence[Entry], colour: str) -> None:

@@ -70,9 +70,7 @@ class Selection:
 
     def epoch(self, epochs: int) -> int:
         """Of so many, the best by its metrics; of equals, and without any, the latest."""
-        valued = [v for v in self.validated(epochs) if v.value is not None]
-        best = max(valued, key=lambda v: (v.value, v.epoch), default=None)
-        return epochs - 1 if best is None else best.epoch
+        return _best(self.validated(epochs), epochs)
 
     def validated(self, epochs: int) -> list[Validated]:
         found = ((e, read_scores(self.folder, evaluation_name(e))) for e in range(epochs))
@@ -85,7 +83,8 @@ class Selection:
         Another `select` may prefer an epoch whose weights are there no more: then nothing changes.
         Raises UserError.
         """
-        newest, selected = epochs - 1, self.epoch(epochs)
+        validated = self.validated(epochs)
+        newest, selected = epochs - 1, _best(validated, epochs)
         held, line = held_epoch(self.folder), None
         there = selected in (newest, held) or checkpoints.weights_of(self.folder, selected)
         if not there:
@@ -99,11 +98,17 @@ class Selection:
             line = f"{checkpoints.BEST} is of epoch {selected + 1} now, by select: {self.select}"
         if selected != held or selected == newest:
             checkpoints.keep_as_best(self.folder, selected)
-        epochs_told = [v._asdict() for v in self.validated(epochs)]
-        record = {"select": self.select, "epoch": selected, "epochs": epochs_told}
+        of_epochs = [each._asdict() for each in validated]
+        record = {"select": self.select, "epoch": selected, "epochs": of_epochs}
         if record != read_record(self.folder):
             write_json(record, self.folder / RECORD)
         return line
+
+
+def _best(validated: list[Validated], epochs: int) -> int:
+    valued = [each for each in validated if each.value is not None]
+    best = max(valued, key=lambda each: (each.value, each.epoch), default=None)
+    return epochs - 1 if best is None else best.epoch
 
 
 def held_epoch(folder: Path) -> Optional[int]:
