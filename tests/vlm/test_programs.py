@@ -1,27 +1,15 @@
 """A vision-language model goes through every program, and a run that goes on is as if it had not
 been stopped."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
+from tests.programs import captioned_everywhere, run_programs
 from tests.smile import tiny_vlm
 from tests.tiny_run import TINY_RUN
 
-# Programs in one process: their arguments, and the exit code that each must have.
-PROGRAMS = """
-import importlib, json, sys
-for name, arguments, code in json.loads(sys.argv[1]):
-    print("==", name, file=sys.stderr)
-    found = importlib.import_module(name).main(arguments)
-    assert found == code, (name, arguments, found)
-"""
 KEYS = """
 model: vlm
 vlm: {folder}
@@ -61,17 +49,7 @@ def results(scenes, tmp_path_factory, repository):
         ("captioning.attend", ["--checkpoint", best, str(min((scenes / "images").iterdir()))], 2),
         ("tests.captioning.captioners.page", [str(run), str(folder / "page.json")], 0),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(repository), "PATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAMS, json.dumps(programs)],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout, done.stderr
+    return folder, *run_programs(programs, folder, repository)
 
 
 def test_a_run_that_goes_on_is_to_the_bit_as_if_it_had_not_stopped(results):
@@ -93,17 +71,9 @@ def test_another_question_is_another_run(results):
 
 def test_it_captions_the_same_everywhere(results):
     folder, _, _ = results
-    split = json.loads((folder / "run/result/test.json").read_text())
-    lines = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
-    bulk = {os.path.basename(line["image"]): line["caption"] for line in lines}
-    page = json.loads((folder / "page.json").read_text())
-    assert len(split) == 7
-    for entry in split:
-        assert bulk[f"scene_{entry['image_id']:06d}.png"] == entry["caption"]
-    assert page["caption"] == bulk[page["image"]]
-    words = " ".join(word for word in page["words"] if word != "(end)").split()
-    assert words == page["caption"].split()
-    assert page["label"] == "model, MLE+SMILE 0.5:0.5"
+    caption, words, label, _ = captioned_everywhere(folder)
+    assert " ".join(word for word in words if word != "(end)").split() == caption.split()
+    assert label == "model, MLE+SMILE 0.5:0.5"
 
 
 def test_it_is_scored_and_reported(results):

@@ -1,10 +1,6 @@
 """A third package of captioners goes through every program by its entry in the registry alone."""
 
 import ast
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -19,18 +15,13 @@ from captioning.config.config import keys_of_captioners
 from captioning.models.build import check_interface
 from smile import Objective
 from tests.captioning.captioners import fake
+from tests.programs import captioned_everywhere, run_programs
 from tests.tiny_run import TINY_RUN
 
-# The entry, then programs in one process: their arguments, and the exit code that each must have.
-PROGRAMS = """
-import importlib, json, sys
+ENTRY = """
 from captioning.captioners.registry import CAPTIONERS
 from tests.captioning.captioners import fake
 CAPTIONERS["fake"] = fake
-for name, arguments, code in json.loads(sys.argv[1]):
-    print("==", name, file=sys.stderr)
-    found = importlib.import_module(name).main(arguments)
-    assert found == code, (name, found)
 """
 
 
@@ -73,17 +64,7 @@ def results(scenes, tmp_path_factory, repository):
         ),
         ("tests.captioning.captioners.page", [str(run), str(folder / "page.json")], 0),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(repository), "PATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAMS, json.dumps(programs)],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder, done.stdout, done.stderr
+    return folder, *run_programs(programs, folder, repository, ENTRY)
 
 
 def test_it_is_trained_and_goes_on(results):
@@ -102,16 +83,10 @@ def test_its_own_keys_have_roles_and_its_own_limits_hold(results):
 
 def test_it_captions_the_same_everywhere(results):
     folder, _, _ = results
-    split = json.loads((folder / "run/result/test.json").read_text())
-    lines = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
-    bulk = {os.path.basename(line["image"]): line["caption"] for line in lines}
-    page = json.loads((folder / "page.json").read_text())
-    assert len(split) == 7 and all(entry["caption"] for entry in split)
-    for entry in split:
-        assert bulk[f"scene_{entry['image_id']:06d}.png"] == entry["caption"]
-    assert page["caption"] == bulk[page["image"]]
-    assert [word for word in page["words"] if word != "<END>"] == page["caption"].split()
-    assert page["label"] == "Fake, MLE+SMILE 0.5:0.5"
+    caption, words, label, split = captioned_everywhere(folder)
+    assert all(entry["caption"] for entry in split)
+    assert [word for word in words if word != "<END>"] == caption.split()
+    assert label == "Fake, MLE+SMILE 0.5:0.5"
 
 
 def test_it_is_scored_and_reported(results):

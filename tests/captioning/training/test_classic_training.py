@@ -66,15 +66,21 @@ def test_a_run_of_each_learns_and_its_checkpoint_captions(run, model, scenes_con
     assert all(set(entry["caption"].split()) <= known for entry in captions)
 
 
+def stopped_after_an_epoch(make):
+    """The run that `make` makes, after it has gone on to its end."""
+    interrupted = make()
+    interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
+    interrupted.run()
+    again = make()
+    assert again.place.epoch == 1
+    again.run()
+    return again
+
+
 def test_a_resumed_run_ends_as_the_undisturbed_one(run, monkeypatch):
     more = ["teacher_forcing=linear", "teacher_forcing_k=2", "attention_penalty=0.5"]
     run("sat", *more, folder="whole").run()
-    interrupted = run("sat", *more, folder="resumed")
-    interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
-    interrupted.run()
-    again = run("sat", *more, folder="resumed")
-    assert again.place.epoch == 1
-    again.run()
+    again = stopped_after_an_epoch(lambda: run("sat", *more, folder="resumed"))
     whole, resumed = (
         torch.load(again.folder.parent / name / "checkpoint_01.pth", weights_only=True)
         for name in ("whole", "resumed")
@@ -93,12 +99,7 @@ def test_kept_features_change_nothing_of_a_resumed_run(run, monkeypatch, tmp_pat
     more.append(f"encoder_features={kept}")
     run("lstm", *more, folder="whole").run()
     assert len(list(kept.glob("*/*.safetensors"))) == 24
-    interrupted = run("lstm", *more, folder="resumed")
-    interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
-    interrupted.run()
-    again = run("lstm", *more, folder="resumed")
-    assert again.place.epoch == 1
-    again.run()
+    again = stopped_after_an_epoch(lambda: run("lstm", *more, folder="resumed"))
     plain, whole, resumed = (
         torch.load(again.folder.parent / name / "checkpoint_01.pth", weights_only=True)["model"]
         for name in ("plain", "whole", "resumed")
