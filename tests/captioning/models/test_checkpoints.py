@@ -164,31 +164,45 @@ def die_at(count):
     Hashed.write = counted(Hashed.write)
 
 
-def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_path):
-    """And two after a complete save; what is left over goes when the run is resumed."""
-    for epoch in (0, 1):
-        save(tmp_path, epoch)
+def killed_at_each_operation(tmp_path, act, least):
+    """The folder after `act`, killed before its first file operation, its second, ..., and whole.
+
+    There have to be at least so many operations.
+    """
     for count in range(100):
         folder = tmp_path / str(count)
         shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("[0-9]*"))
         child = os.fork()
         if child == 0:
             die_at(count)
-            save_step(folder, 2, 25)
-            checkpoints.remove_oldest(folder, 2)
-            checkpoints.keep_as_best(folder, 1)
+            act(folder)
             os._exit(0)
         killed = os.waitpid(child, 0)[1] == signal.SIGKILL
         checkpoints.tidy(folder)
+        yield folder
+        if not killed:
+            break
+    assert not killed and count > least
+
+
+def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_path):
+    """And two after a complete save; what is left over goes when the run is resumed."""
+    for epoch in (0, 1):
+        save(tmp_path, epoch)
+
+    def act(folder):
+        save_step(folder, 2, 25)
+        checkpoints.remove_oldest(folder, 2)
+        checkpoints.keep_as_best(folder, 1)
+
+    for folder in killed_at_each_operation(tmp_path, act, least=15):
         path, newest, problems = checkpoints.read_newest(folder)
         assert not problems and path.with_suffix(".json").exists()
         assert newest["epoch"] in (1, 2)
         assert torch.equal(newest["model"]["w"], torch.full((3,), float(newest["epoch"])))
         left = {file.name for file in folder.iterdir()} - {checkpoints.BEST}
         assert len(left) == 2 * len(checkpoints.saved(folder)) >= 4, left
-        if not killed:
-            break
-    assert not killed and count > 15 and newest["epoch"] == 2
+    assert newest["epoch"] == 2
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 3000, 30_000])
@@ -215,17 +229,12 @@ def test_killed_before_any_file_operation_no_whole_epoch_lacks_its_weights(tmp_p
     weights = content(1)
     del weights["optimizer"]
     save(tmp_path, 0)
-    for count in range(100):
-        folder = tmp_path / str(count)
-        shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("[0-9]*"))
-        child = os.fork()
-        if child == 0:
-            die_at(count)
-            checkpoints.save(weights, checkpoints.weights_path(folder, 1))
-            save(folder, 1)
-            os._exit(0)
-        killed = os.waitpid(child, 0)[1] == signal.SIGKILL
-        checkpoints.tidy(folder)
+
+    def act(folder):
+        checkpoints.save(weights, checkpoints.weights_path(folder, 1))
+        save(folder, 1)
+
+    for folder in killed_at_each_operation(tmp_path, act, least=10):
         alone = checkpoints.weights_path(folder, 1)
         assert alone.exists() or not checkpoints.epoch_path(folder, 1).exists()
         assert alone.exists() == alone.with_suffix(".json").exists()
@@ -233,6 +242,4 @@ def test_killed_before_any_file_operation_no_whole_epoch_lacks_its_weights(tmp_p
             verify(alone)
             assert torch.equal(torch.load(alone)["model"]["w"], torch.full((3,), 1.0))
         assert checkpoints.read_newest(folder)[1]["epoch"] in (0, 1)
-        if not killed:
-            break
-    assert not killed and count > 10 and checkpoints.weights_of(folder, 0).stem == "checkpoint_00"
+    assert checkpoints.weights_of(folder, 0).stem == "checkpoint_00"
