@@ -24,6 +24,15 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_meteor():
+    """Let the runs within this process share METEOR's Java, which takes seconds to start."""
+    from captioning.metrics.meteor import shared_process
+
+    with shared_process():
+        yield
+
+
 @pytest.fixture(scope="session")
 def repository():
     """Return the root folder of the repository."""

@@ -65,7 +65,10 @@ class _Shared:
         self.opened, self.process = ExitStack(), None
 
     def score(self, captions, references):
-        """As `_converse`; a process that fails is given up, and the next call starts another."""
+        """As `_converse`; a process that fails is given up, and the next call starts another, as
+        it does where the process was ended in between."""
+        if self.process is not None and self.process.poll() is not None:
+            self.close()
         if self.process is None:
             self.process, _ = self.opened.enter_context(_java(_SHARED_SECONDS))
         process, self.process = self.process, None
@@ -73,6 +76,11 @@ class _Shared:
             answer = _converse(process, captions, references)
             self.opened, self.process = self.opened.pop_all(), process
         return answer
+
+    def close(self):
+        with suppress(JavaError):  # what it failed to score has been reported
+            self.opened.close()
+        self.process = None
 
 
 _shared: Optional[_Shared] = None
@@ -85,13 +93,12 @@ def shared_process() -> Iterator[None]:
     It holds about a gigabyte, and is given up after an hour.
     """
     global _shared
-    _shared = _Shared()
+    outer, _shared = _shared, _Shared()
     try:
         yield
     finally:
-        with suppress(JavaError):  # what it failed to score has been reported
-            _shared.opened.close()
-        _shared = None
+        _shared.close()
+        _shared = outer
 
 
 def _java(time_limit: float):

@@ -4,7 +4,14 @@ import os
 
 import pytest
 
+from captioning.metrics import meteor
 from captioning.metrics.java import JavaError, java_version
+
+
+@pytest.fixture
+def own_meteor(monkeypatch):
+    """Let each score start its own Java, that which is on PATH then."""
+    monkeypatch.setattr(meteor, "_shared", None)
 
 
 @pytest.fixture
@@ -17,13 +24,13 @@ def java():
 
 
 @pytest.fixture
-def no_java(monkeypatch, tmp_path):
+def no_java(monkeypatch, tmp_path, own_meteor):
     """Leave no `java` on PATH."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.fixture
-def fake_java(monkeypatch, tmp_path):
+def fake_java(monkeypatch, tmp_path, own_meteor):
     """Return a function that puts a shell script in Java's place."""
 
     def install(script):

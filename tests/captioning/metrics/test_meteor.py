@@ -19,7 +19,7 @@ REFERENCES = [
 ]
 
 
-def test_scores_are_those_of_pycocoevalcap(java):
+def test_scores_are_those_of_pycocoevalcap(java, own_meteor):
     total, each = meteor_scores(CAPTIONS, REFERENCES)
     # Recorded from Meteor().compute_score of pycocoevalcap 1.2.
     assert total.value == pytest.approx(0.2297044399120868) and total.n == 5
@@ -61,7 +61,7 @@ def test_failing_java_is_reported(fake_java, monkeypatch, script, seconds, reaso
         meteor_scores(CAPTIONS, REFERENCES)
 
 
-def test_scores_of_a_shared_process_are_the_same(java, monkeypatch):
+def test_scores_of_a_shared_process_are_the_same(java, own_meteor, monkeypatch):
     alone = meteor_scores(CAPTIONS, REFERENCES), meteor_scores(CAPTIONS[:2], REFERENCES[:2])
     started = []
     start = meteor._java
@@ -84,6 +84,14 @@ def test_a_shared_process_that_fails_is_reported_and_replaced(java, monkeypatch)
         with pytest.raises(JavaError):
             meteor_scores(CAPTIONS, REFERENCES)
         assert meteor_scores(CAPTIONS, REFERENCES)[0].value == pytest.approx(0.2297044399120868)
+
+
+def test_a_shared_process_that_was_ended_in_between_is_replaced(java):
+    with meteor.shared_process():
+        first = meteor_scores(CAPTIONS, REFERENCES)
+        meteor._shared.process.kill()
+        meteor._shared.process.wait()
+        assert meteor_scores(CAPTIONS, REFERENCES) == first
 
 
 def test_a_shared_process_hides_no_other_error(fake_java):
