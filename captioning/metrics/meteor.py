@@ -1,5 +1,6 @@
 """METEOR 1.5, through the Java program that pycocoevalcap ships."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -63,6 +64,11 @@ class _Shared:
 
     def __init__(self):
         self.opened, self.process = ExitStack(), None
+        self.owner = os.getpid()
+
+    def is_own(self):
+        """Whether it is this process's: one that was forked cannot share its parent's pipes."""
+        return self.owner == os.getpid()
 
     def score(self, captions, references):
         """As `_converse`; a process that fails is given up, and the next call starts another, as
@@ -112,7 +118,7 @@ def _java(time_limit: float):
 
 def _run_java(captions, references):
     """Return the set's score, each caption's, and (N, 23) statistics."""
-    if _shared is not None:
+    if _shared is not None and _shared.is_own():
         return _shared.score(captions, references)
     with _java(_SECONDS_TO_START + _SECONDS_A_CAPTION * len(captions)) as (process, _):
         return _converse(process, captions, references)

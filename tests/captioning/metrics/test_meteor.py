@@ -1,6 +1,7 @@
 """METEOR is that of pycocoevalcap, and does not hang with its Java."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -92,6 +93,24 @@ def test_a_shared_process_that_was_ended_in_between_is_replaced(java):
         meteor._shared.process.kill()
         meteor._shared.process.wait()
         assert meteor_scores(CAPTIONS, REFERENCES) == first
+
+
+def test_a_forked_process_does_not_share_its_parents(monkeypatch):
+    def limited(seconds):
+        raise JavaError("shared" if seconds == meteor._SHARED_SECONDS else "its own")
+
+    monkeypatch.setattr(meteor, "_java", limited)
+    with meteor.shared_process():
+        with pytest.raises(JavaError, match="shared"):
+            meteor_scores(CAPTIONS, REFERENCES)
+        child = os.fork()
+        if child == 0:
+            try:
+                meteor_scores(CAPTIONS, REFERENCES)
+            except JavaError as error:
+                os._exit(7 if str(error) == "its own" else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_shared_process_hides_no_other_error(fake_java):

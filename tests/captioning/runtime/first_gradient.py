@@ -1,9 +1,5 @@
-"""Run by test_distributed.py under torchrun: save a run's first gradient, and its first epoch.
+"""A run's first gradient, and its first epoch, in one or more processes."""
 
-python -m captioning.launch ... first_gradient.py CONFIG OUTPUT_DIR [key=value ...]
-"""
-
-import sys
 from pathlib import Path
 
 import torch
@@ -11,10 +7,23 @@ import torch
 from captioning.config import load_config
 from captioning.runtime import distributed
 from captioning.training.fine_tuning import FineTuning
+from tests.soak.processes import Processes
 
 
-def main(path, folder, *overrides):
-    config = load_config(path, overrides, {"output_dir": folder})
+def first_gradient(path, folder, processes, *overrides):
+    """The gradients by name of each process; their weights after the epoch go to weights_RANK.pth.
+
+    path: of a configuration; folder: the run's.
+    """
+    arguments = [path, folder, "max_epoch=1", *overrides]
+    run = Processes(_save, arguments, folder.with_name(f"{folder.name}.output"), processes)
+    assert run.wait() == [0] * processes, run.said()
+    return [torch.load(folder / f"gradient_{rank}.pth") for rank in range(processes)]
+
+
+def _save(arguments):
+    path, folder, *overrides = arguments
+    config = load_config(path, overrides, {"output_dir": str(folder)})
     tuning = FineTuning(config, distributed.start("cpu"))
     names = {parameter: name for name, parameter in tuning.captioner.named_parameters()}
     tuning.captioner.eval()  # no dropout, which differs by process
@@ -30,7 +39,4 @@ def main(path, folder, *overrides):
     torch.save(tuning.captioner.state_dict(), Path(folder) / f"weights_{distributed.rank()}.pth")
     tuning.close()
     distributed.stop()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return 0

@@ -4,13 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
+from tests.captioning.runtime.first_gradient import first_gradient
 
 TORCHRUN = ["-m", "captioning.launch", "--standalone", "--nproc_per_node"]
 
@@ -34,22 +34,14 @@ def launch(repository):
     return call
 
 
-def gradient(launch, scenes_config, folder, processes, *overrides):
-    script = Path(__file__).with_name("first_gradient.py")
-    overrides = ["max_epoch=1", *overrides]
-    result = launch(processes, script, scenes_config, folder, *overrides)
-    assert result.returncode == 0, result.stderr
-    return [torch.load(folder / f"gradient_{rank}.pth") for rank in range(processes)]
-
-
-def test_two_processes_give_the_gradient_of_the_joined_batch(launch, scenes_config, tmp_path):
+def test_two_processes_give_the_gradient_of_the_joined_batch(scenes_config, tmp_path):
     """Also when each of them accumulates: 1 x 24 = 2 x 12 = 2 x 3 x 4 images."""
-    (joined,) = gradient(launch, scenes_config, tmp_path / "one", 1, "batch_size=24")
+    (joined,) = first_gradient(scenes_config, tmp_path / "one", 1, "batch_size=24")
     for name, overrides in {
         "two": ["batch_size=12"],
         "accumulated": ["batch_size=4", "accumulation_steps=3"],
     }.items():
-        both = gradient(launch, scenes_config, tmp_path / name, 2, *overrides)
+        both = first_gradient(scenes_config, tmp_path / name, 2, *overrides)
         torch.testing.assert_close(both[0], both[1], rtol=0, atol=0)
         torch.testing.assert_close(both[0], joined, rtol=1e-4, atol=1e-6)
 
@@ -62,7 +54,7 @@ CLASSIC = [
 
 
 @pytest.mark.parametrize("model", [["model=sat", "attention_penalty=1"], ["model=lstm"]])
-def test_two_processes_train_a_classic_captioner_as_one(launch, scenes_config, tmp_path, model):
+def test_two_processes_train_a_classic_captioner_as_one(scenes_config, tmp_path, model):
     """Three steps of 8 images: in one process, in two, and in two that accumulate."""
     close = {"rtol": 1e-4, "atol": 1e-5}
     first, ends, losses = {}, {}, {}
@@ -72,7 +64,7 @@ def test_two_processes_train_a_classic_captioner_as_one(launch, scenes_config, t
         ("accumulated", 2, "batch_size=2", "accumulation_steps=2"),
     ]:
         folder, more = tmp_path / name, [*CLASSIC, *model, *overrides]
-        first[name] = gradient(launch, scenes_config, folder, processes, *more)[0]
+        first[name] = first_gradient(scenes_config, folder, processes, *more)[0]
         ends[name] = [torch.load(folder / f"weights_{rank}.pth") for rank in range(processes)]
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
         parts = {"loss", "mle", "smile", "attention", "grad_norm"} & log[0].keys()
