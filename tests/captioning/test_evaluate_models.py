@@ -1,9 +1,6 @@
 """The metrics that run models, through the program and a run's split: one process or two."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
@@ -12,6 +9,7 @@ from captioning.evaluate import main
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import Settings
 from captioning.metrics.registry import EVALUATORS, build_evaluators
+from tests.soak.processes import Processes
 
 CAPTIONS = ["the cat", "a dog and the ball", "", "the dog's cat and", "a ball"]
 METRICS = ["clipscore", "retrieval", "perplexity"]  # that run models
@@ -63,17 +61,14 @@ def test_all_columns_in_one_command(arguments, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_results_of_one(arguments, tmp_path, repository):
-    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
-    launch = ["-m", "captioning.launch", "--standalone", "--nproc_per_node", "2"]
+def test_two_processes_give_the_results_of_one(arguments, tmp_path):
     for processes, name in ((1, "one"), (2, "two"), (2, "again")):
-        command = [sys.executable, *(launch if processes == 2 else [])]
-        command += ["-m", "captioning.evaluate", *arguments, "--output_dir", str(tmp_path / name)]
+        given = [*arguments, "--output_dir", str(tmp_path / name)]
         if name == "two":  # the image tower runs in both processes, too
             [path.unlink() for path in (tmp_path / "cache").iterdir()]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("Cap. Len.") == 1
+        run = Processes(main, given, tmp_path / f"{name}.output", processes)
+        assert run.wait() == [0] * processes, run.said()
+        assert run.said().count("Cap. Len.") == 1
     assert written(tmp_path / "one") == written(tmp_path / "two") == written(tmp_path / "again")
 
 
@@ -90,16 +85,13 @@ def test_a_pool_of_a_split_beside_a_mapping_of_images(arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_image_that_one_process_cannot_read_costs_its_metrics(arguments, tmp_path, repository):
+def test_an_image_that_one_process_cannot_read_costs_its_metrics(arguments, tmp_path):
     """Of both processes, which neither wait for each other nor fail."""
     (tmp_path / "images" / "COCO_val2014_000000000004.png").write_bytes(b"broken")
-    environment = {**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"}
-    launch = ["-m", "captioning.launch", "--standalone", "--nproc_per_node", "2"]
-    command = [sys.executable, *launch, "-m", "captioning.evaluate", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert "R@1, R@5, CLIPScore, R@10, Med. Rank, RefCLIPScore skipped: " in done.stdout
-    assert "000000000004.png: not a readable image" in done.stdout
+    run = Processes(main, arguments, tmp_path / "output", 2)
+    assert run.wait() == [0, 0], run.said()
+    assert "R@1, R@5, CLIPScore, R@10, Med. Rank, RefCLIPScore skipped: " in run.said()
+    assert "000000000004.png: not a readable image" in run.said()
 
 
 def test_real_photos_with_one_human_caption_held_out(

@@ -11,6 +11,7 @@ import torch
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from tests.captioning.runtime.first_gradient import first_gradient
+from tests.soak.runs import Run
 
 TORCHRUN = ["-m", "captioning.launch", "--standalone", "--nproc_per_node"]
 
@@ -84,23 +85,23 @@ def test_two_processes_train_a_classic_captioner_as_one(scenes_config, tmp_path,
 
 
 def test_training_and_evaluation_in_two_processes(
-    launch, scenes_config, clip_folder, gpt2_folder, tmp_path, monkeypatch
+    scenes_config, clip_folder, gpt2_folder, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     models = [f"clip_model={clip_folder}", f"ppl_model={gpt2_folder}"]
-    train = ["-m", "captioning.train", "--config", scenes_config]
-    result = launch(2, *train, "--output_dir", tmp_path, "max_epoch=1", "batch_size=4")
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("the weights are made up") == 1  # printed once
+    folder = tmp_path / "run"
+    run = Run(scenes_config, folder, "max_epoch=1", "batch_size=4", processes=2)
+    assert run.wait() == [0, 0], run.said()
+    assert run.said().count("the weights are made up") == 1  # printed once
     captions, scores = [], []
     for processes in (1, 2):
-        evaluate = ["--output_dir", tmp_path, "--evaluate", "--eval_split", "test", *models]
+        evaluate = ["--evaluate", "--eval_split", "test", *models, "batch_size=3"]
         metrics = "metrics=[length, clipscore, retrieval, perplexity]"
-        result = launch(processes, *train, *evaluate, metrics, "batch_size=3")
-        assert result.returncode == 0, result.stderr
-        assert f"loaded {tmp_path / 'checkpoint_best.pth'}: every key matched" in result.stderr
-        captions.append(json.loads((tmp_path / "result" / "test.json").read_text()))
-        content = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
+        run = Run(scenes_config, folder, *evaluate, metrics, processes=processes)
+        assert run.wait() == [0] * processes, run.said()
+        assert f"loaded {folder / 'checkpoint_best.pth'}: every key matched" in run.said()
+        captions.append(json.loads((folder / "result" / "test.json").read_text()))
+        content = json.loads((folder / "result" / "test" / "metrics.json").read_text())
         scores.append((content["metrics"], content["settings"], content["skipped"]))
     assert captions[0] == captions[1]
     assert scores[0] == scores[1] and "PPL" in scores[0][0] and "R@1" in scores[0][0]

@@ -1,22 +1,15 @@
 """Where a run begins, decided once for all processes."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from captioning import train
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.training.resume import starting_point
-
-RANKS_WITH_FOLDERS_OF_THEIR_OWN = """
-import os, sys
-from captioning import train
-folder = os.path.join(sys.argv[2], os.environ["RANK"])
-sys.exit(train.main(["--config", sys.argv[1], "--output_dir", folder, *sys.argv[3:]]))
-"""
+from tests.soak.processes import Processes
 
 
 def test_an_empty_folder_is_a_new_run(scenes_config, tmp_path):
@@ -38,22 +31,18 @@ def test_a_folder_that_cannot_be_moved_is_one_line(scenes_config, tmp_path, monk
         starting_point(config)
 
 
-def test_rank_0_decides_where_all_begin(scenes_config, tmp_path, repository):
+def test_rank_0_decides_where_all_begin(scenes_config, tmp_path):
     """Two processes with a folder each, of which only the first one's holds a checkpoint."""
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS_WITH_FOLDERS_OF_THEIR_OWN)
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
-    command = [sys.executable, "-m", "captioning.launch", "--standalone", "--nproc_per_node", "2"]
-    command += [str(script), str(scenes_config), str(tmp_path), "batch_size=4"]
-    command.append("lr_schedule=exponential")  # of which more epochs leave the past as it is
-    results = [
-        subprocess.run(
-            [*command, *more], env=environment, capture_output=True, text=True, timeout=120
-        )
-        for more in (["max_epoch=1"], ["max_epoch=2"])
-    ]
-    assert [result.returncode for result in results] == [0, 0], results[-1].stderr
-    assert f"resuming from {tmp_path / '0' / 'checkpoint_00.pth'}" in results[1].stderr
+
+    def in_its_own(arguments):
+        return train.main([*arguments, "--output_dir", str(tmp_path / os.environ["RANK"])])
+
+    given = ["--config", str(scenes_config), "batch_size=4"]
+    given.append("lr_schedule=exponential")  # of which more epochs leave the past as it is
+    for epochs in (1, 2):
+        run = Processes(in_its_own, [*given, f"max_epoch={epochs}"], tmp_path / "output", 2)
+        assert run.wait() == [0, 0], run.said()
+    assert f"resuming from {tmp_path / '0' / 'checkpoint_00.pth'}" in run.said()
     assert not list(tmp_path.glob("1/*.pth"))
 
 
