@@ -306,7 +306,7 @@ def test_an_lstm_of_float16_on_a_cpu_is_one_line(scenes_config, overrides, tmp_p
 
 
 @pytest.mark.slow
-def test_under_compile_the_loop_over_words_stays_as_it_is(run):
+def test_under_compile_the_loop_over_words_stays_as_it_is(run, quick_compiler):
     tuning = run("sat", "compile=true", "max_epoch=1", "dropout=0")
     assert tuning.captioner.encoder._compiled_call_impl is not None
     assert tuning.captioner.decoder._compiled_call_impl is None

@@ -37,7 +37,7 @@ def test_rank_0_decides_where_all_begin(scenes_config, tmp_path):
     def in_its_own(arguments):
         return train.main([*arguments, "--output_dir", str(tmp_path / os.environ["RANK"])])
 
-    given = ["--config", str(scenes_config), "batch_size=4"]
+    given = ["--config", str(scenes_config), "batch_size=4", "metrics=[length]"]
     given.append("lr_schedule=exponential")  # of which more epochs leave the past as it is
     for epochs in (1, 2):
         run = Processes(in_its_own, [*given, f"max_epoch={epochs}"], tmp_path / "output", 2)
