@@ -45,8 +45,9 @@ class Head:
 
     hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
     `hidden @ weight.T + bias`, a product in `dtype`. The gradients that are `wanted` of the three
-    are collected in float32 or wider, each in one buffer: `d_hidden`, `d_weight` and `d_bias`, the
-    others None. Logits come with their slope, which goes back with their gradient.
+    are collected in float32 or wider, each in one buffer, the others None. That of the weight, by
+    far the largest, is made by what comes first: a sum over all words is written, not added to
+    zeros. Logits come with their slope, which goes back with their gradient.
     """
 
     def __init__(
@@ -66,10 +67,12 @@ class Head:
         self.vocabulary = len(weight)
         self.differentiate = any(wanted)
         self.elements = ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
-        self.d_hidden, self.d_weight, self.d_bias = (
+        self.wants_hidden, self.wants_weight, self.wants_bias = wanted
+        self.d_hidden, self.d_bias = (
             x.new_zeros(x.shape, dtype=self.wide) if want else None
-            for x, want in zip((hidden, weight, bias), wanted)
+            for x, want in ((hidden, self.wants_hidden), (bias, self.wants_bias))
         )
+        self.d_weight: Optional[Tensor] = None
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Slope]:
         """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
@@ -89,19 +92,23 @@ class Head:
     def backward(self, rows: Tensor, d_logits: Tensor, slope: Slope) -> None:
         """Collect what the gradient (R, V) of `logits(rows)` adds; `rows` has no row twice."""
         d_logits = times(d_logits, slope)
-        if self.d_bias is not None:
+        if self.wants_bias:
             self.d_bias += d_logits.sum(0)
-        if self.d_hidden is None and self.d_weight is None:
+        if not (self.wants_hidden or self.wants_weight):
             return
+        collect = _add_product
+        if self.wants_weight and self.d_weight is None:
+            self.d_weight = self.weight.new_empty(self.weight.shape, dtype=self.wide)
+            collect = _put_product
         hidden = self.hidden[rows]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
         for words in self._slices():
             d_words = d_logits[:, words].to(self.dtype)
-            if self.d_hidden is not None:
+            if self.wants_hidden:
                 _add_product(d_hidden, d_words, self._rows(words))
-            if self.d_weight is not None:
-                _add_product(self.d_weight[words], d_words.T, hidden)
-        if self.d_hidden is not None:
+            if self.wants_weight:
+                collect(self.d_weight[words], d_words.T, hidden)
+        if self.wants_hidden:
             self.d_hidden.index_add_(0, rows, d_hidden)
 
     def pick(self, logits: Tensor, words: Tensor) -> Tensor:
@@ -129,7 +136,13 @@ class Head:
 
     def gradients(self) -> tuple[Optional[Tensor], ...]:
         """All that was collected, of hidden, weight and bias; once, at the end."""
+        self._begin_weight()
         return self.d_hidden, self.d_weight, self.d_bias
+
+    def _begin_weight(self) -> None:
+        """Let there be a sum for the weight's gradient, if it is wanted, that can be added to."""
+        if self.wants_weight and self.d_weight is None:
+            self.d_weight = self.weight.new_zeros(self.weight.shape, dtype=self.wide)
 
     def _slices(self) -> Iterator[slice]:
         """Of the vocabulary: in half precision no whole weight is converted, nor a gradient made,
@@ -153,13 +166,14 @@ class Head:
     def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
         """Collect what the gradient (G, R, J) of `logits_of(rows, words)` adds."""
         d_logits = times(d_logits, slope)
-        if self.d_bias is not None:
+        if self.wants_bias:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
         d_logits = d_logits.to(self.dtype)
-        if self.d_hidden is not None:
+        if self.wants_hidden:
             d_hidden = torch.bmm(d_logits, self._rows(words)).to(self.wide)
             self.d_hidden.index_add_(0, rows.flatten(), d_hidden.flatten(0, 1))
-        if self.d_weight is not None:
+        if self.wants_weight:
+            self._begin_weight()
             d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[rows]).to(self.wide)
             self.d_weight.index_add_(0, words.flatten(), d_weight.flatten(0, 1))
 
@@ -169,6 +183,14 @@ def times(d_logits: Tensor, slope: Slope) -> Tensor:
     if isinstance(slope, Tensor) or slope != 1:
         d_logits *= slope
     return d_logits
+
+
+def _put_product(to: Tensor, a: Tensor, b: Tensor) -> None:
+    """to = a @ b, in the place of `to`."""
+    if a.dtype == to.dtype:
+        torch.mm(a, b, out=to)
+    else:
+        to.copy_(a @ b)
 
 
 def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
