@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-PACKAGES = ("smile", "decoding", "BLIP", "baselines", "vlm", "captioning", "configs", "scripts")
+NOT_NEEDED = {"app", "benchmarks"}  # of the packages
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
 
@@ -20,7 +20,8 @@ RUNS = ("mle", "smile", "mle_smile")
 def project(tmp_path_factory, repository):
     """Return a copy of what the demo needs of the repository, so that it writes nowhere else."""
     root = tmp_path_factory.mktemp("demo") / "project"
-    for name in PACKAGES:
+    packages = {path.parent.name for path in repository.glob("*/__init__.py")}
+    for name in (*sorted(packages - NOT_NEEDED), "configs", "scripts"):
         shutil.copytree(repository / name, root / name)
     shutil.copy(repository / "requirements.txt", root)
     (root / "data").mkdir()
