@@ -1,11 +1,14 @@
 """A vision-language model divided over two processes, with and without LoRA, beside one process."""
 
 import os
+import resource
 import signal
-from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint
+import torch.distributed.fsdp  # before processes are forked
+import torch.utils.tensorboard
 
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
@@ -14,12 +17,17 @@ from BLIP import read_checkpoint
 from captioning.files.manifest import verify
 from captioning.models import checkpoints
 from captioning.training.fine_tuning import FineTuning
+from captioning.training.run_state import RunState
 from captioning.training.sharding import FIRST_TORCH
+from tests.e2e.test_stopped_runs import stop_at
 from tests.smile import tiny_vlm
 from tests.soak.runs import Run, be_quick, last_step, log, write_config
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-pytestmark = pytest.mark.skipif(TORCH < FIRST_TORCH, reason="sharding: fsdp needs a later torch")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(TORCH < FIRST_TORCH, reason="sharding: fsdp needs a later torch"),
+]
 KEYS = """
 model: vlm
 vlm: {folder}
@@ -77,20 +85,82 @@ def assert_close(first, second):
         torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
 
 
-def assert_same(first, second):
-    assert each_step(first) == each_step(second)
-    one, two = weights(first), weights(second)
+def test_it_learns_as_in_one_process(finished):
+    """Recomputed, too."""
+    divided = finished(*DIVIDED, "vit_grad_ckpt=true")
+    assert_close(divided, finished(*ONE))
+    parts = [".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth"]
+    assert sorted(path.name for path in (divided / checkpoints.BEST).iterdir()) == parts
+    for path in checkpoints.saved(divided):
+        verify(path)
+
+
+def test_lora(finished):
+    """The adapter learns the same under DDP, divided, and in one process; nothing else is saved."""
+    alone = finished(*ONE, LORA)
+    assert all("lora_" in name for name in weights(alone))
+    assert_close(finished(*TWO, LORA), alone)
+    assert_close(finished(*DIVIDED, LORA), alone)
+
+
+def kill_at(step):
+    """A hook: rank 1 is killed in the midst of a step, counted from 1."""
+
+    def hook(rank):
+        be_quick(rank)
+        original = FineTuning._optimiser_step
+
+        def with_signal(self, batches, done):
+            if rank == 1 and done + 1 == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, batches, done)
+
+        FineTuning._optimiser_step = with_signal
+
+    return hook
+
+
+def with_a_full_disk(rank):
+    """A hook: at the end of the epoch no file of rank 1's may be larger than 20 kB."""
+    be_quick(rank)
+    save_epoch = RunState.save_epoch
+
+    def save(self, *given):
+        if rank == 1:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        save_epoch(self, *given)
+
+    RunState.save_epoch = save
+
+
+def test_one_rank_cannot_write_and_one_is_killed_and_the_run_ends_as_if_not(
+    finished, config, tmp_path
+):
+    folder, settings = tmp_path / "run", (*DIVIDED, "vit_grad_ckpt=true")
+    run = Run(config, folder, *settings, processes=2, hook=with_a_full_disk)
+    assert run.wait() == [2, 2]
+    first, second = (line for line in run.said().splitlines() if "error" in line.lower())
+    assert first == f"error: cannot write {folder}/checkpoint_00.pth: File too large"
+    assert second == f"[rank 1] {first}"
+    assert [path.name for path in checkpoints.saved(folder)] == ["checkpoint_00_step00000002.pth"]
+    run = Run(config, folder, *settings, processes=2, hook=kill_at(4))
+    assert run.wait()[1] == -signal.SIGKILL
+    assert last_step(folder) == 3
+    run = Run(config, folder, *settings, processes=2)
+    assert run.wait() == [0, 0], run.said()
+    assert f"resuming from {folder}/checkpoint_00_step00000002.pth" in run.said()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    whole = finished(*settings)
+    assert each_step(folder) == each_step(whole)
+    one, two = weights(folder), weights(whole)
     assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
 
 
-def test_it_learns_as_in_one_process(finished):
-    """Recomputed, too; and its checkpoint, in parts, is the one that would be whole."""
-    divided = finished(*DIVIDED, "vit_grad_ckpt=true")
-    assert_close(divided, finished(*ONE))
-    parts = divided / checkpoints.BEST
-    assert sorted(p.name for p in parts.iterdir()) == [
-        ".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth"
-    ]  # fmt: skip
-    for path in checkpoints.saved(divided):
-        verify(path)
-    assert_same(divided, finished(*TWO, "sharding=fsdp", "vit_grad_ckpt=true"))
+def test_it_goes_on_in_one_process_with_checkpoints_of_one_file(finished, config, tmp_path):
+    run = Run(config, tmp_path / "run", *DIVIDED, LORA, processes=2, hook=stop_at(2))
+    assert run.wait() == [0, 0] and last_step(tmp_path / "run") == 2
+    run = Run(config, tmp_path / "run", *ONE, LORA)
+    assert run.wait() == [0], run.said()
+    assert_close(tmp_path / "run", finished(*ONE, LORA))
+    assert (tmp_path / "run" / checkpoints.BEST).is_file()
