@@ -239,6 +239,15 @@ def test_what_cannot_be_together_is_one_line(config, monkeypatch, setting, proce
     check_sharding(load_config(config, [setting]))
 
 
+def test_parts_of_what_is_whole_are_one_line(config):
+    with pytest.raises(UserError) as caught:
+        check_sharding(load_config(config, ["checkpoint_format=sharded"]))
+    assert str(caught.value) == (
+        "checkpoint_format is sharded, but sharding is none, so that nothing is divided; set "
+        "checkpoint_format=whole, or sharding=fsdp"
+    )
+
+
 def test_a_torch_that_it_goes_wrong_with_is_refused(config, monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
