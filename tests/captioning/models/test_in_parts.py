@@ -1,10 +1,7 @@
 """Checkpoints in parts: read as files are, refused where they are damaged, and never run."""
 
 import json
-import os
 import pickle
-import shutil
-import signal
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from captioning import gather
 from captioning.models import checkpoints
 from captioning.models.in_parts import save_in_parts
 from captioning.runtime.errors import UserError
-from tests.captioning.models.test_checkpoints import die_at
+from tests.captioning.models.test_checkpoints import killed_at_each_operation
 from tests.test_safety import Attack
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -91,26 +88,19 @@ def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(save, t
     """And two after a complete save; what is left over goes when the run is resumed."""
     for epoch in (0, 1):
         save(epoch)
-    for count in range(100):
-        folder = tmp_path / str(count)
-        shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("[0-9]*"))
-        child = os.fork()
-        if child == 0:
-            die_at(count)
-            save(2, folder=folder)
-            checkpoints.remove_oldest(folder, 2)
-            checkpoints.keep_as_best(folder, 1)
-            os._exit(0)
-        killed = os.waitpid(child, 0)[1] == signal.SIGKILL
-        checkpoints.tidy(folder)
+
+    def act(folder):
+        save(2, folder=folder)
+        checkpoints.remove_oldest(folder, 2)
+        checkpoints.keep_as_best(folder, 1)
+
+    for folder in killed_at_each_operation(tmp_path, act, least=20):
         path, newest, problems = checkpoints.read_newest(folder)
         assert not problems and path.with_suffix(".json").exists()
         assert newest["epoch"] in (1, 2)
         left = {file.name for file in folder.iterdir()} - {checkpoints.BEST}
         assert len(left) == 2 * len(checkpoints.saved(folder)) >= 4, left
-        if not killed:
-            break
-    assert not killed and count > 20 and newest["epoch"] == 2
+    assert newest["epoch"] == 2
     assert read_checkpoint(str(path))["model"]["a.w"].max() == 2
 
 
