@@ -14,6 +14,7 @@ from smile.objective import captions_an_image
 from vlm.adapter import adapter_config, adapter_state, is_adapted, load_adapter_state
 from vlm.drawing import draw
 from vlm.gaze import with_cross_attention
+from vlm.library import blocks_of
 from vlm.pictures import Pictures
 from vlm.question import PROBE, Question, read_by
 from vlm.rows import IGNORED, answered, decoded, questions
@@ -125,8 +126,9 @@ class VlmCaptioner(nn.Module):
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def shards(self) -> list[nn.Module]:
-        """Never asked for: `sharding` is refused."""
-        return []
+        """Layers of encoders and decoder. The head stays with what is around them, and is whole
+        where the objective is made of it."""
+        return blocks_of(self.model)
 
     def begin_epoch(self, epoch: int) -> None:
         """Every epoch is like the others."""

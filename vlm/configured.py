@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vlm.adapter import adapted
-from vlm.library import check_library
+from vlm.library import check_library, recompute
 from vlm.pictures import Pictures
 from vlm.question import question_of
 
@@ -52,10 +52,6 @@ class Keys(BaseModel):
             )
         if self.compile:
             raise ValueError("compile is true, which model vlm has not; set it to false")
-        if self.sharding != "none":
-            raise ValueError(
-                f"sharding is {self.sharding}, which model vlm has not; set it to none"
-            )
         return self
 
 
@@ -69,6 +65,8 @@ def build(config: Any, context: Any):
     model = model_of(config.vlm, weights=context.content is None or lora is not None)
     if lora is not None:
         model = adapted(model, lora.model_dump())
+    if config.vit_grad_ckpt:
+        recompute(model)
     return VlmCaptioner(model, question, config.build_objective(), config.max_tokens)
 
 
