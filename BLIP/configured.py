@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal, Optional, Union
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from BLIP.adapter import put_adapter, weights_that_stay
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
+from BLIP.checkpoint import load_weights
 
 ASKS = False
 
@@ -55,7 +57,15 @@ def build(config: Any, context: Any) -> BlipCaptioner:
     made = {"vit": vit, "objective": config.build_objective()}
     # The other arguments are keys of the same names.
     names = signature(build_captioner).parameters.keys() - made
-    return build_captioner(**{name: getattr(config, name) for name in names}, **made)
+    captioner = build_captioner(**{name: getattr(config, name) for name in names}, **made)
+    if config.lora is None:
+        return captioner
+    if context.content is None:
+        raise ValueError("lora is set, and pretrained is not: name the weights that stay")
+    state, base = weights_that_stay(context.content, context.name, config.trust_checkpoint)
+    load_weights(captioner, state, base)
+    put_adapter(captioner, config.lora, base)
+    return captioner
 
 
 def origin(config: Any) -> str:
@@ -63,7 +73,7 @@ def origin(config: Any) -> str:
 
 
 def title(config: Any) -> str:
-    return ""
+    return "LoRA" if config.lora else ""
 
 
 def check_device(config: Any, device: torch.device) -> None:

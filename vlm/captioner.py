@@ -7,13 +7,13 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from adapters.lora import CONFIG, adapter_config, adapter_state, is_adapted, load_adapter_state
 from decoding import DecodingSettings, Generated
 from smile import Objective, ObjectiveOutput
 from smile.hf import last_parts, use_smile
 from smile.hf.families import IGNORED, encoder_decoder, in_step
 from smile.hf.head import language_head
 from smile.objective import captions_an_image
-from vlm.adapter import adapter_config, adapter_state, is_adapted, load_adapter_state
 from vlm.drawing import draw
 from vlm.gaze import with_cross_attention
 from vlm.once import SeenOnce
@@ -142,11 +142,11 @@ class VlmCaptioner(nn.Module):
 
     def saved_beside_weights(self) -> dict[str, Any]:
         """peft's own description of an adapter, whose weights are all that is saved."""
-        return {"adapter_config": adapter_config(self.model)} if is_adapted(self.model) else {}
+        return {CONFIG: adapter_config(self.model)} if is_adapted(self.model) else {}
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
         if is_adapted(self.model):
-            return adapter_state(self.model)
+            return adapter_state(self.model, **kwargs)
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict, *args, **kwargs):

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from vlm.adapter import adapted, load_adapter_state
+from adapters.lora import Lora, adapted, load_adapter_state
 from vlm.library import Parts, model_of, parts_of
 
 
@@ -43,7 +43,7 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
         if lora is None:
             model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
         else:
-            model = adapted(model, lora)
+            model = adapted(model, Lora(**lora))
             load_adapter_state(model, state)
     except RuntimeError as error:
         raise ValueError(f"{checkpoint} is not of {name}: {str(error).splitlines()[0]}") from error

@@ -8,13 +8,13 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
+from adapters.lora import Lora, adapted
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from smile import Objective
 from tests.vlm.test_rows import CAPTIONS
 from vlm import export
-from vlm.adapter import adapted
 from vlm.captioner import VlmCaptioner
 from vlm.library import model_of
 from vlm.pictures import Pictures
@@ -117,4 +117,4 @@ def test_an_adapter_of_another_model_is_refused(trained, config, vlm_folder):
 def test_layers_that_are_not_there_are_refused(vlm_folder):
     model = model_of(vlm_folder(NAME)[0], weights=True)
     with pytest.raises(ValueError, match=r"^lora: target_modules \['wq'\]: .*not found"):
-        adapted(model, {**LORA, "target_modules": ["wq"]})
+        adapted(model, Lora(**{**LORA, "target_modules": ["wq"]}))
