@@ -45,6 +45,8 @@ class Keys(BaseModel):
             raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
         if isinstance(self.vit, VitSizes) and self.vit.embed_dim % self.vit.num_heads:
             raise ValueError("vit: embed_dim must be a multiple of num_heads")
+        if self.model == "blip" and self.lora and self.lora.load_in_4bit:
+            raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
         patch = self.vit.patch_size if isinstance(self.vit, VitSizes) else 16
         if self.model == "blip" and self.image_size % patch:
             raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")

@@ -17,7 +17,10 @@ NAME = "default"
 
 
 class Lora(BaseModel):
-    """Layers of low rank that are trained in the place of the model; the names are peft's."""
+    """Layers of low rank that are trained in the place of the model; the names are peft's.
+
+    load_in_4bit: the weights that stay are in four bits (QLoRA, arXiv 2305.14314).
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -25,6 +28,7 @@ class Lora(BaseModel):
     alpha: float = Field(32.0, gt=0)
     dropout: float = Field(0.05, ge=0, lt=1)
     target_modules: Union[str, list[str]] = Field("all-linear", min_length=1)
+    load_in_4bit: bool = False
 
 
 def adapted(

@@ -43,6 +43,11 @@ class Keys(BaseModel):
             raise ValueError(
                 f"sharding is {self.sharding}, which model vlm has not; set it to none"
             )
+        if self.sharding != "none" and self.lora and self.lora.load_in_4bit:
+            raise ValueError(
+                f"sharding is {self.sharding}, which cannot divide weights of four bits; set it or "
+                "lora.load_in_4bit to another value"
+            )
         return self
 
 
@@ -58,7 +63,8 @@ def build(config: Any, context: Any):
             f"{context.name} holds a whole model, and lora is trained beside the one that vlm "
             "names: name what python -m vlm.export makes of it"
         )
-    model = model_of(config.vlm, weights=content is None or lora is not None)
+    four_bit = config.precision if lora and lora.load_in_4bit else None
+    model = model_of(config.vlm, content is None or lora is not None, four_bit)
     if lora is not None:
         model = adapted(model, lora)
     return VlmCaptioner(model, question, config.build_objective(), config.max_tokens)
