@@ -173,3 +173,10 @@ def test_four_bits_without_their_library(config, monkeypatch):
     with pytest.raises(UserError) as error:
         captioner_from(config.model_copy(update={"lora": lora}), None)
     assert str(error.value) == "lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes"
+
+
+def test_whole_weights_are_no_start_for_an_adapter(config, tmp_path):
+    plain, _ = captioner_from(config.model_copy(update={"lora": None}), None)
+    torch.save({"model": plain.state_dict()}, tmp_path / "whole.pth")
+    with pytest.raises(UserError, match=r"whole.pth holds a whole model, and lora is trained "):
+        captioner_from(config, str(tmp_path / "whole.pth"))
