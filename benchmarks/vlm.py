@@ -87,8 +87,12 @@ def gradient_bytes(folder: str) -> int:
 
 
 def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
-    """A row for each vocabulary, and one for several captions of a photo."""
-    check_library()
+    """A row for each vocabulary, and one for several captions of a photo; none without models."""
+    try:
+        check_library()
+    except ValueError as error:
+        print(error)
+        return
     for sizes in [TINY] if quick else USUAL:
         names = [OWN, *OURS]
         with tempfile.TemporaryDirectory() as folder:
