@@ -21,8 +21,9 @@ from vlm.rows import joined
 PIXELS, GIVEN = "pixel_values", "mm_encoder_outputs"
 # What models call the part that makes a row of a photo, where it is not their encoder.
 TOWERS = ("vision_tower", "vision_model", "image_encoder")
-# What `get_image_features` may return, of which the first alone is put among the words.
+# What `get_image_features` may return: what is put among the words, and what nothing reads.
 FEATURES = "pooler_output"
+DEEPER = "deepstack_features"  # Qwen3-VL adds these in several layers
 UNUSED = {"last_hidden_state", "hidden_states", "attentions", "vision_outputs", "qformer_outputs"}
 
 
@@ -69,17 +70,23 @@ class SeenOnce:
         sizes = [len(item[PIXELS]) for item in pictures.items]
         inputs = joined([{k: v for k, v in i.items() if k in takes} for i in pictures.items], 0)
         output = self.model.get_image_features(**inputs, return_dict=True)
-        features = output[FEATURES]
-        whole = isinstance(features, Tensor)
+        features, deeper = output[FEATURES], output.get(DEEPER) or ()
         if len(features) == len(sizes):
             sizes = [1] * len(sizes)
-        if len(features) != sum(sizes) or output.keys() - UNUSED - {FEATURES}:
+        other = output.keys() - UNUSED - {FEATURES, DEEPER}
+        if other or any(len(each) != sum(sizes) for each in (features, *deeper)):
             return None
-        ends = [*accumulate(sizes)]
-        each = [features[end - size : end] for end, size in zip(ends, sizes)]
-        again = [of_photo for of_photo in each for _ in range(count)]
-        output[FEATURES] = torch.cat(again) if whole else [*chain.from_iterable(again)]
+        output[FEATURES] = _again(features, sizes, count)
+        if deeper:
+            output[DEEPER] = [_again(each, sizes, count) for each in deeper]
         return output
+
+
+def _again(features: Any, sizes: list[int], count: int) -> Any:
+    """A tensor or sequence of which so many are of each photo, those of a photo `count` times."""
+    each = [features[end - size : end] for end, size in zip(accumulate(sizes), sizes)]
+    again = [of_photo for of_photo in each for _ in range(count)]
+    return torch.cat(again) if isinstance(features, Tensor) else [*chain.from_iterable(again)]
 
 
 @contextmanager
