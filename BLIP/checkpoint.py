@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from BLIP.download import fetch
+from BLIP.in_parts import is_in_parts, read_rest, read_weights
 from BLIP.pickled import HoldsObjectsError, PickledError, first_line, read_pickled
 from BLIP.vit import resize_position_embedding
 
@@ -53,16 +54,20 @@ class LoadReport(NamedTuple):
 def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
     """The content of a .pth or .safetensors file at a path, URL or hf:// name, with "model" in it.
 
-    A bare state dict is returned as {"model": state_dict}. Nothing in a file is executed. One that
-    holds objects besides tensors is refused or, with `trust_checkpoint`, read without them. Raises
-    CheckpointError and DownloadError.
+    So is that of a folder of parts, without its optimiser's. A bare state dict is returned as
+    {"model": state_dict}. Nothing in a file is executed. One that holds objects besides tensors is
+    refused or, with `trust_checkpoint`, read without them. Raises CheckpointError and
+    DownloadError.
     """
     path = fetch(source)
-    if not path.is_file():
+    in_parts = is_in_parts(path)
+    if not (path.is_file() or in_parts):
         raise CheckpointError(f"checkpoint {source} does not exist")
     try:
         if path.suffix == ".safetensors":
             content = load_file(path)
+        elif in_parts:
+            content = {**read_rest(path), "model": read_weights(path)}
         else:
             content = read_pickled(path, leave_out_objects=trust_checkpoint)
     except HoldsObjectsError as error:

@@ -29,7 +29,8 @@ class VitSizes(BaseModel):
 
 
 class Keys(BaseModel):
-    """The keys that BLIP alone looks at; docs/settings.md says what each does."""
+    """The keys that BLIP alone looks at, but for vit_grad_ckpt, which is a VLM's, too;
+    docs/settings.md says what each does."""
 
     vit: Annotated[Union[Literal["base", "large"], VitSizes], "run"] = "base"
     vit_grad_ckpt: Annotated[bool, "speed"] = False

@@ -16,6 +16,7 @@ from smile.hf.head import language_head
 from smile.objective import captions_an_image
 from vlm.drawing import draw
 from vlm.gaze import with_cross_attention
+from vlm.library import blocks_of
 from vlm.once import SeenOnce
 from vlm.pictures import Pictures
 from vlm.question import PROBE, Question, read_by
@@ -134,8 +135,9 @@ class VlmCaptioner(nn.Module):
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def shards(self) -> list[nn.Module]:
-        """Never asked for: `sharding` is refused."""
-        return []
+        """Layers of encoders and decoder. The head stays with what is around them, and is whole
+        where the objective is made of it."""
+        return blocks_of(self.model)
 
     def begin_epoch(self, epoch: int) -> None:
         """Every epoch is like the others."""

@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 
 from adapters.lora import CONFIG, adapted
-from vlm.library import check_library
+from vlm.library import check_library, recompute
 from vlm.pictures import Pictures
 from vlm.question import question_of
 
@@ -39,10 +39,6 @@ class Keys(BaseModel):
             )
         if self.compile:
             raise ValueError("compile is true, which model vlm has not; set it to false")
-        if self.sharding != "none":
-            raise ValueError(
-                f"sharding is {self.sharding}, which model vlm has not; set it to none"
-            )
         if self.sharding != "none" and self.lora and self.lora.load_in_4bit:
             raise ValueError(
                 f"sharding is {self.sharding}, which cannot divide weights of four bits; set it or "
@@ -67,6 +63,8 @@ def build(config: Any, context: Any):
     model = model_of(config.vlm, content is None or lora is not None, four_bit)
     if lora is not None:
         model = adapted(model, lora)
+    if config.vit_grad_ckpt:
+        recompute(model)
     return VlmCaptioner(model, question, config.build_objective(), config.max_tokens)
 
 

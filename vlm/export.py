@@ -32,6 +32,11 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
         name, lora = config["vlm"], config["lora"]
     except FileNotFoundError as error:
         raise ValueError(f"{checkpoint}: there is no such file") from error
+    except IsADirectoryError as error:
+        raise ValueError(
+            f"{checkpoint} is a folder; make a file of a checkpoint in parts first: "
+            f"python -m captioning.gather {checkpoint} whole.pth"
+        ) from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"{checkpoint} cannot be read: it is no checkpoint") from error
     except (KeyError, TypeError, IndexError) as error:

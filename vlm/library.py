@@ -108,6 +108,28 @@ def _keep_as_they_are(model: nn.Module) -> None:
             setattr(module, PACKS, False)
 
 
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that the library can compute again in backward; none holds another."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    found: list[nn.Module] = []
+    within: set[nn.Module] = set()
+    for module in model.modules():  # what holds others comes before them
+        if isinstance(module, GradientCheckpointingLayer) and module not in within:
+            found.append(module)
+            within.update(module.modules())
+    return found
+
+
+def recompute(model: nn.Module) -> None:
+    """Let those layers keep no activations in training. Raises ValueError where they cannot."""
+    settings = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.20
+        model.activation_checkpointing_enable(settings)
+    else:
+        model.gradient_checkpointing_enable(settings)
+
+
 def _source(name: str) -> str:
     """As transformers wants it; ValueError for a folder that is not there."""
     source = name[len("hf://") :] if name.startswith("hf://") else name

@@ -87,6 +87,7 @@ class Keys(BaseModel):
     resume: Annotated[Literal["auto", "never"], "upkeep"] = "auto"
     checkpoint_every: Annotated[Optional[int], "upkeep"] = Field(1000, gt=0)
     keep_checkpoints: Annotated[Union[Annotated[int, Field(ge=1)], Literal["all"]], "upkeep"] = 2
+    checkpoint_format: Annotated[Literal["whole", "sharded"], "upkeep"] = "whole"
     rank_timeout: Annotated[float, "upkeep"] = Field(1800.0, gt=0)
     eval_every: Annotated[int, "upkeep"] = Field(1, ge=1)
     log_every: Annotated[int, "upkeep"] = Field(10, gt=0)

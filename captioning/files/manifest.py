@@ -1,7 +1,8 @@
-"""What a large file must be: its size and SHA-256, in a small file beside it."""
+"""What a large file must be, or those of a folder: size and SHA-256, in a small file beside it."""
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Optional
 
@@ -48,24 +49,42 @@ def write_manifest(hashed: Hashed, path: Path) -> None:
     write_json({"file": path.name, **hashed.manifest()}, manifest_path(path))
 
 
+def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path) -> None:
+    """Write what the files of the folder `path` will have to be, by name. Raises UserError."""
+    write_json({"file": path.name, "files": dict(sorted(files.items()))}, manifest_path(path))
+
+
+def described(path: Path) -> dict[str, object]:
+    """What a manifest says of a file that is there. Raises OSError."""
+    hashed = hashlib.sha256()
+    size = 0
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            hashed.update(piece)
+            size += len(piece)
+    return {"bytes": size, "sha256": hashed.hexdigest()}
+
+
 def verify(path: Path) -> None:
-    """Raise UserError where a file is not what its manifest says; without one nothing is said."""
+    """Raise UserError where a file or folder is not what its manifest says; without one nothing is
+    said."""
     try:
         expected = json.loads(manifest_path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
         raise UserError(f"{manifest_path(path)} cannot be read: {error}") from error
-    hashed = hashlib.sha256()
-    size = 0
+    for name, of_file in expected.get("files", {"": expected}).items():
+        _verify(path / name, of_file)
+
+
+def _verify(path: Path, expected: Mapping[str, object]) -> None:
     try:
-        with open(path, "rb") as file:
-            while piece := file.read(PIECE):
-                hashed.update(piece)
-                size += len(piece)
+        found = described(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    if size != expected.get("bytes"):
-        raise UserError(f"{path} cannot be read: it has {size} of {expected.get('bytes')} bytes")
-    if hashed.hexdigest() != expected.get("sha256"):
+    if found["bytes"] != expected.get("bytes"):
+        told = f"{found['bytes']} of {expected.get('bytes')}"
+        raise UserError(f"{path} cannot be read: it has {told} bytes")
+    if found["sha256"] != expected.get("sha256"):
         raise UserError(f"{path} cannot be read: its bytes are not those that were written")

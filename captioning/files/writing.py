@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,11 +25,33 @@ def staged(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
     sync_folder(path.parent)
+
+
+def replace(temporary: Path, path: Path) -> None:
+    """Give a file or folder the name of `path`; what had it is gone. Raises OSError.
+
+    Where either is a folder, which cannot be done at once, nothing has the name for a moment.
+    """
+    if path.is_dir() or (temporary.is_dir() and path.exists()):
+        remove(path)
+    os.replace(temporary, path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it is there; half a folder never has its name. Raises OSError."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    temporary = path.with_name(f".{path.name.lstrip('.')}.removed{SUFFIX}")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    os.replace(path, temporary)
+    shutil.rmtree(temporary)
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 checkpoint_04.pth is of the end of epoch 4, checkpoint_04_step00001200.pth of a place within it,
 after 1200 steps of the run. weights_04.pth are the weights of epoch 4 alone, which are kept where
-all are. Each has a manifest beside it, checkpoint_04.json, see `captioning.files.manifest`.
+all are. Each has a manifest beside it, checkpoint_04.json, see `captioning.files.manifest`. One in
+parts is a folder of the same name, see `BLIP.in_parts`.
 """
 
 import math
@@ -15,9 +16,18 @@ from typing import Any, Optional
 import torch
 
 from BLIP.checkpoint import check_finite, holds_tensors
+from BLIP.in_parts import is_in_parts, read_rest
 from BLIP.pickled import read_pickled
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
-from captioning.files.writing import refusals_told, staged, staged_files, sync_folder
+from captioning.files.writing import (
+    SUFFIX,
+    refusals_told,
+    remove,
+    replace,
+    staged,
+    staged_files,
+    sync_folder,
+)
 from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
@@ -79,12 +89,12 @@ def best(folder: Path) -> Optional[Path]:
 
 
 def named(name: str) -> str:
-    """The file that is meant: of a run's folder its best checkpoint, else the newest.
+    """The checkpoint that is meant: of a run's folder its best, else the newest.
 
     Raises UserError for a folder without one.
     """
     folder = Path(name)
-    if not folder.is_dir():
+    if not folder.is_dir() or is_in_parts(folder):
         return name
     found = best(folder) or next(reversed(saved(folder)), None)
     if found is None:
@@ -127,7 +137,7 @@ def tidy(folder: Path) -> None:
 
 def _remove(path: Path) -> None:
     try:
-        path.unlink(missing_ok=True)
+        remove(path)
     except OSError as error:
         raise UserError(f"cannot remove {path}: {error.strerror}") from error
 
@@ -135,23 +145,48 @@ def _remove(path: Path) -> None:
 def keep_as_best(folder: Path, epoch: int) -> None:
     """Let checkpoint_best.pth be that of `epoch`: a hard link, or a copy where links cannot be."""
     source = weights_of(folder, epoch) or epoch_path(folder, epoch)
-    temporary = folder / f".{BEST}.staged"
+    temporary = folder / f".{BEST}{SUFFIX}"
     with refusals_told(folder / BEST):
-        temporary.unlink(missing_ok=True)
+        remove(temporary)
+        if source.is_dir():
+            _link_parts(source, temporary)
+            replace(temporary, folder / BEST)
+            sync_folder(folder)
+            return
         try:
             os.link(source, temporary)
-            os.replace(temporary, folder / BEST)
+            replace(temporary, folder / BEST)
             temporary.unlink(missing_ok=True)  # to replace a link by its like does nothing
             sync_folder(folder)
         except OSError:
-            with open(source, "rb") as file, staged(folder / BEST) as copy:
-                shutil.copyfileobj(file, copy)
+            _copy(source, folder / BEST)
+
+
+def _link_parts(source: Path, folder: Path) -> None:
+    """Make a folder with the same files, as old as they are."""
+    folder.mkdir()
+    for part in source.iterdir():
+        try:
+            os.link(part, folder / part.name)
+        except OSError:
+            _copy(part, folder / part.name)
+    shutil.copystat(source, folder)
+    sync_folder(folder)
+
+
+def _copy(source: Path, path: Path) -> None:
+    with open(source, "rb") as file, staged(path) as copy:
+        shutil.copyfileobj(file, copy)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A run's own checkpoint on the CPU. Raises UserError for one that is not whole."""
+    """A run's own checkpoint on the CPU. Raises UserError for one that is not whole.
+
+    Of one in parts no tensors are read; "parts" is its folder then.
+    """
     try:
-        content = read_pickled(path)
+        in_parts = is_in_parts(path)
+        content = {**read_rest(path), "parts": path} if in_parts else read_pickled(path)
         _check_parts(content)
         check_finite(content["model"], "the file")
     except FileNotFoundError as error:
@@ -207,6 +242,6 @@ def _set_aside(path: Path) -> None:
     try:
         for part in (path, manifest_path(path)):
             if part.exists():
-                os.replace(part, part.with_name(part.name + ".bad"))
+                replace(part, part.with_name(part.name + ".bad"))
     except OSError as error:
         raise UserError(f"cannot rename {path}, which is damaged: {error.strerror}") from error

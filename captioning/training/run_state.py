@@ -12,6 +12,7 @@ from torch import nn
 
 from captioning.config import Config
 from captioning.models import checkpoints
+from captioning.models.in_parts import save_in_parts
 from captioning.models.precision import Precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
@@ -72,7 +73,12 @@ class RunState:
         try:
             for group in content["optimizer"]["param_groups"]:
                 group["fused"] = True  # also where an older run was not
-            sharding.load(self.captioner, self.optimizer, content["model"], content["optimizer"])
+            if "parts" in content:
+                groups = content["optimizer"]["param_groups"]
+                sharding.load_parts(self.captioner, self.optimizer, content["parts"], groups)
+            else:
+                state = content["model"], content["optimizer"]
+                sharding.load(self.captioner, self.optimizer, *state)
             if content.get("scaler") and self.scaler.is_enabled():
                 self.scaler.load_state_dict(content["scaler"])
             for objective in self._objectives():
@@ -104,29 +110,44 @@ class RunState:
         """Write a checkpoint, and before it the weights alone, so that none lacks them."""
         distributed.share_buffers(self.captioner)
         keep = self.config.keep_checkpoints
+        content = {
+            "config": self.config.model_dump(),
+            **place,
+            **self.captioner.saved_beside_weights(),
+        }
+        training = {
+            "scaler": self.scaler.state_dict(),
+            "batches": batches(self.config),
+            "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
+        }
+        # Scores are of weights that are no more.
+        distributed.main_alone(lambda: remove_scores(path.parent, evaluation_name(epoch)))
+        write = self._write_parts if self.config.checkpoint_format == "sharded" else self._write
+        write(content, training, path, weights)
+        least = checkpoints.LEAST if keep == "all" else keep
+        distributed.main_alone(lambda: checkpoints.remove_oldest(path.parent, least))
+
+    def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
+        """As files, which rank 0 writes."""
         model = sharding.whole_weights(self.captioner, distributed.is_main())
         optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
 
         def save() -> None:
-            content = {
-                "model": model,
-                "config": self.config.model_dump(),
-                **place,
-                **self.captioner.saved_beside_weights(),
-            }
-            training = {
-                "optimizer": optimizer,
-                "scaler": self.scaler.state_dict(),
-                "batches": batches(self.config),
-                "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
-            }
-            remove_scores(path.parent, evaluation_name(epoch))  # of weights that are no more
+            whole = {"model": model, **content}
             if weights is not None:
-                checkpoints.save(content, weights)
-            checkpoints.save({**content, **training}, path)
-            checkpoints.remove_oldest(path.parent, checkpoints.LEAST if keep == "all" else keep)
+                checkpoints.save(whole, weights)
+            checkpoints.save({**whole, "optimizer": optimizer, **training}, path)
 
         distributed.main_alone(save)
+
+    def _write_parts(self, content, training, path: Path, weights: Optional[Path]) -> None:
+        """As folders, to which each rank writes what it has."""
+        model, moments = sharding.named_tensors(self.captioner, self.optimizer)
+        optimizer = {"param_groups": self.optimizer.state_dict()["param_groups"]}
+        rest = {"model": {}, **content}
+        if weights is not None:
+            save_in_parts(rest, model, weights)
+        save_in_parts({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
 
     def _objectives(self) -> list[Objective]:
         """The captioner's, whose last losses truncation goes by."""

@@ -1,10 +1,12 @@
 """A captioner that torch's FSDP2 divides over processes, and what needs it whole all the same.
 
 Each process keeps its rows of every weight, of the gradient and of the optimiser's state. What a
-checkpoint holds is whole, so that it does not tell how the run that wrote it was divided.
+checkpoint holds is whole, or in parts that any number of processes can read, so that nothing
+depends on how the run that wrote it was divided.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from BLIP.in_parts import MODEL, OPTIMIZER, fill, sizes
 from captioning.config import Config
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
@@ -41,6 +44,11 @@ def check_sharding(config: Config) -> None:
     for reason, holds in reasons.items():
         if config.sharding == "fsdp" and holds:
             raise UserError(f"sharding is fsdp, but {reason}, or sharding=none")
+    if config.checkpoint_format == "sharded" and config.sharding == "none":
+        raise UserError(
+            "checkpoint_format is sharded, but sharding is none, so that nothing is divided; set "
+            "checkpoint_format=whole, or sharding=fsdp"
+        )
 
 
 def divided(
@@ -129,6 +137,47 @@ def load(
         state = {**state, "state": {n: _rows(s, of_each[n]) for n, s in state["state"].items()}}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict(state)
+
+
+def named_tensors(
+    captioner: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a checkpoint in parts has of the two, by its names; divided tensors stay so."""
+    model = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
+    state = optimizer.state_dict()["state"]
+    moments = {
+        f"{OPTIMIZER}{n}.{k}": tensor for n, own in state.items() for k, tensor in own.items()
+    }
+    return model, moments
+
+
+def load_parts(
+    captioner: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, groups: list[Any]
+) -> None:
+    """Load a checkpoint in parts, of which each rank reads what it keeps; all ranks ask.
+
+    groups: the optimiser's. Raises ValueError, on all ranks, and what `load_state_dict` raises.
+    """
+    own = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
+    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    known, state = sizes(folder), {}
+    other = sorted(own.keys() ^ {name for name in known if name.startswith(MODEL)})
+    if other:
+        raise ValueError(f"{len(other)} keys are not of both, such as {other[0][len(MODEL) :]}")
+    for name, (size, dtype) in known.items():
+        if name.startswith(OPTIMIZER):  # its moments, and the number of steps
+            number, key = name[len(OPTIMIZER) :].split(".")
+            empty = (
+                torch.zeros_like(parameters[int(number)]) if size else torch.zeros((), dtype=dtype)
+            )
+            state.setdefault(int(number), {})[key] = own[name] = empty
+    fill(folder, own, alone=not dist.is_initialized())
+    values = (t.to_local() if is_distributed(t) else t for t in own.values())
+    if distributed.any_rank(not all(bool(t.isfinite().all()) for t in values)):
+        raise ValueError("it holds values that are not finite: take an earlier one")
+    weights = {name[len(MODEL) :]: t for name, t in own.items() if name.startswith(MODEL)}
+    captioner.load_state_dict(weights)
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _rows(moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:

@@ -106,6 +106,14 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     assert f"error: {folder} is there already: name a folder that is new" in capsys.readouterr().err
 
 
+def test_a_folder_is_gathered_first(tmp_path, capsys):
+    assert export.main([str(tmp_path), str(tmp_path / "merged")]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path} is a folder; make a file of a checkpoint in parts first: python -m "
+        f"captioning.gather {tmp_path} whole.pth\n"
+    )
+
+
 def test_an_adapter_of_another_model_is_refused(trained, config, vlm_folder):
     _, _, path = trained
     folder, prompt = vlm_folder("GitForCausalLM")

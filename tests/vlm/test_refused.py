@@ -56,7 +56,6 @@ def said(write):
             ["vlm=a/b", "num_beams=4", "num_beam_groups=2"],
             "num_beam_groups is 2; transformers 5 draws beams in one group",
         ),
-        (["vlm=a/b", "sharding=fsdp"], "sharding is fsdp, which model vlm has not; set it to none"),
         (["vlm=a/b", "compile=true"], "compile is true, which model vlm has not; set it to false"),
         (["model=blip", "vlm=a/b"], "vlm is for model vlm; this one is blip"),
         (["model=sat", "lora={r: 4}"], "lora is for models blip and vlm; this one is sat"),

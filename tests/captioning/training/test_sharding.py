@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from BLIP import BlipCaptioner
+from BLIP import BlipCaptioner, read_checkpoint
 from captioning.config import load_config
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
@@ -26,6 +26,7 @@ CLASSIC = (
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
     *("image_size=48", "embed_dim=16", "hidden_dim=16", "batch_size=4", "max_epoch=1"),
 )
+IN_PARTS = ("sharding=fsdp", "checkpoint_format=sharded", "keep_checkpoints=all")
 CLIPPED = ("accumulation_steps=2", "clip_grad_norm=0.1", "clip_grad_value=0.01")
 
 
@@ -52,7 +53,7 @@ def finished(config):
 
 
 def weights(folder):
-    return torch.load(folder / checkpoints.BEST, weights_only=True)["model"]
+    return read_checkpoint(str(folder / checkpoints.BEST))["model"]
 
 
 def each_step(folder, name):
@@ -60,11 +61,11 @@ def each_step(folder, name):
 
 
 def assert_close(first, second):
-    """The losses of all steps, and the weights at the end, under their names in their order."""
+    """The losses of all steps, and the weights at the end."""
     for name in ("loss", "grad_norm"):
         assert each_step(first, name) == pytest.approx(each_step(second, name), rel=1e-4)
     one, two = weights(first), weights(second)
-    assert list(one) == list(two)
+    assert one.keys() == two.keys()
     for name in one:
         torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
 
@@ -139,16 +140,18 @@ def test_stopped_by_a_signal_it_goes_on_to_the_same_end(finished, config, tmp_pa
 
 
 def test_a_run_goes_on_divided_or_not(finished, config, tmp_path):
-    """From two processes to one and back: a checkpoint does not tell how a run was divided."""
+    """From two processes to one and back, checkpoints in parts: they do not tell of how many."""
     undropped = [f"med_config.{n}_dropout_prob=0" for n in ("hidden", "attention_probs")]
     settings = (*BLIP, *undropped)
     for step, (processes, *others) in enumerate(
-        [(2, "sharding=fsdp"), (1, "batch_size=8"), (2, "sharding=fsdp")], 2
+        [(2, *IN_PARTS), (1, "batch_size=8"), (2, *IN_PARTS)], 2
     ):
         hook = stop_at(2 * step) if step < 4 else None
         run = Run(config, tmp_path / "run", *settings, *others, processes=processes, hook=hook)
         assert run.wait() == [0] * processes, run.said()
     assert_close(tmp_path / "run", finished(*settings))
+    alone = read_checkpoint(str(tmp_path / "run" / "weights_00.pth"))["model"]
+    assert all(alone[name].equal(value) for name, value in weights(tmp_path / "run").items())
 
 
 def test_its_checkpoint_is_read_as_any_other(finished, config):
@@ -234,6 +237,15 @@ def test_what_cannot_be_together_is_one_line(config, monkeypatch, setting, proce
         check_sharding(load_config(config, ["sharding=fsdp", setting]))
     assert str(caught.value) == line
     check_sharding(load_config(config, [setting]))
+
+
+def test_parts_of_what_is_whole_are_one_line(config):
+    with pytest.raises(UserError) as caught:
+        check_sharding(load_config(config, ["checkpoint_format=sharded"]))
+    assert str(caught.value) == (
+        "checkpoint_format is sharded, but sharding is none, so that nothing is divided; set "
+        "checkpoint_format=whole, or sharding=fsdp"
+    )
 
 
 def test_a_torch_that_it_goes_wrong_with_is_refused(config, monkeypatch):

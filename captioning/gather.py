@@ -1,0 +1,48 @@
+"""The weights of a checkpoint in parts as one file, for programs that read no folder.
+
+    python -m captioning.gather output/vlm_coco/checkpoint_best.pth whole.pth
+
+All that the checkpoint holds but its optimiser goes with them. One process reads it.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from BLIP import read_checkpoint
+from captioning.models import checkpoints
+from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code
+from captioning.runtime.progress import say
+
+
+def gather(source: str, path: Path) -> None:
+    """Write the file, and its manifest. Raises UserError."""
+    if path.exists():
+        raise UserError(f"{path} is there already: name a file that is new")
+    try:
+        content = read_checkpoint(source)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    content.pop("optimizer", None)
+    checkpoints.save(content, path)
+    say(f"{path} holds the weights of {source}")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; see `captioning.runtime.program`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m captioning.gather",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", help="a run's, or its folder")
+    parser.add_argument("file", type=Path, help="to write")
+    arguments = parser.parse_args(argv)
+    return exit_code(lambda: gather(checkpoints.named(arguments.checkpoint), arguments.file))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

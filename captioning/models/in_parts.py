@@ -1,0 +1,78 @@
+"""A checkpoint that every process writes its part of, through torch.distributed.checkpoint.
+
+It is a folder, see `BLIP.in_parts`. As a file, it gets its name when it is whole and on disk.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from BLIP.in_parts import REST, cause
+from captioning.files.manifest import described, write_manifest_of_folder
+from captioning.files.writing import (
+    SUFFIX,
+    refusals_told,
+    remove,
+    replace,
+    staged,
+    sync_folder,
+)
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError, one_line
+
+
+def save_in_parts(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write the folder `path`, its manifest first; all ranks. Raises UserError on all.
+
+    rest: what rank 0 writes by itself. tensors: divided or the same on every rank, by name.
+    """
+    temporary = path.with_name(f".{path.name}{SUFFIX}")  # on all ranks the same
+
+    def begin() -> None:
+        with refusals_told(path):
+            remove(temporary)
+            temporary.mkdir()
+            with staged(temporary / REST) as file:
+                torch.save(dict(rest), file)
+
+    distributed.main_alone(begin)
+    problem = _write(tensors, temporary)
+    files, own = {}, f"__{distributed.rank()}_*"
+    if problem is None:
+        try:
+            files = {part.name: described(part) for part in temporary.glob(own)}
+        except OSError as error:
+            problem = error.strerror
+    told = distributed.gather_on_main((problem, files))
+
+    def end() -> None:
+        for problem, of_rank in told:
+            if problem is not None:
+                raise UserError(f"cannot write {path}: {problem}")
+            files.update(of_rank)
+        with refusals_told(path):
+            for part in temporary.iterdir():
+                if part.name not in files:
+                    files[part.name] = described(part)
+            sync_folder(temporary)
+            write_manifest_of_folder(files, path)
+            replace(temporary, path)
+            sync_folder(path.parent)
+
+    distributed.main_alone(end)
+
+
+def _write(tensors: Mapping[str, Tensor], folder: Path) -> Optional[str]:
+    """This rank's part; why it, or that of another rank, could not be written."""
+    import torch.distributed.checkpoint as dcp
+
+    writer = dcp.FileSystemWriter(str(folder), sync_files=True)
+    try:
+        dcp.save(dict(tensors), storage_writer=writer)
+    except (Exception, dcp.CheckpointException) as error:
+        reason = cause(error)
+        return getattr(reason, "strerror", None) or one_line(reason)
+    return None

@@ -1,0 +1,136 @@
+"""Checkpoints in parts: read as files are, refused where they are damaged, and never run."""
+
+import json
+import pickle
+
+import pytest
+import torch
+
+pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no processes")
+
+from BLIP import read_checkpoint
+from BLIP.in_parts import INDEX, REST
+from captioning import gather
+from captioning.models import checkpoints
+from captioning.models.in_parts import save_in_parts
+from captioning.runtime.errors import UserError
+from tests.captioning.models.test_checkpoints import killed_at_each_operation
+from tests.test_safety import Attack
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+REST_OF_IT = {"model": {}, "optimizer": {"param_groups": []}, "config": {"seed": 3}}
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Return a function of an epoch that writes its checkpoint, and returns the folder."""
+
+    def save(epoch, dtype=torch.float32, folder=tmp_path):
+        weights = torch.full((3, 2), float(epoch), dtype=dtype)
+        tensors = {"model.a.w": weights, "model.n": torch.tensor(7), "optimizer.0.step": weights}
+        path = checkpoints.epoch_path(folder, epoch)
+        save_in_parts({**REST_OF_IT, "epoch": epoch}, tensors, path)
+        return path
+
+    return save
+
+
+def test_it_is_read_as_a_file_is(save, tmp_path):
+    content = read_checkpoint(str(save(4, torch.bfloat16)))
+    assert content["config"] == {"seed": 3} and content["epoch"] == 4
+    assert content["model"].keys() == {"a.w", "n"} and content["model"]["n"].item() == 7
+    assert content["model"]["a.w"].equal(torch.full((3, 2), 4.0, dtype=torch.bfloat16))
+    assert checkpoints.named(str(tmp_path)) == checkpoints.named(
+        str(tmp_path / "checkpoint_04.pth")
+    )
+
+
+def test_one_is_written_in_the_place_of_another_and_of_a_file(save, tmp_path):
+    checkpoints.epoch_path(tmp_path, 0).write_bytes(b"a file")
+    for _ in range(2):
+        save(0)
+        checkpoints.keep_as_best(tmp_path, 0)
+    names = {"checkpoint_00.pth", "checkpoint_00.json", "checkpoint_best.pth"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_the_oldest_are_removed_and_the_best_survives(save, tmp_path):
+    for epoch in range(4):
+        save(epoch)
+    checkpoints.keep_as_best(tmp_path, 1)
+    checkpoints.remove_oldest(tmp_path, keep=2)
+    assert [p.name for p in checkpoints.saved(tmp_path)] == [
+        "checkpoint_02.pth",
+        "checkpoint_03.pth",
+    ]
+    assert read_checkpoint(str(checkpoints.best(tmp_path)))["model"]["a.w"].max() == 1
+
+
+@pytest.mark.parametrize("part", [REST, INDEX, "__0_0.distcp"])
+@pytest.mark.parametrize("harm", ["cut", "missing"])
+def test_a_damaged_one_is_passed_over(save, tmp_path, part, harm):
+    save(0)
+    path = save(1) / part
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:100])
+    found, content, (line,) = checkpoints.read_newest(tmp_path)
+    assert found.name == "checkpoint_00.pth" and content["epoch"] == 0
+    assert f"checkpoint_01.pth/{part} cannot be read: " in line
+    assert (tmp_path / "checkpoint_01.pth.bad").is_dir()
+    with pytest.raises(ValueError, match=r"is damaged|does not exist") as error:
+        read_checkpoint(str(tmp_path / "checkpoint_01.pth.bad"))
+    assert "\n" not in str(error.value)
+
+
+def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(save, tmp_path):
+    """And two after a complete save; what is left over goes when the run is resumed."""
+    for epoch in (0, 1):
+        save(epoch)
+
+    def act(folder):
+        save(2, folder=folder)
+        checkpoints.remove_oldest(folder, 2)
+        checkpoints.keep_as_best(folder, 1)
+
+    for folder in killed_at_each_operation(tmp_path, act, least=20):
+        path, newest, problems = checkpoints.read_newest(folder)
+        assert not problems and path.with_suffix(".json").exists()
+        assert newest["epoch"] in (1, 2)
+        left = {file.name for file in folder.iterdir()} - {checkpoints.BEST}
+        assert len(left) == 2 * len(checkpoints.saved(folder)) >= 4, left
+    assert newest["epoch"] == 2
+    assert read_checkpoint(str(path))["model"]["a.w"].max() == 2
+
+
+def test_nothing_in_it_is_run(save, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    path = save(0)
+    index = (path / INDEX).read_bytes()
+    (path / INDEX).write_bytes(pickle.dumps(Attack()))
+    with pytest.raises(ValueError, match=r"checkpoint_00.pth holds objects that could run code"):
+        read_checkpoint(str(path))
+    (path / INDEX).write_bytes(index.replace(b"TensorStorageMetadata", b"BytesStorageMetadata"))
+    with pytest.raises(ValueError, match=r"checkpoint_00.pth "):
+        read_checkpoint(str(path))
+    (path / INDEX).write_bytes(index)
+    torch.save(Attack(), path / REST)
+    with pytest.raises(ValueError, match="holds objects that could run code"):
+        read_checkpoint(str(path))
+    with pytest.raises(UserError):
+        checkpoints.read(path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_gathered_it_is_a_file(save, tmp_path, capsys):
+    path, target = save(2), tmp_path / "whole.pth"
+    assert gather.main([str(path), str(target)]) == 0
+    content = torch.load(target, weights_only=True)
+    assert content["model"]["a.w"].max() == 2 and content["config"] == {"seed": 3}
+    assert json.loads((tmp_path / "whole.json").read_text())["bytes"] == target.stat().st_size
+    assert gather.main([str(path), str(target)]) == 2
+    assert capsys.readouterr().err.endswith(
+        f"error: {target} is there already: name a file that is new\n"
+    )

@@ -1,0 +1,166 @@
+"""A vision-language model divided over two processes, with and without LoRA, beside one process."""
+
+import os
+import resource
+import signal
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+import torch.distributed.fsdp  # before processes are forked
+import torch.utils.tensorboard
+
+pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
+pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
+
+from BLIP import read_checkpoint
+from captioning.files.manifest import verify
+from captioning.models import checkpoints
+from captioning.training.fine_tuning import FineTuning
+from captioning.training.run_state import RunState
+from captioning.training.sharding import FIRST_TORCH
+from tests.e2e.test_stopped_runs import stop_at
+from tests.smile import tiny_vlm
+from tests.soak.runs import Run, be_quick, last_step, log, write_config
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(TORCH < FIRST_TORCH, reason="sharding: fsdp needs a later torch"),
+]
+KEYS = """
+model: vlm
+vlm: {folder}
+prompt: Describe the image.
+augmentation: none
+"""
+SHORT = ("max_epoch=1", "checkpoint_every=2")
+ONE = ("batch_size=8", *SHORT)
+TWO = ("batch_size=4", *SHORT)
+DIVIDED = (*TWO, "sharding=fsdp", "checkpoint_format=sharded", "rank_timeout=20")
+LORA = "lora={r: 2, alpha: 4, dropout: 0.0}"
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Return the configuration of a run of 4 steps of 8 images."""
+    folder = tmp_path_factory.mktemp("sharding")
+    tiny_vlm.write(str(folder / "model"))
+    path = write_config(folder, train_images=32)
+    path.write_text(path.read_text() + KEYS.format(folder=folder / "model"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(config):
+    """Return a function that gives the folder of a finished run."""
+    found = {}
+
+    def run(*settings):
+        if settings not in found:
+            folder = config.with_name(f"run{len(found)}")
+            processes = 1 if ONE[0] in settings else 2
+            run = Run(config, folder, *settings, processes=processes)
+            assert run.wait() == [0] * processes, run.said()
+            found[settings] = folder
+        return found[settings]
+
+    return run
+
+
+def weights(folder):
+    return read_checkpoint(str(folder / checkpoints.BEST))["model"]
+
+
+def each_step(folder):
+    steps = [line for line in log(folder) if line["event"] == "step"]
+    return [line[name] for name in ("loss", "grad_norm") for line in steps]
+
+
+def assert_close(first, second):
+    assert each_step(first) == pytest.approx(each_step(second), rel=1e-4)
+    one, two = weights(first), weights(second)
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
+
+
+def test_it_learns_as_in_one_process(finished):
+    """Recomputed, too."""
+    divided = finished(*DIVIDED, "vit_grad_ckpt=true")
+    assert_close(divided, finished(*ONE))
+    parts = [".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth"]
+    assert sorted(path.name for path in (divided / checkpoints.BEST).iterdir()) == parts
+    for path in checkpoints.saved(divided):
+        verify(path)
+
+
+def test_lora(finished):
+    """The adapter learns the same under DDP, divided, and in one process; nothing else is saved."""
+    alone = finished(*ONE, LORA)
+    assert all("lora_" in name for name in weights(alone))
+    assert_close(finished(*TWO, LORA), alone)
+    assert_close(finished(*DIVIDED, LORA), alone)
+
+
+def kill_at(step):
+    """A hook: rank 1 is killed in the midst of a step, counted from 1."""
+
+    def hook(rank):
+        be_quick(rank)
+        original = FineTuning._optimiser_step
+
+        def with_signal(self, batches, done):
+            if rank == 1 and done + 1 == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, batches, done)
+
+        FineTuning._optimiser_step = with_signal
+
+    return hook
+
+
+def with_a_full_disk(rank):
+    """A hook: at the end of the epoch no file of rank 1's may be larger than 20 kB."""
+    be_quick(rank)
+    save_epoch = RunState.save_epoch
+
+    def save(self, *given):
+        if rank == 1:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        save_epoch(self, *given)
+
+    RunState.save_epoch = save
+
+
+def test_one_rank_cannot_write_and_one_is_killed_and_the_run_ends_as_if_not(
+    finished, config, tmp_path
+):
+    folder, settings = tmp_path / "run", (*DIVIDED, "vit_grad_ckpt=true")
+    run = Run(config, folder, *settings, processes=2, hook=with_a_full_disk)
+    assert run.wait() == [2, 2]
+    first, second = (line for line in run.said().splitlines() if "error" in line.lower())
+    assert first == f"error: cannot write {folder}/checkpoint_00.pth: File too large"
+    assert second == f"[rank 1] {first}"
+    assert [path.name for path in checkpoints.saved(folder)] == ["checkpoint_00_step00000002.pth"]
+    run = Run(config, folder, *settings, processes=2, hook=kill_at(4))
+    assert run.wait()[1] == -signal.SIGKILL
+    assert last_step(folder) == 3
+    run = Run(config, folder, *settings, processes=2)
+    assert run.wait() == [0, 0], run.said()
+    assert f"resuming from {folder}/checkpoint_00_step00000002.pth" in run.said()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    whole = finished(*settings)
+    assert each_step(folder) == each_step(whole)
+    one, two = weights(folder), weights(whole)
+    assert one.keys() == two.keys() and all(one[name].equal(two[name]) for name in one)
+
+
+def test_it_goes_on_in_one_process_with_checkpoints_of_one_file(finished, config, tmp_path):
+    run = Run(config, tmp_path / "run", *DIVIDED, LORA, processes=2, hook=stop_at(2))
+    assert run.wait() == [0, 0] and last_step(tmp_path / "run") == 2
+    run = Run(config, tmp_path / "run", *ONE, LORA)
+    assert run.wait() == [0], run.said()
+    assert_close(tmp_path / "run", finished(*ONE, LORA))
+    assert (tmp_path / "run" / checkpoints.BEST).is_file()
