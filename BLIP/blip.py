@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from adapters.lora import CONFIG, adapter_config, adapter_state, is_adapted, load_adapter_state
 from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder, read_med_config
@@ -150,7 +151,18 @@ class BlipCaptioner(nn.Module):
         """Every epoch is as the one before."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        return {}
+        """peft's own description of an adapter, whose weights are all that is saved."""
+        return {CONFIG: adapter_config(self)} if is_adapted(self) else {}
+
+    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
+        if is_adapted(self):
+            return adapter_state(self, **kwargs)
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], *args, **kwargs):
+        if is_adapted(self):
+            return load_adapter_state(self, state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _caption(self, ids: Tensor) -> str:
         if self.shift:

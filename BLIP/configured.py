@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal, Optional, Union
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from BLIP.adapter import put_adapter, weights_that_stay
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
+from BLIP.checkpoint import load_weights
 
 ASKS = False
 
@@ -44,6 +46,8 @@ class Keys(BaseModel):
             raise ValueError(f"first_token_shift is for model blip; this one is {self.model}")
         if isinstance(self.vit, VitSizes) and self.vit.embed_dim % self.vit.num_heads:
             raise ValueError("vit: embed_dim must be a multiple of num_heads")
+        if self.model == "blip" and self.lora and self.lora.load_in_4bit:
+            raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
         patch = self.vit.patch_size if isinstance(self.vit, VitSizes) else 16
         if self.model == "blip" and self.image_size % patch:
             raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
@@ -56,7 +60,15 @@ def build(config: Any, context: Any) -> BlipCaptioner:
     made = {"vit": vit, "objective": config.build_objective()}
     # The other arguments are keys of the same names.
     names = signature(build_captioner).parameters.keys() - made
-    return build_captioner(**{name: getattr(config, name) for name in names}, **made)
+    captioner = build_captioner(**{name: getattr(config, name) for name in names}, **made)
+    if config.lora is None:
+        return captioner
+    if context.content is None:
+        raise ValueError("lora is set, and pretrained is not: name the weights that stay")
+    state, base = weights_that_stay(context.content, context.name, config.trust_checkpoint)
+    load_weights(captioner, state, base)
+    put_adapter(captioner, config.lora, base)
+    return captioner
 
 
 def origin(config: Any) -> str:
@@ -64,7 +76,7 @@ def origin(config: Any) -> str:
 
 
 def title(config: Any) -> str:
-    return ""
+    return "LoRA" if config.lora else ""
 
 
 def check_device(config: Any, device: torch.device) -> None:

@@ -22,6 +22,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from adapters.lora import CONFIG, Lora, merge
+from BLIP.adapter import put_adapter, weights_that_stay
 from BLIP.blip import MED_CONFIG, PROMPT, BlipCaptioner, build_captioner
 from BLIP.checkpoint import (
     DERIVED,
@@ -177,7 +179,7 @@ def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, folder)
     state = {k: v.contiguous() for k, v in to_hf_names(captioner.state_dict()).items()}
-    with _whole(folder / "model.safetensors") as staged:
+    with whole_file(folder / "model.safetensors") as staged:
         save_file(state, staged, metadata={"format": "pt"})
     config = hf_config(captioner)
     size = config["vision_config"]["image_size"]
@@ -257,7 +259,7 @@ def _check_sizes(state: Mapping[str, Tensor], settings: Mapping) -> None:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
+def whole_file(path: Path) -> Iterator[Path]:
     """A file to write that takes the place of `path` when the block has ended well."""
     staged = path.parent / f".{path.name}.{os.getpid()}"
     try:
@@ -283,27 +285,33 @@ def captioner_of(
     med_config: Union[str, Path, dict, None] = None,
     trust_checkpoint: bool = False,
 ) -> BlipCaptioner:
-    """The captioner of a checkpoint, at the image size of its position embedding.
+    """The captioner of a checkpoint, at the image size of its position embedding, LoRA merged.
 
     What is not given comes from the configuration that the checkpoint holds, if it holds one, or
     is BLIP's: bert-base-uncased, configs/med_config.json, and the encoder of that width. So are
     its prompt and whether the token after that is shifted.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
-    state, kept = content["model"], content.get("config")
+    state, source = weights_that_stay(content, checkpoint, trust_checkpoint)
+    kept = content.get("config")
     kept = kept if isinstance(kept, dict) else {}
     if not {PATCH, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{checkpoint} holds no image encoder of BLIP's")
     width, places = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(places**0.5)
     captioner = build_captioner(
         tokenizer=tokenizer or kept.get("tokenizer", "bert-base-uncased"),
         vit=vit or kept.get("vit") or ("large" if width == 1024 else "base"),
-        image_size=state[PATCH].size(2) * round(places**0.5),
+        image_size=size,
         med_config=med_config or kept.get("med_config", MED_CONFIG),
         prompt=kept.get("prompt", PROMPT),
         first_token_shift=kept.get("first_token_shift", False),
     )
-    load_weights(captioner, state, checkpoint)
+    load_weights(captioner, state, source)
+    if CONFIG in content:
+        put_adapter(captioner, Lora(**kept["lora"]), source)
+        load_weights(captioner, content["model"], checkpoint)
+        merge(captioner)
     return captioner.eval()
 
 
@@ -352,7 +360,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             save_hf(captioner_of(**given), folder)
             return f"wrote {folder}"
         content = read_hf(folder)
-        with _whole(Path(given["checkpoint"])) as staged:
+        with whole_file(Path(given["checkpoint"])) as staged:
             torch.save(content, staged)
         return f"wrote {given['checkpoint']}"
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adapters.lora import is_adapted, merge
 from BLIP.static_step import StaticSteps
 
 
@@ -21,6 +22,8 @@ def inference_copy(
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     quick = copy.deepcopy(captioner, {id(thing): thing for thing in shared})
+    if is_adapted(quick):
+        merge(quick)
     for place, module in list(quick.named_modules()):
         module.__dict__.pop("forward", None)  # fairscale's recomputation, of the original's block
         for name, child in module.named_children():

@@ -51,6 +51,8 @@ class Keys(BaseModel):
 
     @model_validator(mode="after")
     def _suit_the_model(self):
+        if self.lora is not None and self.model in MODELS:
+            raise ValueError(f"lora is for models blip and vlm; this one is {self.model}")
         if self.attention_penalty and self.model not in ATTENDING:
             raise ValueError(
                 f"attention_penalty is {self.attention_penalty}, but model {self.model} has no "

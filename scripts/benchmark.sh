@@ -3,7 +3,7 @@
 #
 #   bash scripts/benchmark.sh [TOPIC ...] [--quick]
 #
-# Topics: captioning, training, objective, loader; all of them unless some are named. Each prints a
+# Topics: captioning, training, objective, loader, vlm; all of them unless some are named. Each prints a
 # table and writes output/benchmarks/TOPIC.json. --quick takes tiny sizes and one round.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

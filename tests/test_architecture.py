@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-BELOW = ("smile", "decoding")  # the packages that all others may import
+BELOW = ("smile", "decoding", "adapters")  # the packages that all others may import
 REGISTRY = "captioning/captioners/registry.py"
 NO_PACKAGES = {"tests", "scripts", "examples"}  # folders of Python that is not imported
 # The rooms of captioning: a file may import of its own room and of those before it. Files at the
@@ -25,7 +25,7 @@ ROOMS = (
 KNOWS_CAPTIONERS = "captioning.captioners.registry"
 A_CAPTIONERS_CLASS = re.compile(r"\w+(Captioner|Decoder)")
 NOT_OF_ONE = {"Captioner", "JSONDecoder"}  # the interface; of the standard library
-NEED_TORCH_ALONE = BELOW
+NEED_TORCH_ALONE = ("smile", "decoding")
 # A data set or a metric works on files of any captioner, so it cannot reach one that is trained
 # here, not even through another module. Fetching or reading a file is no captioner.
 WITHOUT_CAPTIONERS = ("captioning.data", "captioning.metrics")

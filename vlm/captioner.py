@@ -1,33 +1,33 @@
 """A model of transformers behind the interface of a captioner."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
+from adapters.lora import CONFIG, adapter_config, adapter_state, is_adapted, load_adapter_state
 from decoding import DecodingSettings, Generated
 from smile import Objective, ObjectiveOutput
 from smile.hf import last_parts, use_smile
-from smile.hf.families import encoder_decoder, in_step
+from smile.hf.families import IGNORED, encoder_decoder, in_step
 from smile.hf.head import language_head
 from smile.objective import captions_an_image
-from vlm.adapter import adapter_config, adapter_state, is_adapted, load_adapter_state
 from vlm.drawing import draw
 from vlm.gaze import with_cross_attention
 from vlm.library import blocks_of
+from vlm.once import SeenOnce
 from vlm.pictures import Pictures
 from vlm.question import PROBE, Question, read_by
-from vlm.rows import IGNORED, answered, decoded, questions
+from vlm.rows import answered, decoded, questions
 from vlm.words import Words
 
 LONGEST = ("max_position_embeddings", "n_positions")
 
 
 class VlmCaptioner(nn.Module):
-    """The objective is made of hidden states in training, so no step has all logits.
-
-    An image is seen anew with each of its captions: what it becomes lies among the words.
-    """
+    """The objective is made of hidden states in training, so no step has all logits."""
 
     prompt, smallest_batch, skips_weights = "", 1, True
 
@@ -47,15 +47,16 @@ class VlmCaptioner(nn.Module):
         self.objective = objective.with_tokens(pad, words.end)
         use_smile(model, self.objective, from_hidden=True)
         self.model = model
+        self.once = SeenOnce(_base(model))
 
     def forward(self, image: Pictures, captions: list[list[str]]) -> ObjectiveOutput:
-        batch, labels = self.rows(image, captions)
-        loss = self.model(**batch, labels=labels).loss
+        with self._rows_seen_once(image, captions) as (batch, labels):
+            loss = self.model(**batch, labels=labels).loss
         return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORED).sum())
 
     def predictions(self, image: Pictures, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
-        batch, labels = self.rows(image, captions)
-        logits = self.model(**batch).logits
+        with self._rows_seen_once(image, captions) as (batch, labels):
+            logits = self.model(**batch).logits
         logits, labels = in_step(_base(self.model), logits, labels, tokens=batch.get("input_ids"))
         first = int((labels != IGNORED).any(0).int().argmax())  # nothing is scored before
         return logits[:, first:], labels[:, first:]
@@ -64,10 +65,18 @@ class VlmCaptioner(nn.Module):
         """What the model reads of k captions of each image, and their labels, -100 but for the
         captions and their ends."""
         count = captions_an_image(captions, len(image))
-        answers = [
-            self.tokenizer.ids(text, self.max_tokens) for group in captions for text in group
-        ]
-        return self._answered(self._read(image).repeated(count), answers)
+        return self._answered(self._read(image).repeated(count), self._answers(captions))
+
+    @contextmanager
+    def _rows_seen_once(self, image: Pictures, captions: list[list[str]]) -> Iterator[tuple]:
+        """`rows`, of which the model encodes an image once; it is to be called within."""
+        count = captions_an_image(captions, len(image))
+        with self.once(self._read(image), count) as (pictures, features):
+            batch, labels = self._answered(pictures, self._answers(captions))
+            yield {**batch, **features}, labels
+
+    def _answers(self, captions: list[list[str]]) -> list[list[int]]:
+        return [self.tokenizer.ids(text, self.max_tokens) for group in captions for text in group]
 
     def _answered(self, pictures: Pictures, answers) -> tuple[dict[str, Tensor], Tensor]:
         if self.decodes:
@@ -135,11 +144,11 @@ class VlmCaptioner(nn.Module):
 
     def saved_beside_weights(self) -> dict[str, Any]:
         """peft's own description of an adapter, whose weights are all that is saved."""
-        return {"adapter_config": adapter_config(self.model)} if is_adapted(self.model) else {}
+        return {CONFIG: adapter_config(self.model)} if is_adapted(self.model) else {}
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
         if is_adapted(self.model):
-            return adapter_state(self.model)
+            return adapter_state(self.model, **kwargs)
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict, *args, **kwargs):

@@ -1,12 +1,12 @@
 """Models of transformers as a configuration describes them: own keys, and what they make."""
 
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Callable, Optional, Union
+from typing import Annotated, Any, Callable, Optional
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
-from vlm.adapter import adapted
+from adapters.lora import CONFIG, adapted
 from vlm.library import check_library, recompute
 from vlm.pictures import Pictures
 from vlm.question import question_of
@@ -14,29 +14,16 @@ from vlm.question import question_of
 ASKS = True
 
 
-class Lora(BaseModel):
-    """Layers of low rank that are trained in the place of the model; the names are peft's."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    r: int = Field(16, gt=0, le=65_536)
-    alpha: float = Field(32.0, gt=0)
-    dropout: float = Field(0.05, ge=0, lt=1)
-    target_modules: Union[str, list[str]] = Field("all-linear", min_length=1)
-
-
 class Keys(BaseModel):
-    """The keys of models of transformers alone; docs/settings.md says what each does."""
+    """The key of models of transformers alone; docs/settings.md says what it does."""
 
     vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
-    lora: Annotated[Optional[Lora], "run"] = None
 
     @model_validator(mode="after")
     def _suit_a_vlm(self):
         if self.model != "vlm":
-            given = [name for name in Keys.model_fields if getattr(self, name) is not None]
-            if given:
-                raise ValueError(f"{given[0]} is for model vlm; this one is {self.model}")
+            if self.vlm is not None:
+                raise ValueError(f"vlm is for model vlm; this one is {self.model}")
             return self
         if self.vlm is None:
             raise ValueError("vlm is missing: the folder or hub name of a model of transformers")
@@ -52,6 +39,11 @@ class Keys(BaseModel):
             )
         if self.compile:
             raise ValueError("compile is true, which model vlm has not; set it to false")
+        if self.sharding != "none" and self.lora and self.lora.load_in_4bit:
+            raise ValueError(
+                f"sharding is {self.sharding}, which cannot divide weights of four bits; set it or "
+                "lora.load_in_4bit to another value"
+            )
         return self
 
 
@@ -61,10 +53,16 @@ def build(config: Any, context: Any):
     from vlm.library import model_of
 
     question = question_of(config.vlm, config.prompt)
-    lora = config.lora
-    model = model_of(config.vlm, weights=context.content is None or lora is not None)
+    content, lora = context.content, config.lora
+    if lora is not None and content is not None and CONFIG not in content:
+        raise ValueError(
+            f"{context.name} holds a whole model, and lora is trained beside the one that vlm "
+            "names: name what python -m vlm.export makes of it"
+        )
+    four_bit = config.precision if lora and lora.load_in_4bit else None
+    model = model_of(config.vlm, content is None or lora is not None, four_bit)
     if lora is not None:
-        model = adapted(model, lora.model_dump())
+        model = adapted(model, lora)
     if config.vit_grad_ckpt:
         recompute(model)
     return VlmCaptioner(model, question, config.build_objective(), config.max_tokens)

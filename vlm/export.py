@@ -17,8 +17,8 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from vlm.adapter import adapted, load_adapter_state
-from vlm.library import Parts, model_of, parts_of
+from adapters.lora import Lora, adapted, load_adapter_state
+from vlm.library import Parts, exit_code, model_of, one_line, parts_of
 
 
 def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str, Any]]]:
@@ -48,10 +48,10 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
         if lora is None:
             model.load_state_dict({k.removeprefix("model."): v for k, v in state.items()})
         else:
-            model = adapted(model, lora)
+            model = adapted(model, Lora(**lora))
             load_adapter_state(model, state)
     except RuntimeError as error:
-        raise ValueError(f"{checkpoint} is not of {name}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{checkpoint} is not of {name}: {one_line(error)}") from error
     return model.eval(), parts_of(name), lora
 
 
@@ -84,12 +84,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("folder", type=Path, help="to write")
     parser.add_argument("--adapter", action="store_true", help="LoRA by itself, not merged")
     arguments = parser.parse_args(argv)
-    try:
-        print(export(arguments.checkpoint, arguments.folder, arguments.adapter))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_code(lambda: export(arguments.checkpoint, arguments.folder, arguments.adapter))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
 """Models and processors of transformers by name, with one line for whatever they lack."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from torch import nn
 
 OLDEST = 5  # the first number of transformers' versions
+COMPUTED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PACKS = "support_avx512bf16_for_cpu"  # of a layer of bitsandbytes
 ITS_OWN_CODE = "trust_remote_code"
 
 
@@ -60,12 +64,16 @@ def parts_of(name: str) -> Parts:
     return Parts(name, config, processor, image_processor, tokenizer)
 
 
-def model_of(name: str, weights: bool) -> nn.Module:
+def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Module:
     """The model in float32, in evaluation mode; without `weights` they are made up.
 
+    four_bit: the precision in which its linear layers compute, their weights being in four bits.
     Raises ValueError.
     """
     import transformers
+
+    if four_bit is not None and find_spec("bitsandbytes") is None:
+        raise ValueError("lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes")
 
     transformers.utils.logging.disable_progress_bar()
     config, source = parts_of(name).config, _source(name)
@@ -73,15 +81,31 @@ def model_of(name: str, weights: bool) -> nn.Module:
     with _one_line(name):
         if weights:
             how = {"dtype": torch.float32, "trust_remote_code": False, "output_loading_info": True}
+            if four_bit is not None:
+                how["quantization_config"] = transformers.BitsAndBytesConfig(
+                    load_in_4bit=True,
+                    bnb_4bit_quant_type="nf4",
+                    bnb_4bit_use_double_quant=True,
+                    bnb_4bit_compute_dtype=COMPUTED[four_bit],
+                )
             model, told = kind.from_pretrained(source, **how)
             lacking = sorted(told["missing_keys"])
             if lacking:
                 raise ValueError(f"{len(lacking)} weights are missing, such as {lacking[0]}")
+            _keep_as_they_are(model)
             return model
         model = kind.from_config(config, dtype=torch.float32).eval()
     with suppress(OSError):  # it has none: the one made of the configuration stays
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     return model
+
+
+def _keep_as_they_are(model: nn.Module) -> None:
+    """Some CPUs would have weights of four bits packed anew to evaluate, which takes sizes of its
+    own and cannot be undone to learn on."""
+    for module in model.modules():
+        if hasattr(module, PACKS):
+            setattr(module, PACKS, False)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -130,8 +154,22 @@ def _one_line(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a library raises whatever a broken folder makes it stumble over
-        lines = " ".join(str(error).split())
-        if ITS_OWN_CODE in lines:
-            lines = "it brings code of its own, which is not run here"
-        first = lines.split(". ")[0][:200] or type(error).__name__
-        raise ValueError(f"vlm is {name}, which cannot be loaded: {first}") from error
+        reason = one_line(error).split(". ")[0]
+        if ITS_OWN_CODE in str(error):
+            reason = "it brings code of its own, which is not run here"
+        raise ValueError(f"vlm is {name}, which cannot be loaded: {reason}") from error
+
+
+def one_line(error: Exception, most: Optional[int] = 200) -> str:
+    """What an error says on one line, cut to `most` characters; else its type."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
+def exit_code(program: Callable[[], str]) -> int:
+    """Run a program and print what it returns; 0, or 2 after one line of what is to be mended."""
+    try:
+        print(program())
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {one_line(error, None)}", file=sys.stderr)
+        return 2
+    return 0

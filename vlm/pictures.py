@@ -29,6 +29,9 @@ class Pictures:
         """Each photo `count` times, side by side."""
         return Pictures([item for item in self.items for _ in range(count)])
 
+    def without(self, key: str) -> "Pictures":
+        return Pictures([{k: v for k, v in item.items() if k != key} for item in self.items])
+
     def to(self, device: torch.device, non_blocking: bool = False) -> "Pictures":
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 from torch import Tensor
 
-from vlm.library import Parts, parts_of
+from vlm.library import Parts, one_line, parts_of
 
 # What stands for a caption while the chat template is looked at.
 SAID = "zq caption qz"
@@ -54,7 +54,7 @@ class Question:
         except Exception as error:  # a processor raises whatever an odd photo leads it to
             size = f"{photo.width} x {photo.height} pixels"
             raise ValueError(
-                f"{self.parts.name} cannot take a photo of {size}: {_reason(error)}"
+                f"{self.parts.name} cannot take a photo of {size}: {one_line(error)}"
             ) from error
 
     def check(self) -> None:
@@ -65,7 +65,7 @@ class Question:
         except Exception as error:
             raise ValueError(
                 f"vlm is {self.parts.name}, whose processor takes no photo with this prompt: "
-                f"{_reason(error)}"
+                f"{one_line(error)}"
             ) from error
         token = None if self.kind in (WITHOUT_TEXT, "git") else self.image_token
         if token is not None and not (made["input_ids"] == token).any():
@@ -130,7 +130,7 @@ class Question:
             whole = template([user, answer])
         except Exception as error:  # of the template's language, or of the template's own
             raise ValueError(
-                f"the chat template of {name} cannot be used: {_reason(error)}"
+                f"the chat template of {name} cannot be used: {one_line(error)}"
             ) from error
         before, said, after = whole.rpartition(SAID)
         if not said:
@@ -146,10 +146,6 @@ def question_of(name: str, prompt: str) -> Question:
     question = Question(parts_of(name), prompt)
     question.check()
     return question
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:150] or type(error).__name__
 
 
 def read_by(model: Any) -> set[str]:

@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from smile.hf.families import IGNORED
 from vlm.pictures import Item, Pictures
-
-IGNORED = -100
 
 
 def questions(pictures: Pictures, pad: int) -> dict[str, Tensor]:
     """B questions, padded at the left."""
-    return _joined(pictures.items, pad, at_the_left=True)
+    return joined(pictures.items, pad, at_the_left=True)
 
 
 def answered(
@@ -38,7 +37,7 @@ def answered(
         }
         items.append({**item, **grown})
         width = max(width, length + len(answer))
-    batch = _joined(items, pad, at_the_left=False)
+    batch = joined(items, pad)
     labels = torch.full_like(batch["input_ids"], IGNORED)
     for row, (item, answer) in enumerate(zip(items, answers)):
         length = item["input_ids"].size(1)
@@ -51,7 +50,7 @@ def decoded(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """What an encoder-decoder reads, its answers with `begin` before them in the decoder, and
     labels (R, N) in step with that."""
-    batch = _joined(pictures.items, pad, at_the_left=False)
+    batch = joined(pictures.items, pad)
     device = next(iter(batch.values())).device
     width = len(begin) - 1 + max(map(len, answers))
     inputs = torch.full((len(answers), width), pad, device=device)
@@ -70,7 +69,7 @@ def _of_text(item: Item, key: str) -> bool:
     return item[key].dim() > 1 and item[key].shape[:2] == item["input_ids"].shape
 
 
-def _joined(items: Sequence[Item], pad: int, at_the_left: bool) -> dict[str, Tensor]:
+def joined(items: Sequence[Item], pad: int, at_the_left: bool = False) -> dict[str, Tensor]:
     """The batch that the processor would make of these photos together."""
     width = max((i["input_ids"].size(1) for i in items if "input_ids" in i), default=0)
     batch = {}

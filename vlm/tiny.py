@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from vlm.library import check_library
+from vlm.library import check_library, exit_code
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNKNOWN, "<fake_token_around_image>", "<global-img>", "<image>")
@@ -92,13 +92,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--words", type=Path, required=True, help="a file with a word a line")
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     arguments = parser.parse_args(argv)
-    try:
+
+    def program() -> str:
         words = arguments.words.read_text(encoding="utf-8").split("\n")
         write(arguments.folder, words, arguments.seed)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
+        return f"wrote {arguments.folder}"
+
+    return exit_code(program)
 
 
 if __name__ == "__main__":

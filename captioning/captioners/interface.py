@@ -135,7 +135,8 @@ class Captioner(Protocol):
 class BuildContext(NamedTuple):
     """What a captioner is made from besides its configuration.
 
-    content: of the checkpoint whose weights will replace all, None for made-up ones. name: what
+    content: of the checkpoint whose weights will replace all, None for made-up ones; with `lora`,
+    the adapter's, or whole weights that `build` puts beside a new one. name: what
     messages call that checkpoint. captions: those of the training split, cleaned up, read when
     asked for. word_pieces: BERT's tokeniser of a name. mean, std: what images are normalised with.
     """

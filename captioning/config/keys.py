@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.roles import roles_of
 from captioning.metrics import java
@@ -57,6 +58,8 @@ class Keys(BaseModel):
     input: Annotated[Literal["fast", "exact"], "run"] = "fast"
     skip_bad_images: Annotated[bool, "run"] = False
     num_workers: Annotated[int, "speed"] = Field(4, ge=0, le=1000)
+
+    lora: Annotated[Optional[Lora], "run"] = None
 
     tokenizer: Annotated[str, Field(min_length=1), "run"] = "bert-base-uncased"
     trust_checkpoint: Annotated[bool, "upkeep"] = False

@@ -9,6 +9,7 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 
+from adapters.lora import CONFIG
 from BLIP import load_weights, read_checkpoint
 from BLIP.tokenizer import CaptionTokenizer
 from captioning.captioners.interface import BuildContext, Captioner
@@ -31,6 +32,8 @@ def captioner_from(
     try:
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
         name = checkpoint or "the checkpoint"
+        if config.lora is None and content is not None and CONFIG in content:
+            raise UserError(f"{name} holds an adapter, and lora is not set: set it, or merge it")
         captions = partial(training_captions, config)
         context = BuildContext(content, name, captions, CaptionTokenizer, MEAN, STD)
         captioner = package.build(config, context)
@@ -38,6 +41,8 @@ def captioner_from(
         _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
+        if config.lora is not None and CONFIG not in content:  # `build` has put them in place
+            return captioner, f"loaded {checkpoint}: its weights stay, lora's are new"
         report = load_weights(captioner, content["model"], checkpoint)
     except ValueError as error:  # every error of a captioner's that a user can cause is one
         raise UserError(str(error)) from error

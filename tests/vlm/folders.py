@@ -87,7 +87,8 @@ def qwen(name):
     sizes = {"patch_size": 2, "temporal_patch_size": 2, "merge_size": 2}
     pixels = {"shortest_edge": 32, "longest_edge": 256}
     images = transformers.Qwen2VLImageProcessor(**sizes, size=pixels)
-    video = transformers.Qwen2VLVideoProcessor(**sizes, size=pixels)
+    kind = "Qwen3VL" if name == "Qwen3VL" else "Qwen2VL"
+    video = getattr(transformers, f"{kind}VideoProcessor")(**sizes, size=pixels)
     names = {"image": "<|image_pad|>", "start": "<|vision_start|>", "end": "<|vision_end|>"}
     words = tokenizer(**names, video_token="<video>")
     chat = CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
@@ -101,6 +102,10 @@ def qwen2_vl():
 
 def qwen2_5_vl():
     return qwen("Qwen2_5_VL")
+
+
+def qwen3_vl():
+    return qwen("Qwen3VL")
 
 
 def paligemma():
@@ -184,6 +189,7 @@ PROCESSORS = {
     "Idefics3ForConditionalGeneration": (idefics3, PROMPT),
     "Qwen2VLForConditionalGeneration": (qwen2_vl, PROMPT),
     "Qwen2_5_VLForConditionalGeneration": (qwen2_5_vl, PROMPT),
+    "Qwen3VLForConditionalGeneration": (qwen3_vl, PROMPT),
     "PaliGemmaForConditionalGeneration": (paligemma, PROMPT),
     "LlavaOnevisionForConditionalGeneration": (llava_onevision, PROMPT),
     "InternVLForConditionalGeneration": (internvl, PROMPT),

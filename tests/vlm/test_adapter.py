@@ -8,13 +8,13 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
+from adapters.lora import Lora, adapted
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from smile import Objective
 from tests.vlm.test_rows import CAPTIONS
 from vlm import export
-from vlm.adapter import adapted
 from vlm.captioner import VlmCaptioner
 from vlm.library import model_of
 from vlm.pictures import Pictures
@@ -125,4 +125,66 @@ def test_an_adapter_of_another_model_is_refused(trained, config, vlm_folder):
 def test_layers_that_are_not_there_are_refused(vlm_folder):
     model = model_of(vlm_folder(NAME)[0], weights=True)
     with pytest.raises(ValueError, match=r"^lora: target_modules \['wq'\]: .*not found"):
-        adapted(model, {**LORA, "target_modules": ["wq"]})
+        adapted(model, Lora(**{**LORA, "target_modules": ["wq"]}))
+
+
+class TestFourBits:
+    """QLoRA: the weights that stay are in four bits. bitsandbytes computes on a CPU, too."""
+
+    @pytest.fixture
+    def four_bit(self, config):
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is an option")
+        changed = Lora(**{**LORA, "load_in_4bit": True})
+        return config.model_copy(update={"lora": changed})
+
+    def test_it_learns_and_is_the_model_of_the_dequantised_weights(self, four_bit, vlm_photos):
+        import bitsandbytes
+
+        captioner, _ = captioner_from(four_bit, None)
+        image = Pictures([captioner.question(photo) for photo in vlm_photos])
+        batch, _ = captioner.rows(image, CAPTIONS)
+        found = logits_of(captioner.model, batch)
+        captioner.train()(image, CAPTIONS).loss.backward()
+        learns = {name for name, p in captioner.named_parameters() if p.grad is not None}
+        assert learns and all("lora_" in name for name in learns)
+        plain = captioner.model.unload()  # without the adapter, which has learned nothing yet
+        layers, dequantised = 0, bitsandbytes.functional.dequantize_4bit
+        for module in list(plain.modules()):
+            for name, layer in module.named_children():
+                if isinstance(layer, bitsandbytes.nn.Linear4bit):
+                    weight = dequantised(layer.weight.data, layer.weight.quant_state)
+                    made = torch.nn.Linear(*reversed(weight.shape), bias=layer.bias is not None)
+                    made.load_state_dict({**dict(layer.named_parameters()), "weight": weight})
+                    setattr(module, name, made)
+                    layers += 1
+        assert layers > 10
+        torch.testing.assert_close(logits_of(plain, batch), found, rtol=1e-4, atol=1e-5)
+
+    def test_its_checkpoint_is_an_adapter_that_is_merged_into_whole_weights(
+        self, four_bit, tmp_path, vlm_folder
+    ):
+        captioner, _ = captioner_from(four_bit, None)
+        content = {"model": captioner.state_dict(), "config": four_bit.model_dump()}
+        path = tmp_path / "checkpoint_best.pth"
+        torch.save({**content, **captioner.saved_beside_weights()}, path)
+        _, told = captioner_from(four_bit, str(path))
+        assert told.endswith("every key matched")
+        assert export.main([str(path), str(tmp_path / "merged")]) == 0
+        merged = model_of(str(tmp_path / "merged"), weights=True).state_dict()
+        expected = model_of(vlm_folder(NAME)[0], weights=True).state_dict()
+        torch.testing.assert_close(merged, expected)  # it has learned nothing
+
+
+def test_four_bits_without_their_library(config, monkeypatch):
+    monkeypatch.setattr("vlm.library.find_spec", lambda name: None)
+    lora = Lora(**{**LORA, "load_in_4bit": True})
+    with pytest.raises(UserError) as error:
+        captioner_from(config.model_copy(update={"lora": lora}), None)
+    assert str(error.value) == "lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes"
+
+
+def test_whole_weights_are_no_start_for_an_adapter(config, tmp_path):
+    plain, _ = captioner_from(config.model_copy(update={"lora": None}), None)
+    torch.save({"model": plain.state_dict()}, tmp_path / "whole.pth")
+    with pytest.raises(UserError, match=r"whole.pth holds a whole model, and lora is trained "):
+        captioner_from(config, str(tmp_path / "whole.pth"))

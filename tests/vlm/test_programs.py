@@ -1,6 +1,10 @@
 """A vision-language model goes through every program, and a run that goes on is as if it had not
 been stopped."""
 
+import json
+import tarfile
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -36,7 +40,11 @@ def results(scenes, tmp_path_factory, repository):
     train = ["--config", str(config)]
     here, there = ["--output_dir", str(run)], ["--output_dir", str(whole)]
     best, out = str(run / "checkpoint_best.pth"), str(folder / "captions.jsonl")
-    photos = str(scenes / "images")
+    photos, tar, sweep = str(scenes / "images"), folder / "photos.tar", folder / "sweep"
+    few = ["max_epoch=1", "num_beams=1"]
+    with tarfile.open(tar, "w") as written:
+        for photo in sorted((scenes / "images").iterdir())[:2]:
+            written.add(photo, photo.name)
     programs = [
         ("captioning.train", [*train, *here, "max_epoch=1", "checkpoint_every=2"], 0),
         ("captioning.train", [*train, *here, "max_epoch=2", "checkpoint_every=2"], 0),
@@ -44,6 +52,12 @@ def results(scenes, tmp_path_factory, repository):
         ("captioning.train", [*train, *here, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
         ("captioning.train", [*train, *there, "max_epoch=2"], 0),
         ("captioning.caption", [str(run), photos, "--out", out, "--batch_size", "3"], 0),
+        ("captioning.caption", [str(run), str(tar), "--out", str(folder / "tar.jsonl")], 0),
+        (
+            "captioning.sweep.__main__",
+            [str(config), "--mle=1", "--output_dir", str(sweep), *few],
+            0,
+        ),
         ("captioning.calibrate", ["--checkpoint", best], 0),
         ("captioning.report.__main__", [str(run), "--output", str(folder / "report.html")], 0),
         ("captioning.attend", ["--checkpoint", best, str(min((scenes / "images").iterdir()))], 2),
@@ -74,6 +88,21 @@ def test_it_captions_the_same_everywhere(results):
     caption, words, label, _ = captioned_everywhere(folder)
     assert " ".join(word for word in words if word != "(end)").split() == caption.split()
     assert label == "model, MLE+SMILE 0.5:0.5"
+
+
+def test_photos_in_a_tar_have_the_captions_that_they_have_in_a_folder(results):
+    folder, _, _ = results
+    of_tar, of_folder = (
+        {Path(line["image"]).name: line["caption"] for line in map(json.loads, path.open())}
+        for path in (folder / "tar.jsonl", folder / "captions.jsonl")
+    )
+    assert len(of_tar) == 2 and of_tar.items() <= of_folder.items()
+
+
+def test_a_sweep_trains_and_scores_it(results):
+    folder, shown, _ = results
+    table = (folder / "sweep" / "table.md").read_text()
+    assert "| MLE |" in table and table in shown
 
 
 def test_it_is_scored_and_reported(results):

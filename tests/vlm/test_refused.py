@@ -58,7 +58,11 @@ def said(write):
         ),
         (["vlm=a/b", "compile=true"], "compile is true, which model vlm has not; set it to false"),
         (["model=blip", "vlm=a/b"], "vlm is for model vlm; this one is blip"),
-        (["model=sat", "lora={r: 4}"], "lora is for model vlm; this one is sat"),
+        (["model=sat", "lora={r: 4}"], "lora is for models blip and vlm; this one is sat"),
+        (
+            ["model=blip", "lora={load_in_4bit: true}"],
+            "lora.load_in_4bit is true, which is for model vlm; this one is blip",
+        ),
         (["vlm=a/b", "lora={rank: 4}"], "unknown key 'lora.rank'"),
         (["vlm=a/b", "lora.r=0"], "lora.r: found 0; input should be greater than 0"),
     ],

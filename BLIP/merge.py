@@ -1,0 +1,63 @@
+"""What a run with LoRA has learned as a checkpoint of BLIP, or as an adapter for peft.
+
+    python -m BLIP.merge output/lora_coco/checkpoint_best.pth output/merged.pth
+    python -m BLIP.merge output/lora_coco/checkpoint_best.pth output/adapter --adapter
+
+The first has the names of the released checkpoints. `PeftModel.from_pretrained` loads the second
+on a captioner with the weights that it was trained beside.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+import torch
+from safetensors.torch import save_file
+
+from adapters.lora import CONFIG
+from BLIP.adapter import base_of
+from BLIP.checkpoint import CheckpointError, read_checkpoint
+from BLIP.convert import captioner_of, exit_code, whole_file
+
+
+def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
+    """Write the file or folder, which must be new; a line that says so. Raises ValueError."""
+    if target.exists():
+        raise ValueError(f"{target} is there already: name what is new")
+    content = read_checkpoint(checkpoint)
+    base = base_of(content, checkpoint)
+    if base is None:
+        raise CheckpointError(f"{checkpoint} holds whole weights, no adapter")
+    if adapter:
+        target.mkdir(parents=True)
+        state = {name: tensor.contiguous() for name, tensor in content["model"].items()}
+        save_file(state, target / "adapter_model.safetensors", {"format": "pt"})
+        (target / "adapter_config.json").write_text(json.dumps(content[CONFIG], indent=2) + "\n")
+        return f"{target} holds the adapter of {base}"
+    captioner = captioner_of(checkpoint)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    config = {**content["config"], "lora": None}
+    with whole_file(target) as staged:
+        torch.save({"model": captioner.state_dict(), "config": config}, staged)
+    return f"{target} holds {base} with the adapter merged into it"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program on its arguments (those of the command line); return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m BLIP.merge",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", help="of a run of model blip with lora")
+    parser.add_argument("target", type=Path, help="a .pth file to write, or a folder")
+    parser.add_argument("--adapter", action="store_true", help="LoRA by itself, not merged")
+    given = parser.parse_args(argv)
+    return exit_code(lambda: merge_checkpoint(given.checkpoint, given.target, given.adapter))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""LoRA through peft: what is trained of a model, and saved of it, in peft's own format.
+
+A model is one of transformers in a `PeftModel`, or any `nn.Module` whose layers were replaced.
+"""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+CONFIG = "adapter_config"  # its key in a checkpoint
+PREFIX = "base_model.model."  # that peft's files have before a model's own names
+NAME = "default"
+
+
+class Lora(BaseModel):
+    """Layers of low rank that are trained in the place of the model; the names are peft's.
+
+    load_in_4bit: the weights that stay are in four bits (QLoRA, arXiv 2305.14314).
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    r: int = Field(16, gt=0, le=65_536)
+    alpha: float = Field(32.0, gt=0)
+    dropout: float = Field(0.05, ge=0, lt=1)
+    target_modules: Union[str, list[str]] = Field("all-linear", min_length=1)
+    load_in_4bit: bool = False
+
+
+def adapted(
+    model: nn.Module, lora: Lora, base: Optional[str] = None, whole: Sequence[str] = ()
+) -> nn.Module:
+    """A `PeftModel` of the model, whose layers are replaced in it: it is frozen, with layers of low
+    rank beside those that `lora` names (arXiv 2106.09685).
+
+    base: where the weights that stay come from. whole: layers that have none. Raises ValueError.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ValueError("lora needs peft: pip install peft") from error
+    config = LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        exclude_modules=list(whole) or None,
+    )
+    try:
+        made = get_peft_model(model, config)
+    except ValueError as error:
+        raise ValueError(f"lora: target_modules {lora.target_modules!r}: {error}") from error
+    config.base_model_name_or_path = base or config.base_model_name_or_path
+    return made
+
+
+def is_adapted(model: nn.Module) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def adapter_state(model: nn.Module, **how) -> dict[str, Tensor]:
+    """Of the model's state dict what peft saves, by the names in peft's files. how: keep_vars."""
+    return _of_adapter(model, nn.Module.state_dict(model, **how))
+
+
+def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Raises RuntimeError, as torch does, where the names are not those of this adapter."""
+    own = _of_adapter(model, {name: name for name in nn.Module.state_dict(model)})
+    other = sorted(own.keys() ^ state.keys())
+    if other:
+        raise RuntimeError(f"an adapter of another model: {len(other)} keys, such as {other[0]}")
+    weights = {own[name]: tensor for name, tensor in state.items()}
+    nn.Module.load_state_dict(model, weights, strict=False)
+
+
+def _of_adapter(model: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of the adapter among those of the whole model, by the names in peft's files."""
+    from peft import get_peft_model_state_dict
+
+    found = get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)
+    return {PREFIX + name.removeprefix(PREFIX): value for name, value in found.items()}
+
+
+def adapter_config(model: nn.Module) -> dict[str, Any]:
+    """That of peft, as JSON has it."""
+    return json.loads(json.dumps(model.peft_config[NAME].to_dict(), default=list))
+
+
+def merge(model: nn.Module) -> None:
+    """Put plain layers of the same function in the place of those with low ranks beside them.
+
+    The weights that stay are copied, not changed: another model may have them, too.
+    """
+    for module in list(model.modules()):
+        for name, layer in module.named_children():
+            if hasattr(layer, "get_delta_weight"):
+                plain = copy.deepcopy(layer.get_base_layer())
+                plain.weight.data += layer.get_delta_weight(NAME)
+                setattr(module, name, plain)
+    del model.peft_config

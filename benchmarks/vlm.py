@@ -1,0 +1,110 @@
+"""A step of a vision-language model with the vocabulary of today's, beside the model's own loss.
+
+    bash scripts/benchmark.sh vlm [--quick]
+
+The model is that of `vlm.tiny`, 96 wide, with a head of many words: what its logits cost is what
+stands out. A step is forward and backward on made-up photos and captions. Memory is what it needs
+beyond the gradients.
+"""
+
+import itertools
+import string
+import tempfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+
+import vlm.tiny
+from benchmarks.measure import Work, alternate, peak_memory, program, row
+from smile import Objective
+from smile.hf import undo
+from vlm.captioner import VlmCaptioner
+from vlm.library import check_library, model_of
+from vlm.pictures import Pictures
+from vlm.question import question_of
+
+OWN = "the model's own"
+OURS = {"MLE": "mle", "0.01 MLE + 0.99 SMILE": {"mle": 0.01, "smile": 0.99}, "SMILE": "smile"}
+
+
+class Sizes(NamedTuple):
+    """Vocabulary, photos, captions of each, words of a caption."""
+
+    V: int
+    B: int = 8
+    k: int = 1
+    n: int = 20
+
+    def __str__(self) -> str:
+        return f"V {self.V:,}, {self.B} photos, {self.k} captions of {self.n} words each"
+
+
+TINY = Sizes(200, 2, 2, 5)
+USUAL = [Sizes(150_000), Sizes(262_144), Sizes(150_000, 2, 5)]
+
+
+def write(folder: str, V: int) -> None:
+    """A model of V words."""
+    letters = itertools.product(string.ascii_lowercase, repeat=4)
+    words = ["".join(each) for each in itertools.islice(letters, V - len(vlm.tiny.SPECIAL) - 1)]
+    vlm.tiny.write(folder, words)
+
+
+def step(contender: str, sizes: Sizes, folder: str) -> Work:
+    """Loss and gradients by one contender, of which a small one has been made before."""
+    model, question = model_of(folder, weights=True), question_of(folder, vlm.tiny.ASKED)
+    objective = Objective(OURS.get(contender, "mle"), label_smoothing=0.0)
+    captioner = VlmCaptioner(model, question, objective, max_tokens=sizes.n + 1).train()
+    words = sorted(word for word in captioner.tokenizer.tokenizer.get_vocab() if len(word) == 4)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(words), (sizes.B, sizes.k, sizes.n), generator=generator).tolist()
+    captions = [[" ".join(words[i] for i in each) for each in group] for group in drawn]
+    side = vlm.tiny.SIDE
+    photos = [Image.new("RGB", (side, side), (20 * n, 100, 200)) for n in range(sizes.B)]
+    image = Pictures([question(photo) for photo in photos])
+    if contender == OWN:
+        undo(model)
+
+    def call(image: Pictures = image, captions: list[list[str]] = captions) -> float:
+        model.zero_grad()
+        if contender == OWN:
+            batch, labels = captioner.rows(image, captions)
+            loss = model(**batch, labels=labels).loss
+        else:
+            loss = captioner(image, captions).loss
+        loss.backward()
+        return loss.item()
+
+    call(image[:1], [[words[0]]])
+    model.zero_grad()
+    return call
+
+
+def gradient_bytes(folder: str) -> int:
+    return sum(4 * weight.numel() for weight in model_of(folder, weights=True).parameters())
+
+
+def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
+    """A row for each vocabulary, and one for several captions of a photo; none without models."""
+    try:
+        check_library()
+    except ValueError as error:
+        print(error)
+        return
+    for sizes in [TINY] if quick else USUAL:
+        names = [OWN, *OURS]
+        with tempfile.TemporaryDirectory() as folder:
+            write(folder, sizes.V)
+            gradients = gradient_bytes(folder)
+            memory = {n: max(0, peak_memory(step, n, sizes, folder) - gradients) for n in names}
+            seconds = alternate({name: step(name, sizes, folder) for name in names}, rounds)
+        facts = {"sizes": sizes._asdict(), "gradient_bytes": gradients}
+        yield row(str(sizes), seconds, OWN, memory, **facts)
+
+
+main = program("vlm", __doc__, 3, measure)
+
+if __name__ == "__main__":
+    main()
