@@ -69,6 +69,16 @@ class Loader(DataLoader):
             if batch["index"]:
                 yield batch
 
+    def close(self) -> None:
+        """End the workers; another iteration would start others.
+
+        Whoever holds a failed iteration, as a traceback does, would else keep them until the
+        process ends, which waits for them in vain: they leave signals alone.
+        """
+        iteration, self._iterator = self._iterator, None
+        if iteration is not None:
+            iteration._shutdown_workers()
+
 
 class TrainingLoader(Loader):
     """The batches of one epoch on one process; `set_epoch` before each.

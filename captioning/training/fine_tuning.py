@@ -80,7 +80,9 @@ class FineTuning:
             self.close()
 
     def close(self) -> None:
-        """Close the log and let go of the distributed model; see `distributed.stop`."""
+        """End the loader's workers, close the log and let go of the distributed model; see
+        `distributed.stop`."""
+        self.loader.close()
         self.watchdog.end()
         self.log.close()
         self.step.model = self.captioner
