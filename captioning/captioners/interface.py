@@ -110,6 +110,11 @@ class Captioner(Protocol):
         G * G) in rows that sum to 1; None for a captioner that sees the image once.
         """
 
+    def log_likelihoods(self, encoded: Any, ids: Tensor, temperature: float = 1.0) -> Tensor:
+        """float32 (B, k, n - p), with gradient: of captions of images that are encoded, ids (B, k,
+        n) as `generate_from` returns them, how likely each token after the prompt was to be drawn,
+        its logarithm, by settings that leave the distribution whole; 0 behind a caption's end."""
+
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         """The captioner, or a copy, in evaluation mode: it computes in `dtype` where that does no
         harm, and need not learn. compiled: with torch.compile."""
