@@ -126,17 +126,8 @@ class VlmCaptioner(nn.Module):
         return logits[0, said], None if gaze is None else gaze[said]
 
     def log_likelihoods(self, encoded: Pictures, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        rows = ids.flatten(0, 1)
-        real = rows != self.tokenizer.pad
-        answers = [row[own].tolist() for row, own in zip(rows, real)]
-        batch, labels = self._answered(self._read(encoded).repeated(ids.size(1)), answers)
-        logits = self.model(**batch).logits
-        logits, labels = in_step(_base(self.model), logits, labels, tokens=batch.get("input_ids"))
-        said = labels != IGNORED
-        logprobs = (logits[said].float() / temperature).log_softmax(-1)  # (M, V)
-        logprobs = logprobs.gather(1, labels[said].unsqueeze(1)).squeeze(1)
-        found = torch.zeros(rows.shape, device=rows.device).masked_scatter(real, logprobs)
-        return found.unflatten(0, ids.shape[:2])
+        """Never asked for: `reward` is refused."""
+        raise NotImplementedError
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         return self.eval()

@@ -30,8 +30,8 @@ class Rewards:
         self.pool: Optional[ProcessPoolExecutor] = None
         if self.apart:
             self.pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=(apart,))
-            # Started at once: a process that has used a GPU cannot be copied.
-            for waiting in [self._submit(name, [], []) for name in self.apart]:
+            # Now, before this process has a model and a GPU, of which they need nothing.
+            for waiting in [self._submit(self.apart[0], [], []) for _ in range(processes)]:
                 _result(waiting)
 
     def ask(self, image_ids: Sequence[ImageId], captions: Captions) -> "Asked":
@@ -63,8 +63,8 @@ class Rewards:
 
 
 class Asked(NamedTuple):
-    """What `Rewards` were asked for. Of each name the parts that processes compute, each of every
-    so-manieth image, or what computes it here."""
+    """What `Rewards` were asked for. under_way: of each name the parts that processes compute, to
+    which the images were dealt like cards; here: what computes the others."""
 
     images: int
     under_way: dict[str, list[Future]]
