@@ -111,9 +111,11 @@ class Captioner(Protocol):
         """
 
     def log_likelihoods(self, encoded: Any, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """float32 (B, k, n - p), with gradient: of captions of images that are encoded, ids (B, k,
-        n) as `generate_from` returns them, how likely each token after the prompt was to be drawn,
-        its logarithm, by settings that leave the distribution whole; 0 behind a caption's end."""
+        """The log-probability of each token of captions, (B, k, n - p), float32, with gradient.
+
+        ids: (B, k, n), as `generate_from` samples them of these images at this temperature, the
+        distribution left whole. 0 for what stands behind a caption's end.
+        """
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         """The captioner, or a copy, in evaluation mode: it computes in `dtype` where that does no
