@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from captioning.data.annotations import ImageId
 from captioning.metrics.tokenizer import imitated, tokenize
-from captioning.rewards.interface import Reward, Said, TrainingImages, of_each
+from captioning.rewards.interface import Reward, Said, TrainingImages
 from captioning.runtime.distributed import broadcast_from_main, is_main
 
 ORDERS = 4
 SIGMA = 6.0  # of the penalty for another length
-END = "</s>"  # no token of PTB's: `<` and `>` stand alone
+END = "END"  # no token, all of which are in lower case
 
 Ngram = tuple[str, ...]
 
@@ -35,13 +36,16 @@ class CiderD(Reward):
         self.idf = Idf(map(_ended, group) for group in self.references.values())
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        return of_each(self._one, image_ids, captions)
+        return np.array([self._of_image(*each) for each in zip(image_ids, captions)])
 
-    def _one(self, image_id, said: Said) -> float:
-        text = imitated(said.text)
-        own = self.idf.vectors(_ended(text) if said.ended else text.split())
+    def _of_image(self, image_id: ImageId, captions: Sequence[Said]) -> list[float]:
         others = [self.idf.vectors(_ended(reference)) for reference in self.references[image_id]]
-        return 10.0 * sum(_similarity(own, other) for other in others) / len(others)
+        found = []
+        for text, ended in captions:
+            tokens = imitated(text)
+            own = self.idf.vectors(_ended(tokens) if ended else tokens.split())
+            found.append(10.0 * sum(_similarity(own, other) for other in others) / len(others))
+        return found
 
 
 def _ended(tokens: str) -> list[str]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from captioning.data.caption_files import by_id
 from captioning.metrics.facts import stated_and_true
-from captioning.rewards.interface import Reward, Said, TrainingImages, of_each
+from captioning.rewards.interface import Reward, Said, TrainingImages
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import read_caption
 from captioning.scenes.make import read_scenes
@@ -23,7 +23,8 @@ class TrueFacts(Reward):
             )
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        return of_each(self._one, image_ids, captions)
+        pairs = zip(image_ids, captions)
+        return np.array([[self._one(i, said) for said in group] for i, group in pairs], dtype=float)
 
     def _one(self, image_id, said: Said) -> float:
         stated, true = stated_and_true(read_caption(said.text), self.scenes[image_id])

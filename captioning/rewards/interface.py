@@ -1,7 +1,7 @@
 """What a reward is given and what it returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -48,9 +48,3 @@ class Reward(ABC):
         self, image_ids: Sequence[ImageId], captions: Sequence[Sequence[Said]]
     ) -> np.ndarray:
         """float64 (B, k), of k captions of each of B images."""
-
-
-def of_each(score, image_ids: Iterable[ImageId], captions: Iterable[Sequence[Said]]) -> np.ndarray:
-    """(B, k) of a function of an image's id and one caption."""
-    rows = [[score(i, said) for said in group] for i, group in zip(image_ids, captions)]
-    return np.array(rows, dtype=np.float64)
