@@ -2,6 +2,10 @@
 
 import os
 import random
+import signal
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,3 +91,29 @@ def test_processes_share_the_images_of_a_batch(processes, tmp_path):
     assert found.tolist() == [[2.0 * i, 0.0] for i in range(7)]
     asked = (tmp_path / "asked").read_text().split()
     assert len(asked) == 7 and (str(os.getpid()) in asked) == (processes == 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="as the promise is")
+def test_processes_do_not_outlive_a_run_that_is_killed(tmp_path):
+    path = tmp_path / "asked"
+    run = os.fork()
+    if run == 0:
+        rewards = Rewards({"own": OfTheProcess(path)}, 1)
+        rewards.ask([0], [[Said("a", True)]]).found()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(run, 0)
+    worker = int(path.read_text())
+    until = time.monotonic() + 20
+    while _is_running(worker) and time.monotonic() < until:
+        time.sleep(0.05)
+    left = _is_running(worker)
+    if left:
+        os.kill(worker, signal.SIGKILL)
+    assert not left
+
+
+def _is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
