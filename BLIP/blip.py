@@ -14,12 +14,13 @@ from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
-from decoding import DecodingSettings, Generated, draw_captions
+from decoding import DecodingSettings, Generated, draw_captions, until_end
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
 MED_CONFIG = "configs/med_config.json"
 PROMPT = "a picture of "
+LIKELIHOOD = Objective("mle", label_smoothing=0.0)
 
 
 class BlipCaptioner(nn.Module):
@@ -126,6 +127,25 @@ class BlipCaptioner(nn.Module):
                 hook.remove()
         patches = torch.stack(seen).mean(0)[start:, 1:]
         return logits[0], patches / patches.sum(1, keepdim=True)
+
+    def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+        """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 behind the end.
+
+        From hidden states and the head: there are never logits of all tokens at once.
+        """
+        rows, start = ids.flatten(0, 1), len(self.prompt_ids)
+        read, said = rows[:, :-1], rows[:, start:]
+        hidden = self.text_decoder.hidden_states(read, torch.ones_like(read), encoded)
+        head = self.text_decoder.cls["predictions"]
+        losses = LIKELIHOOD.from_hidden(
+            head.transformed(hidden[:, start - 1 :]),
+            head.decoder.weight,
+            head.decoder.bias,
+            said.where(until_end(said, self.tokenizer.end), LIKELIHOOD.ignore_index),
+            reduction="none",
+            scale=1 / temperature,
+        ).loss
+        return -losses.float().unflatten(0, ids.shape[:2])
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""

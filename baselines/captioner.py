@@ -9,7 +9,7 @@ from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
 from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
-from decoding import DecodingSettings, Generated, draw_captions
+from decoding import DecodingSettings, Generated, draw_captions, until_end
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
@@ -161,6 +161,17 @@ class ClassicCaptioner(nn.Module):
     ) -> "ClassicCaptioner":
         """Itself: it computes in `dtype` under autocast."""
         return self.eval()
+
+    def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+        """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 behind the end."""
+        given = len(self.prompt_ids)
+        logits, _ = self.decoder(ids[:, :, :-1], encoded, given)
+        logits = logits.float().index_fill(-1, self._unsaid.to(ids.device), float("-inf"))
+        said, end = ids[:, :, given:], self.tokenizer.end
+        real = until_end(said, end)
+        logprobs = (logits / temperature).log_softmax(-1)
+        logprobs = logprobs.gather(3, said.where(real, end).unsqueeze(3)).squeeze(3)
+        return logprobs.masked_fill(~real, 0)
 
     def compile_parts(self) -> None:
         """All but the decoder, whose loop over words would be compiled anew for every length."""

@@ -102,6 +102,12 @@ class Decoded(NamedTuple):
     scores: Tensor
 
 
+def until_end(tokens: Tensor, end: int) -> Tensor:
+    """bool (..., n): which of the tokens (..., n) come no later than the first `end`."""
+    ended = (tokens == end).int()
+    return ended.cumsum(-1) - ended == 0
+
+
 class Generated(NamedTuple):
     """captions: B lists of num_return strings, best first; token_ids int64 (B, num_return, L);
     scores float64 (B, num_return), see `Decoded`."""

@@ -18,7 +18,7 @@ NO_PACKAGES = {"tests", "scripts", "examples"}  # folders of Python that is not 
 # The rooms of captioning: a file may import of its own room and of those before it. Files at the
 # root are programs, of which sweeps start one.
 ROOMS = (
-    *("runtime", "files", "data", "scenes", "metrics", "captioners", "config", "models"),
+    *("runtime", "files", "data", "scenes", "metrics", "rewards", "captioners", "config", "models"),
     *("training", "train", "bulk", "report", "sweep"),
 )
 # Where a captioner may be asked which it is.

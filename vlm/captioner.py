@@ -125,6 +125,10 @@ class VlmCaptioner(nn.Module):
         said = labels[0] != IGNORED
         return logits[0, said], None if gaze is None else gaze[said]
 
+    def log_likelihoods(self, encoded: Pictures, ids: Tensor, temperature: float = 1.0) -> Tensor:
+        """Never asked for: `reward` is refused."""
+        raise NotImplementedError
+
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         return self.eval()
 

@@ -37,6 +37,10 @@ class Keys(BaseModel):
             raise ValueError(
                 f"num_beam_groups is {groups}; transformers 5 draws beams in one group"
             )
+        if self.reward:
+            raise ValueError(
+                "reward is for captioners whose words are drawn here; model vlm's are the library's"
+            )
         if self.compile:
             raise ValueError("compile is true, which model vlm has not; set it to false")
         if self.sharding != "none" and self.lora and self.lora.load_in_4bit:

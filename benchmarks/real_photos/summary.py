@@ -8,13 +8,14 @@ import numpy as np
 
 from benchmarks.real_photos.judge import HUMANS, answer_path
 from benchmarks.real_photos.runs import JUDGE, Runs
+from captioning.config.objectives import objective_name
 from captioning.data.caption_files import read_predictions
 from captioning.files.reading import parse_json, read_json, read_text
 from captioning.metrics.bootstrap import Estimate, mean
 from captioning.report.comparison import HUMANS as PEOPLE
 from captioning.report.comparison import Comparison, Row
 from captioning.report.comparison_table import in_markdown
-from captioning.report.runs import kind_of, metrics_of, objective_name
+from captioning.report.runs import kind_of, metrics_of
 from captioning.sweep.over_seeds import NORMAL, over_seeds
 
 FOUND = "found"  # captions that the judge finds likelier under their own photo than any other, %

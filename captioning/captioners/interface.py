@@ -110,6 +110,13 @@ class Captioner(Protocol):
         G * G) in rows that sum to 1; None for a captioner that sees the image once.
         """
 
+    def log_likelihoods(self, encoded: Any, ids: Tensor, temperature: float = 1.0) -> Tensor:
+        """The log-probability of each token of captions, (B, k, n - p), float32, with gradient.
+
+        ids: (B, k, n), as `generate_from` samples them of these images at this temperature, the
+        distribution left whole. 0 for what stands behind a caption's end.
+        """
+
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         """The captioner, or a copy, in evaluation mode: it computes in `dtype` where that does no
         harm, and need not learn. compiled: with torch.compile."""

@@ -16,6 +16,7 @@ from captioning.config.roles import roles_of
 from captioning.files.reading import parse_yaml
 from captioning.files.writing import write_text
 from captioning.metrics.metric_sum import MetricSum
+from captioning.rewards.registry import check_rewards
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
@@ -47,10 +48,28 @@ class Config(*keys_of_captioners(), Keys):
     def _empty_is_none(cls, value: Any) -> Any:
         return value or None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_likelihood_beside_a_reward(cls, values: Any) -> Any:
+        """Unless an objective is named: that of a run without a reward is MLE."""
+        if isinstance(values, dict) and values.get("reward") and "objective" not in values:
+            return {**values, "objective": None}
+        return values
+
+    @field_validator("reward")
+    @classmethod
+    def _known_rewards(cls, value: Optional[dict[str, float]]) -> Optional[dict[str, float]]:
+        if value is not None:
+            check_rewards(value)
+        return value
+
     @field_validator("objective")
     @classmethod
-    def _known_objective(cls, value):
-        parse_objective(value)
+    def _known_objective(cls, value, info: ValidationInfo):
+        if value is None and not info.data.get("reward", True):  # True: it has an error of its own
+            raise ValueError("input should be a valid string or a mapping")
+        if value is not None:
+            parse_objective(value)
         return value
 
     @field_validator("first_token_mle")
@@ -59,7 +78,7 @@ class Config(*keys_of_captioners(), Keys):
         """Without a value that of the run's objectives; None where they differ in it."""
         if value is not None or "objective" not in info.data:
             return value
-        weights = parse_objective(info.data["objective"])
+        weights = parse_objective(info.data["objective"] or "mle")
         found = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
         return found.pop() if len(found) == 1 else None
 
@@ -81,9 +100,24 @@ class Config(*keys_of_captioners(), Keys):
     @model_validator(mode="after")
     def _possible_together(self):
         self.decoding_settings()
+        if self.reward:
+            self._check_reward()
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
+
+    def _check_reward(self) -> None:
+        if "facts" in self.reward and not self.facts_file:
+            raise ValueError(
+                "reward: facts needs facts_file, the file that says what is in each image"
+            )
+        if self.reward_samples == 1 and self.reward_baseline == "others":
+            raise ValueError(
+                "reward_samples is 1, but reward_baseline is others, the mean of an image's other "
+                "samples; raise it, or set reward_baseline=greedy"
+            )
+        if self.sharding != "none":
+            raise ValueError(f"sharding is {self.sharding}, which reward has not; set it to none")
 
     @property
     def monitors(self) -> Optional[str]:
@@ -115,9 +149,12 @@ class Config(*keys_of_captioners(), Keys):
         return DecodingSettings(**{name: getattr(self, name) for name in names})
 
     def build_objective(self) -> Objective:
-        """What this run minimises."""
+        """What this run minimises; with a reward alone the captioner has an MLE that none asks."""
         return Objective(
-            self.objective, self.label_smoothing, self.first_token_mle, self.random_subset_size
+            self.objective or "mle",
+            self.label_smoothing,
+            self.first_token_mle,
+            self.random_subset_size,
         )
 
 

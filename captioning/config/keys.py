@@ -39,7 +39,12 @@ class Keys(BaseModel):
     min_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     max_epoch: Annotated[int, "length"] = Field(5, gt=0)
 
-    objective: Annotated[Union[str, dict[str, Union[float, dict[str, Any]]]], "run"] = "mle"
+    reward: Annotated[Optional[dict[str, float]], "run"] = None
+    reward_samples: Annotated[int, "run"] = Field(5, gt=0, le=1000)
+    reward_temperature: Annotated[float, "run"] = Field(1.0, gt=0)
+    reward_baseline: Annotated[Literal["others", "greedy"], "run"] = "others"
+    reward_kl: Annotated[float, "run"] = Field(0.0, ge=0)
+    objective: Annotated[Union[str, dict[str, Union[float, dict[str, Any]]], None], "run"] = "mle"
     label_smoothing: Annotated[float, "run"] = Field(0.1, ge=0, lt=1)
     first_token_mle: Annotated[Optional[bool], "run"] = Field(None, validate_default=True)
     random_subset_size: Annotated[int, "run"] = Field(10, gt=0, le=100_000)

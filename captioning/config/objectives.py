@@ -3,6 +3,7 @@
 from dataclasses import asdict
 
 from captioning.config.config import Config
+from captioning.rewards.registry import TITLES
 from smile import Objective, parse_objective
 from smile.alternatives import ALTERNATIVES
 from smile.mixture import scores_first_token
@@ -11,6 +12,25 @@ NAMES = {
     **{"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"},
     **{name: loss.title for name, loss in ALTERNATIVES.items()},
 }
+
+
+def trained_by(config: Config) -> list[str]:
+    """The names of what trains a run: "reward", if it has one, and its objectives."""
+    objectives = parse_objective(config.objective) if config.objective else []
+    return [*(["reward"] if config.reward else []), *objectives]
+
+
+def training_name(config: Config) -> str:
+    """The rewards, if there are any, with their weights, and the objective."""
+    names = [_reward_name(config.reward)] if config.reward else []
+    return " + ".join([*names, *([objective_name(config.objective)] if config.objective else [])])
+
+
+def _reward_name(weights) -> str:
+    """ "reward CIDEr-D", or "reward true facts+CIDEr-D 1:0.5"."""
+    names = "+".join(TITLES[name] for name in weights)
+    shares = ":".join(f"{weight:g}" for weight in weights.values())
+    return f"reward {names}" + (f" {shares}" if len(weights) > 1 else "")
 
 
 def objective_name(spec) -> str:
@@ -33,6 +53,17 @@ def _parameters(spec, name: str) -> str:
 
 def minimised(config: Config) -> str:
     """The line that a run begins with: each objective, with the settings that it goes by."""
+    if not config.reward:
+        return _minimised(config)
+    parts = [f"{weight:g} {TITLES[name]}" for name, weight in config.reward.items()]
+    how = f"{config.reward_samples} captions an image, baseline {config.reward_baseline}"
+    if config.reward_kl:
+        how += f", KL {config.reward_kl:g}"
+    beside = f", {_minimised(config)}" if config.objective else ""
+    return f"maximising {' + '.join(parts)} ({how}){beside}"
+
+
+def _minimised(config: Config) -> str:
     objective = config.build_objective()
     weights = objective.weights
     parts = [

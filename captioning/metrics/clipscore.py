@@ -32,7 +32,7 @@ class ClipScore(ClipEvaluator):
             return Result({})
         count = len(paths)
         said = vectors[:count].astype(float)
-        own = self.weight * np.clip((said * images).sum(1), 0, None)
+        own = image_score(said, images, self.weight)
         human = np.split(vectors[count:], np.cumsum([len(group) for group in groups])[:-1])
         nearest = [(group.astype(float) @ v).max() for group, v in zip(human, said)]
         nearest = np.clip(nearest, 0, None)
@@ -44,6 +44,11 @@ class ClipScore(ClipEvaluator):
             values,
             {"clip_model": features.clip.name, self.cut: sum(long[:count])},
         )
+
+
+def image_score(captions: np.ndarray, images: np.ndarray, weight: float) -> np.ndarray:
+    """(N,) of unit vectors (N, D) of captions and of their images: weight * max(cos, 0)."""
+    return weight * np.clip((captions.astype(float) * images).sum(1), 0, None)
 
 
 class PacScore(ClipScore):

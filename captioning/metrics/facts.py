@@ -33,8 +33,8 @@ class Facts(Evaluator):
             unknown = next(i for i in captions.ids if not known[i])
             raise UserError(f"{self.settings.facts_file} does not say what is in image {unknown!r}")
         statements = [read_caption(captions.predictions[image_id]) for image_id in captions.ids]
-        stated = [len(statement.facts()) for statement in statements]
-        true = [len(true_facts(s, scene)) for s, scene in zip(statements, scenes)]
+        counts = [stated_and_true(s, scene) for s, scene in zip(statements, scenes)]
+        stated, true = (list(of_all) for of_all in zip(*counts))
         wrong = [total - right for total, right in zip(stated, true)]
         ranks = [_rank(s, i, true[i], scenes) for i, s in enumerate(statements)]
         found = {f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS}
@@ -50,6 +50,11 @@ class Facts(Evaluator):
                 **found,
             },
         )
+
+
+def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:
+    """How many facts are stated, and how many of them hold."""
+    return len(statement.facts()), len(true_facts(statement, scene))
 
 
 def _rank(statement: Statement, own: int, true: int, scenes: list[Scene]) -> int:

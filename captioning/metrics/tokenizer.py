@@ -86,8 +86,17 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
         tokenized, tokenizer = _java_tokens(lines), "PTBTokenizer"
     except JavaError as error:
         tokenized, tokenizer = map(_imitated_tokens, lines), tokenizer.format(error)
-    kept = iter([" ".join(t for t in line if t not in _PUNCTUATION) for line in tokenized])
+    kept = iter(map(_joined, tokenized))
     return {key: [next(kept) for _ in group] for key, group in captions.items()}, tokenizer
+
+
+def imitated(caption: str) -> str:
+    """One caption's tokens joined by spaces, by the imitation, for which nothing is started."""
+    return _joined(_imitated_tokens(" ".join(caption.split())))
+
+
+def _joined(tokens) -> str:
+    return " ".join(token for token in tokens if token not in _PUNCTUATION)
 
 
 def _java_tokens(lines):

@@ -34,6 +34,12 @@ VALIDATION = (
     {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
     {"true_facts": "true facts a caption", "cap_len": "words a caption"},
 )
+# Of captions that are drawn in training, where a reward is what trains.
+DRAWN = {
+    "reward": ("Reward in training", "reward a caption"),
+    "length": ("Length in training", "words a drawn caption"),
+    "kl": ("KL to the start", "nats a caption"),
+}
 # Okabe and Ito's colours, which colour-blind people tell apart.
 STYLES = {
     "humans": Style("#4a4f57", "D", "-"),
@@ -128,7 +134,8 @@ class Curve(NamedTuple):
 
 
 def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
-    """(title, figure) of each part of the objectives by step, then of one or two validations."""
+    """(title, figure) of each part of the objectives by step, of drawn captions, if there were any,
+    then of one or two validations."""
     for part, name in NAMES.items():
         lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
         if not lines:
@@ -141,6 +148,10 @@ def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
         drawing = _draw(lines, f"loss-{part}", title, "optimiser step", "nats a token", smooth=True)
         yield title, drawing
+    for name, (title, label) in DRAWN.items():
+        lines = [line for line in _lines(runs, "step", name) if len(line.x) > 1]
+        if lines:
+            yield title, _draw(lines, name, title, "optimiser step", label, smooth=True)
     for choices in VALIDATION:
         for name, label in choices.items():
             lines = _lines(runs, "val", name)

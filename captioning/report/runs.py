@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, keys_of, load_config
-from captioning.config.objectives import objective_name
+from captioning.config.objectives import trained_by, training_name
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import Estimate
@@ -18,7 +18,6 @@ from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.training.run_log import read_log
 from captioning.training.selection import read_record
-from smile import parse_objective
 
 NOT_A_SETTING = keys_of("machine")  # the page says that they are left out
 OF_SCORING = [*keys_of("generation"), *keys_of("scoring")]
@@ -52,7 +51,7 @@ class Run:
 
     @property
     def objective(self) -> str:
-        return objective_name(self.config.objective)
+        return training_name(self.config)
 
     @property
     def checkpoint(self) -> Optional[Path]:
@@ -79,14 +78,14 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
 
 def kind_of(config: Config) -> str:
     """The objective's name, such as "mle", or, where there are several, "mixture"."""
-    parts = parse_objective(config.objective)
-    return "mixture" if len(parts) > 1 else next(iter(parts))
+    parts = trained_by(config)
+    return "reward" if "reward" in parts else "mixture" if len(parts) > 1 else parts[0]
 
 
 def trained_name(config: Config) -> str:
     """The objective, and before it the captioner's title where it has one: "LSTM, SMILE"."""
     title = CAPTIONERS[config.model].title(config)
-    return ", ".join(filter(None, (title, objective_name(config.objective))))
+    return ", ".join(filter(None, (title, training_name(config))))
 
 
 def plain_command(record: dict[str, Any]) -> Optional[str]:

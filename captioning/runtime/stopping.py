@@ -80,6 +80,13 @@ def ended_with_launcher() -> Iterator[None]:
         prctl(PR_SET_PDEATHSIG, 0)
 
 
+def leave_to_parent() -> None:
+    """In a process that computes for another one: `ignore`, and end when that one does."""
+    ignore()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def ignore(worker: int = 0) -> None:
     """In a process that loads data: leave the signals to the one that it works for."""
     for number in SIGNALS:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
 
 from captioning.config import Config
+from captioning.config.objectives import trained_by
 from captioning.runtime.errors import UserError
 from smile import OBJECTIVES, parse_objective
 from smile.alternatives import ALTERNATIVES
@@ -65,9 +66,9 @@ def varied_keys() -> set[str]:
 
 def mle_share(config: Config) -> Optional[float]:
     """MLE's share in a run's objective; None where that is not of MLE and SMILE alone."""
-    parts = parse_objective(config.objective)
-    if not set(parts) <= {"mle", "smile"}:
+    if not set(trained_by(config)) <= {"mle", "smile"}:
         return None
+    parts = parse_objective(config.objective)
     return parts.get("mle", 0.0) / sum(parts.values())
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from captioning.config import Config
 from captioning.data import Prefetcher
 from captioning.data.loader import Batch, TrainingLoader
 from captioning.files.writing import require_folder, write_json
@@ -29,10 +30,19 @@ REPORT = "not_finite.json"
 LEAST_SCALE = 1.0  # of the loss: a gradient that overflows without being scaled up is a fault
 
 
+ADVICE = "lower init_lr, set clip_grad_norm, or use another precision than {}"
+
+
+def inputs_of(batch: Batch, config: Config) -> list[Any]:
+    """What of a batch a step's forward takes: for a reward also which images they are."""
+    return [batch[name] for name in ("image", "captions", *(["image_id"] * bool(config.reward)))]
+
+
 class KeptBatch(NamedTuple):
     """What is kept of a batch until its step is done.
 
     seed: of every generator of torch before it. parts: the loss and its parts by name, scalars.
+    sampled: with a reward, of each image the captions that were drawn, and what each is worth.
     """
 
     seed: int
@@ -40,10 +50,14 @@ class KeptBatch(NamedTuple):
     indices: list[int]
     captions: list[list[str]]
     parts: Mapping[str, Tensor]
+    sampled: Optional[list[list[dict[str, Any]]]] = None
 
     @classmethod
-    def of(cls, batch: Batch, seed: int, output: ObjectiveOutput) -> "KeptBatch":
-        return cls(seed, batch["image_id"], batch["index"], batch["captions"], parts_of(output))
+    def of(
+        cls, batch: Batch, seed: int, output: ObjectiveOutput, sampled: Optional[list] = None
+    ) -> "KeptBatch":
+        kept = (batch["image_id"], batch["index"], batch["captions"], parts_of(output))
+        return cls(seed, *kept, sampled)
 
 
 def parts_of(output: ObjectiveOutput) -> dict[str, Tensor]:
@@ -52,16 +66,20 @@ def parts_of(output: ObjectiveOutput) -> dict[str, Tensor]:
 
 
 def what_is_not_finite(
-    sums: Sequence[Sequence[float]], norm: float, scaler: torch.amp.GradScaler
+    sums: Sequence[Sequence[float]],
+    norm: float,
+    scaler: torch.amp.GradScaler,
+    names: Sequence[str] = (),
 ) -> Optional[str]:
-    """ "loss" or "gradient" where a step must not be taken; None where it may be.
+    """ "reward", "loss" or "gradient" where a step must not be taken; None where it may be.
 
-    sums: of each batch, over all ranks; norm: of the gradient. With float16 the scaler takes an
-    overflow of the gradient as a sign to scale less, and passes over the step; once it does not
-    scale up any more, that is no reason.
+    sums: of each batch, over all ranks, and their names; norm: of the gradient. With
+    float16 the scaler takes an overflow of the gradient as a sign to scale less, and passes over
+    the step; once it does not scale up any more, that is no reason.
     """
     if not all(math.isfinite(value) for of_batch in sums for value in of_batch):
-        return "loss"
+        rewards = [dict(zip(names, of_batch)).get("reward", 0.0) for of_batch in sums]
+        return "loss" if all(map(math.isfinite, rewards)) else "reward"
     if math.isfinite(norm) or (scaler.is_enabled() and scaler.get_scale() > LEAST_SCALE):
         return None
     return "gradient"
@@ -70,17 +88,20 @@ def what_is_not_finite(
 class Evidence:
     """Looks into a step that failed, and writes down what is needed to look further.
 
-    state, loader, precision: the run's. began: where it went on from a checkpoint, if it did.
+    state, learner, loader, precision: the run's. began: where it went on from a checkpoint, if it
+    did.
     """
 
     def __init__(
         self,
         state: RunState,
+        learner: nn.Module,
         loader: TrainingLoader,
         precision: Precision,
         began: Optional[Place],
     ):
-        self.state, self.loader, self.precision, self.began = state, loader, precision, began
+        self.state, self.learner, self.began = state, learner, began
+        self.loader, self.precision = loader, precision
         self.config = state.config
 
     def error(self, what: str, step: int, place: Place, kept: Sequence[KeptBatch]) -> UserError:
@@ -98,9 +119,11 @@ class Evidence:
         told = self._write(folder, {**about, "ranks": found}) or told
         culprit = _culprit(what, found) if distributed.is_main() else None
         culprit = distributed.broadcast_from_main(culprit)
+        advice = ADVICE.format(self.config.precision)
+        if what == "reward":
+            advice = f"look at its captions, or leave out a part of reward: {self.config.reward}"
         return UserError(
-            f"the {what} is not finite at step {step + 1} ({culprit}); lower init_lr, set "
-            f"clip_grad_norm, or use another precision than {self.config.precision}; {told}"
+            f"the {what} is not finite at step {step + 1} ({culprit}); {advice}; {told}"
         )
 
     def _save(self, folder: Path, step: int, place: Place) -> str:
@@ -168,19 +191,28 @@ class Evidence:
         captioner.zero_grad()
         torch.manual_seed(batch["seed"])
         with self.precision.autocast():
-            output = captioner(batch["image"].to(self.precision.device), batch["captions"])
+            image = batch["image"].to(self.precision.device)
+            output = self.learner(*inputs_of({**batch, "image": image}, self.config))
         self.state.scaler.scale(output.loss).backward()
         return {"parts": _numbers(parts_of(output)), "gradients": _not_finite_gradients(captioner)}
 
 
 def _described(batch: KeptBatch) -> dict[str, Any]:
-    return {**batch._asdict(), "parts": _numbers(batch.parts)}
+    described = {**batch._asdict(), "parts": _numbers(batch.parts)}
+    sampled = described.pop("sampled")
+    if sampled is not None:
+        drawn = ([(one["caption"], _number(one["reward"])) for one in group] for group in sampled)
+        described["sampled"] = [[dict(caption=c, reward=r) for c, r in group] for group in drawn]
+    return described
 
 
 def _numbers(parts: Mapping[str, Tensor]) -> dict[str, Any]:
     """As JSON has them; what it has no number for as "nan", "inf" or "-inf"."""
-    values = {name: value.item() for name, value in parts.items()}
-    return {n: value if math.isfinite(value) else str(value) for n, value in values.items()}
+    return {name: _number(value.item()) for name, value in parts.items()}
+
+
+def _number(value: float) -> Any:
+    return value if math.isfinite(value) else str(value)
 
 
 def _not_finite_gradients(captioner: nn.Module) -> list[str]:
@@ -193,7 +225,7 @@ def _culprit(what: str, found: Sequence[Sequence[dict[str, Any]]]) -> str:
     """Which rank had which images, by what each rank found of its batches."""
 
     def failed(batch: dict[str, Any]) -> bool:
-        return not _are_finite(batch) if what == "loss" else bool(_gradients_again(batch))
+        return bool(_gradients_again(batch)) if what == "gradient" else not _are_finite(batch)
 
     causes = [(rank, b) for rank, batches in enumerate(found) for b in batches if failed(b)]
     if not causes:

@@ -1,7 +1,7 @@
 """Fine-tuning, step by step: set up, train an epoch, save it, evaluate it, keep the best."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Optional
@@ -12,7 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from captioning.config import Config
 from captioning.config.objectives import minimised
-from captioning.data import Prefetcher, TrainingDataset, TrainingLoader, read_split, training_loader
+from captioning.data import (
+    Prefetcher,
+    Sample,
+    TrainingDataset,
+    TrainingLoader,
+    read_split,
+    training_loader,
+)
 from captioning.data.original_randaugment import check_opencv
 from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
@@ -30,6 +37,7 @@ from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Place, RunState, place_of
 from captioning.training.schedule import scheduled_rate
 from captioning.training.selection import Selection, check_select, held_epoch, told, with_select
+from captioning.training.self_critical import SelfCritical, rewards_of, start_of
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.step import COUNTED, NotFiniteError, Stepped, TrainingStep
 from captioning.training.validation_history import (
@@ -85,7 +93,9 @@ class FineTuning:
         self.loader.close()
         self.watchdog.end()
         self.log.close()
-        self.step.model = self.captioner
+        if self.rewards:
+            self.rewards.close()
+        self.step.model = self.learner
 
     # Set-up
 
@@ -98,7 +108,9 @@ class FineTuning:
         if config.input == "exact" and config.augmentation == "blip":
             check_opencv()
         self.preprocessing = preprocessing_of(config)
-        self.loader = self._build_loader()
+        with distributed.first_on_each_machine():
+            samples = read_split(config, "train")
+        self.loader = self._build_loader(samples)
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         if not self.steps:
             raise UserError(
@@ -106,10 +118,10 @@ class FineTuning:
                 f"{len(self.loader)} batches; lower it or batch_size"
             )
 
-    def _build_loader(self) -> TrainingLoader:
+        self.rewards = rewards_of(config, samples, self.device) if config.reward else None
+
+    def _build_loader(self, samples: Sequence[Sample]) -> TrainingLoader:
         config = self.config
-        with distributed.first_on_each_machine():
-            samples = read_split(config, "train")
         dataset = TrainingDataset(
             samples,
             config.image_root,
@@ -145,9 +157,13 @@ class FineTuning:
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
         """Captioner, optimiser and step, as they were where the checkpoint was saved."""
         self.captioner = self._build_captioner(checkpoint)
-        model = self._wrap(self.captioner)
+        self.learner = self.captioner
+        if self.rewards:
+            start = start_of(self.config, self.device)
+            self.learner = SelfCritical(self.captioner, self.config, self.rewards, start)
+        model = self._wrap(self.learner)
         self.optimizer, self.rate_shares = build_optimizer(self.captioner, self.config)
-        self.step = TrainingStep(self.config, model, self.captioner, self.optimizer, self.precision)
+        self.step = TrainingStep(self.config, model, self.learner, self.optimizer, self.precision)
         self.state = RunState(self.config, self.captioner, self.optimizer, self.precision)
         self.place = self.state.restore(checkpoint) if checkpoint else Place()
         self.after_epoch = checkpoint is not None and "within" not in checkpoint
@@ -168,26 +184,26 @@ class FineTuning:
             say(loaded)
         return captioner
 
-    def _wrap(self, captioner: nn.Module) -> nn.Module:
+    def _wrap(self, learner: nn.Module) -> nn.Module:
         group = distributed.limit_waits(self.config.rank_timeout)
         if self.config.sharding == "fsdp":
-            return sharding.divided(captioner, group, self.device, self.precision.dtype)
-        captioner.to(self.device)
+            return sharding.divided(learner, group, self.device, self.precision.dtype)
+        learner.to(self.device)
         if self.config.compile:
-            captioner.compile_parts()
+            self.captioner.compile_parts()
         if group is None:
-            return captioner
+            return learner
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(
-            captioner,
+            learner,
             device_ids=devices,
             process_group=group,
-            find_unused_parameters=captioner.skips_weights,
+            find_unused_parameters=self.captioner.skips_weights,
         )
 
     def _watch(self, began: Optional[Place]) -> None:
         """What looks on: the log, the watchdog, and the evidence of a step that fails."""
-        self.evidence = Evidence(self.state, self.loader, self.precision, began)
+        self.evidence = Evidence(self.state, self.learner, self.loader, self.precision, began)
         done = self.place.epoch * self.steps + self.place.steps
         self.log = RunLog(self.folder, self.place.epoch, done)
         self.watchdog = Watchdog(self.config.rank_timeout)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 
 from captioning.config import Config
 from captioning.config.config import LAST
+from captioning.config.objectives import trained_by
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.metric_sum import MetricSum
@@ -20,7 +21,6 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.validation_history import evaluation_name, why_not
-from smile import parse_objective
 
 RECORD = "selected.json"
 BLIPS = "CIDEr + Bleu_4"
@@ -44,7 +44,7 @@ def with_select(
     select = config.select
     if select is None:
         blips = BLIPS if "coco" in config.metrics else LAST
-        of_new = blips if set(parse_objective(config.objective)) == {"mle"} else LAST
+        of_new = blips if trained_by(config) == ["mle"] else LAST
         # Older versions had no key, and knew one rule.
         select = checkpoint["config"].get("select", blips) if checkpoint else of_new
         if select != LAST and (reason := why_not(select, evaluation)):

@@ -12,7 +12,7 @@ from captioning.data.loader import Batch
 from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
 from captioning.runtime import distributed, stopping
-from captioning.training.evidence import KeptBatch, what_is_not_finite
+from captioning.training.evidence import KeptBatch, inputs_of, what_is_not_finite
 from captioning.training.optimiser import clip_gradients
 from captioning.training.sharding import begin_step
 from smile import ObjectiveOutput
@@ -29,12 +29,13 @@ class Stepped(NamedTuple):
 
 
 class NotFiniteError(Exception):
-    """The "loss" or the "gradient" is not finite, and the weights are as they were."""
+    """The "reward", "loss" or "gradient" is not finite, and the weights are as they were."""
 
 
 class TrainingStep:
-    """Trains `model`, the captioner itself or that of several processes, on accumulated batches.
+    """Trains `model`, the learner itself or that of several processes, on accumulated batches.
 
+    learner: the captioner, or what draws captions of it for a reward.
     kept: what the batches of the last step were, for whoever has to explain it.
     """
 
@@ -42,11 +43,11 @@ class TrainingStep:
         self,
         config: Config,
         model: nn.Module,
-        captioner: nn.Module,
+        learner: nn.Module,
         optimizer: torch.optim.Optimizer,
         precision: Precision,
     ):
-        self.config, self.model, self.captioner = config, model, captioner
+        self.config, self.model, self.learner = config, model, learner
         self.optimizer, self.precision, self.scaler = optimizer, precision, precision.scaler
         self.count = config.accumulation_steps
         self.kept: list[KeptBatch] = []
@@ -60,8 +61,8 @@ class TrainingStep:
         NotFiniteError on all ranks.
         """
         self.kept = []
-        if self.model is self.captioner:
-            begin_step(self.captioner)
+        if self.model is self.learner:
+            begin_step(self.learner)
         totals: list[Tensor] = []  # of each batch, over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for number in range(self.count):
@@ -76,16 +77,16 @@ class TrainingStep:
         *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         width = len(totals[0])
         sums = [values[i : i + width] for i in range(0, len(values), width)]
-        problem = what_is_not_finite(sums, norm, self.scaler)
+        names = ["tokens", *self.kept[-1].parts, *COUNTED]
+        problem = what_is_not_finite(sums, norm, self.scaler, names)
         if problem:
             raise NotFiniteError(problem)
         self._apply()
-        names = ["tokens", *self.kept[-1].parts, *COUNTED]
         return Stepped(dict(zip(names, map(sum, zip(*sums)))), norm)
 
     def _synchronised(self, number: int):
         """Processes add their gradients at the last of the batches alone."""
-        alone = self.model is self.captioner
+        alone = self.model is self.learner
         return nullcontext() if alone or number == self.count - 1 else self.model.no_sync()
 
     def _forward(self, batch: Batch, number: int) -> ObjectiveOutput:
@@ -93,8 +94,9 @@ class TrainingStep:
         seed = derived_seed("step", self.config.seed, number, distributed.rank())
         torch.manual_seed(seed)
         with self.precision.autocast():
-            output = self.model(batch["image"], batch["captions"])
-        self.kept.append(KeptBatch.of(batch, seed, output))
+            output = self.model(*inputs_of(batch, self.config))
+        sampled = self.learner.sampled if self.config.reward else None
+        self.kept.append(KeptBatch.of(batch, seed, output, sampled))
         return output
 
     def _weighed(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
@@ -113,7 +115,7 @@ class TrainingStep:
         """Make the gradient that of the mean over all tokens, clipped; its norm before that."""
         self.scaler.unscale_(self.optimizer)
         correction = reference / sum(totals)[0].clamp(min=1) if self.count > 1 else None
-        return clip_gradients(self.captioner, self.config, correction)
+        return clip_gradients(self.learner, self.config, correction)
 
     def _apply(self) -> None:
         self.scaler.step(self.optimizer)

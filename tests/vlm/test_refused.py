@@ -56,6 +56,10 @@ def said(write):
             ["vlm=a/b", "num_beams=4", "num_beam_groups=2"],
             "num_beam_groups is 2; transformers 5 draws beams in one group",
         ),
+        (
+            ["vlm=a/b", "reward={cider: 1}"],
+            "reward is for captioners whose words are drawn here; model vlm's are the library's",
+        ),
         (["vlm=a/b", "compile=true"], "compile is true, which model vlm has not; set it to false"),
         (["model=blip", "vlm=a/b"], "vlm is for model vlm; this one is blip"),
         (["model=sat", "lora={r: 4}"], "lora is for models blip and vlm; this one is sat"),

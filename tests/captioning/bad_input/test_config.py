@@ -82,6 +82,25 @@ TOGETHER = [
         ["model=sat", "teacher_forcing=inverse_sigmoid", "teacher_forcing_k=0.5"],
         "teacher_forcing_k is 0.5; with inverse_sigmoid it must be 1 or more",
     ),
+    (
+        ["reward={facts: 1}"],
+        "reward: facts needs facts_file, the file that says what is in each image",
+    ),
+    (
+        ["reward={cider: 1}", "reward_samples=1"],
+        "reward_samples is 1, but reward_baseline is others, the mean of an image's other samples; "
+        "raise it, or set reward_baseline=greedy",
+    ),
+    (
+        ["reward={cider: 1}", "sharding=fsdp"],
+        "sharding is fsdp, which reward has not; set it to none",
+    ),
+    (
+        ["reward={cider: 1}", "objective={smlie: 1}"],
+        "objective: found {'smlie': 1}; objective 'smlie' is unknown; choose from mle, smile, "
+        "random, reverse, selective_eos, unlikelihood, focal, dft, tailr, mixce, gem, scalegrad, "
+        "truncation",
+    ),
     (["select=cider"], "select: found 'cider'; 'cider' is no metric; did you mean CIDEr?"),
     (["select=first"], "select: found 'first'; 'first' is no metric"),
     (

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from torch import nn
 
 from baselines import Vocabulary
-from decoding import draw_captions
+from decoding import draw_captions, until_end
 
 ASKS = False
 
@@ -78,6 +78,14 @@ class FakeCaptioner(nn.Module):
     def reread(self, encoded, ids):
         logits = self.logits(ids[None, None, :-1], encoded)[0, 0, len(self.prompt_ids) - 1 :]
         return self.sayable(logits), None
+
+    def log_likelihoods(self, encoded, ids, temperature=1.0):
+        p = len(self.prompt_ids)
+        logits = self.sayable(self.logits(ids[..., :-1], encoded))[:, :, p - 1 :] / temperature
+        said, end = ids[..., p:], self.tokenizer.end
+        real = until_end(said, end)
+        logprobs = logits.log_softmax(-1).gather(3, said.where(real, end).unsqueeze(3))
+        return logprobs.squeeze(3).masked_fill(~real, 0)
 
     def for_inference(self, dtype, compiled):
         return self.eval()

@@ -2,8 +2,13 @@
 
 import pytest
 
-from captioning.config import load_config
-from captioning.config.objectives import minimised, objective_name
+from captioning.config import load_config, write_config
+from captioning.config.objectives import (
+    minimised,
+    objective_name,
+    trained_by,
+    training_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +46,37 @@ def test_objective_name(objective, name):
             "minimising 0.5 random subset (7 words) + 0.5 reverse subset (first token over the "
             "vocabulary)",
         ),
+        (
+            ["reward={cider: 1}"],
+            "maximising 1 CIDEr-D (5 captions an image, baseline others)",
+        ),
+        (
+            ["reward={cider: 1}", "objective={mle: 0.1}", "reward_kl=0.2", "label_smoothing=0"],
+            "maximising 1 CIDEr-D (5 captions an image, baseline others, KL 0.2), "
+            "minimising 0.1 MLE",
+        ),
     ],
 )
 def test_what_is_minimised(tmp_path, overrides, line):
     (tmp_path / "least.yaml").write_text("image_root: a\nann_root: b\n")
     assert minimised(load_config(tmp_path / "least.yaml", overrides)) == line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts", "name"),
+    [
+        ([], ["mle"], "MLE"),
+        (["reward={cider: 1}"], ["reward"], "reward CIDEr-D"),
+        (
+            ["reward={clipscore: 2, cider: 1}", "objective={smile: 0.1}"],
+            ["reward", "smile"],
+            "reward CLIPScore+CIDEr-D 2:1 + SMILE",
+        ),
+    ],
+)
+def test_what_trains_a_run(tmp_path, overrides, parts, name):
+    (tmp_path / "least.yaml").write_text("image_root: a\nann_root: b\n")
+    config = load_config(tmp_path / "least.yaml", overrides)
+    assert (trained_by(config), training_name(config)) == (parts, name)
+    write_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config

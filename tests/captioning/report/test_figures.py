@@ -1,5 +1,6 @@
 """The figures: one look, and what they show."""
 
+import json
 import re
 
 import numpy as np
@@ -59,6 +60,20 @@ def test_curves(runs):
     ]
     assert "MLE+SMILE 0.3:0.7 ends at 0.500" in drawings[2]
     assert "SMILE ends" not in drawings[0].replace("MLE+SMILE", "")
+
+
+def test_curves_of_a_run_by_rewards(make_run):
+    drawn = [
+        {"event": "step", "step": n, "reward": 0.5 * n, "length": 4.0, "facts": 1.0}
+        for n in (10, 20)
+    ]
+    run = make_run("scst", None, log=False, reward={"facts": 1.0, "cider": 0.5})
+    (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in drawn))
+    (read,) = read_runs([run], "test")
+    assert (read.kind, read.label) == ("reward", "reward true facts+CIDEr-D 1:0.5")
+    titles, drawings = zip(*curves([read]))
+    assert titles == ("Reward in training", "Length in training")
+    assert "ends at 10.000" in drawings[0] and "words a drawn caption" in drawings[1]
 
 
 def test_smoothed():

@@ -1,0 +1,97 @@
+"""CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) of single captions, as self-critical training
+uses it: words are weighted by the training captions, and a caption's end is a word."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from captioning.data.annotations import ImageId
+from captioning.metrics.tokenizer import imitated, tokenize
+from captioning.rewards.interface import Reward, Said, TrainingImages
+from captioning.runtime.distributed import broadcast_from_main, is_main
+
+ORDERS = 4
+SIGMA = 6.0  # of the penalty for another length
+END = "END"  # no token, all of which are in lower case
+
+Ngram = tuple[str, ...]
+
+
+class CiderD(Reward):
+    """Ten times the mean over n = 1 to 4 and references of the clipped cosine of tf-idf vectors.
+
+    The document frequency of an n-gram is the number of training images of which some caption has
+    it. END is a word of references and of captions that ended; without it captions come to end in
+    "with a". Apart from that the value is that of pycocoevalcap's Cider on the training set.
+
+    Training captions have the tokens of the metrics. Those of drawn captions are the imitation's of
+    them, for Java would have to be started at every step.
+    """
+
+    def __init__(self, images: TrainingImages):
+        tokens = tokenize(images.captions)[0] if is_main() else None
+        self.references = broadcast_from_main(tokens)
+        self.idf = Idf(map(_ended, group) for group in self.references.values())
+
+    def __call__(self, image_ids, captions) -> np.ndarray:
+        return np.array([self._of_image(*each) for each in zip(image_ids, captions)])
+
+    def _of_image(self, image_id: ImageId, captions: Sequence[Said]) -> list[float]:
+        others = [self.idf.vectors(_ended(reference)) for reference in self.references[image_id]]
+        found = []
+        for text, ended in captions:
+            tokens = imitated(text)
+            own = self.idf.vectors(_ended(tokens) if ended else tokens.split())
+            found.append(10.0 * sum(_similarity(own, other) for other in others) / len(others))
+        return found
+
+
+def _ended(tokens: str) -> list[str]:
+    return [*tokens.split(), END]
+
+
+class Idf:
+    """How much an n-gram tells: the logarithm of images by images that have it.
+
+    groups: of each image the words of its captions. An n-gram of no image counts as one of one, so
+    that those of a single image, which are most, need not be kept.
+    """
+
+    def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
+        found: Counter = Counter()
+        self.images = 0
+        for group in groups:
+            self.images += 1
+            found.update({ngram for words in group for ngram in _ngrams(words)})
+        self.frequency = {ngram: count for ngram, count in found.items() if count > 1}
+
+    def vectors(self, words: Sequence[str]) -> tuple[list[dict[Ngram, float]], list[float], int]:
+        """Of each order the tf-idf of its n-grams; their lengths; the number of words."""
+        whole = math.log(self.images) if self.images else 0.0
+        vectors: list[dict[Ngram, float]] = [{} for _ in range(ORDERS)]
+        for ngram, count in Counter(_ngrams(words)).items():
+            weight = whole - math.log(self.frequency.get(ngram, 1))
+            vectors[len(ngram) - 1][ngram] = count * weight
+        norms = [math.sqrt(sum(v * v for v in vector.values())) for vector in vectors]
+        return vectors, norms, max(len(words) - 1, 0)
+
+
+def _ngrams(words: Sequence[str]) -> list[Ngram]:
+    return [
+        tuple(words[start : start + n])
+        for n in range(1, ORDERS + 1)
+        for start in range(len(words) - n + 1)
+    ]
+
+
+def _similarity(own, other) -> float:
+    """Of one caption and one reference, both as `Idf.vectors` has them: the mean over orders."""
+    (vectors, norms, length), (theirs, their_norms, their_length) = own, other
+    total = 0.0
+    for mine, yours, norm, your_norm in zip(vectors, theirs, norms, their_norms):
+        if norm and your_norm:
+            product = sum(min(v, yours[g]) * yours[g] for g, v in mine.items() if g in yours)
+            total += product / (norm * your_norm)
+    return total / ORDERS * math.exp(-((length - their_length) ** 2) / (2 * SIGMA**2))

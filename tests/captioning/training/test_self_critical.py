@@ -1,0 +1,295 @@
+"""Self-critical training: its expected gradient, its runs, their log, resume and end."""
+
+import itertools
+import json
+import math
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from captioning.config import load_config
+from captioning.rewards.cider import CiderD
+from captioning.rewards.workers import Rewards
+from captioning.runtime.errors import UserError
+from captioning.training import fine_tuning
+from captioning.training.fine_tuning import FineTuning
+from captioning.training.self_critical import SelfCritical
+from decoding import Generated
+
+END, WORDS, LONGEST = 0, 3, 3
+
+
+class Toy(nn.Module):
+    """A table of logits by the word before; its captions are those that the test deals out."""
+
+    tokenizer = SimpleNamespace(end=END)
+
+    def __init__(self, seed):
+        super().__init__()
+        made = torch.Generator().manual_seed(seed)
+        self.table = nn.Parameter(torch.randn(WORDS + 1, WORDS, generator=made).double())
+        self.dealt = []
+
+    def encode(self, image):
+        return image
+
+    def generate_from(self, encoded, settings):
+        ids = torch.tensor([self.dealt if settings.sample else [self.greedy(settings)]])
+        texts = [[" ".join(map(str, row)) for row in of_image] for of_image in ids.tolist()]
+        return Generated(texts, ids, torch.zeros(ids.shape[:2]))
+
+    def greedy(self, settings):
+        assert settings.num_beams == 1
+        words, before = [], WORDS
+        while len(words) < LONGEST and END not in words:
+            before = int(self.table[before].argmax())
+            words.append(before)
+        return words + [END] * (LONGEST - len(words))
+
+    def log_likelihoods(self, encoded, ids, temperature):
+        logprobs = torch.zeros(ids.shape, dtype=torch.float64)
+        for i, j in itertools.product(*map(range, ids.shape[:2])):
+            before = WORDS
+            for n, word in enumerate(ids[i, j].tolist()):
+                steps = (self.table[before] / temperature).log_softmax(0)
+                logprobs = logprobs.index_put(tuple(map(torch.tensor, (i, j, n))), steps[word])
+                if word == END:
+                    break
+                before = word
+        return logprobs
+
+
+def every_caption():
+    """All of at most LONGEST words, filled up with END."""
+    for words in itertools.product(range(WORDS), repeat=LONGEST):
+        cut = words.index(END) if END in words else LONGEST
+        if all(word == END for word in words[cut:]):
+            yield list(words)
+
+
+def worth_of(text):
+    return math.sin(sum(ord(c) ** n for n, c in enumerate(text)))
+
+
+class Worth:
+    """A reward that is another for every caption."""
+
+    on_device = False
+
+    def __call__(self, image_ids, captions):
+        return np.array([[worth_of(s.text) for s in group] for group in captions])
+
+
+@pytest.mark.parametrize("baseline", ["others", "greedy"])
+@pytest.mark.parametrize("kl", [0.0, 0.7])
+def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline, kl):
+    """Every pair of samples as likely as it is, against the gradient of the expected reward less
+    the KL, both sums over all captions."""
+    temperature = 1.3
+    toy, start = Toy(1), Toy(2)
+    config = SimpleNamespace(
+        reward={"worth": 2.0},
+        reward_samples=2,
+        reward_temperature=temperature,
+        reward_baseline=baseline,
+        reward_kl=kl,
+        max_tokens=LONGEST,
+        objective=None,
+    )
+    learner = SelfCritical(toy, config, Rewards({"worth": Worth()}), start)
+    captions = list(every_caption())
+    assert len(captions) == 1 + 2 + 4 + 8
+    ids = torch.tensor([captions])
+
+    logp = toy.log_likelihoods(None, ids, temperature).sum(-1)[0]
+    logq = start.log_likelihoods(None, ids, temperature).sum(-1)[0].detach()
+    assert logp.exp().sum().item() == pytest.approx(1)
+    worth = torch.tensor(
+        [2 * worth_of(" ".join(map(str, words))) for words in captions], dtype=torch.float64
+    )
+    value = (logp.exp() * (worth - kl * (logp - logq))).sum()
+    (expected,) = torch.autograd.grad(-value, toy.table)
+
+    found = torch.zeros_like(toy.table)
+    p = logp.detach().exp()
+    for a, b in itertools.product(range(len(captions)), repeat=2):
+        toy.dealt = [captions[a], captions[b]]
+        output = learner(None, [[""]], [0])
+        (gradient,) = torch.autograd.grad(output.loss, toy.table)
+        found += p[a] * p[b] * gradient
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    assert expected.abs().max() > 0.01
+
+
+@pytest.fixture
+def run(scenes_config, tmp_path):
+    """Return a function that sets up a self-critical run with overrides, in a folder."""
+
+    def make(*overrides, folder="run"):
+        flags = {"output_dir": str(tmp_path / folder)}
+        settings = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
+        settings += ["metrics=[length]", "log_every=1", "reward_samples=3", "max_epoch=1"]
+        config = load_config(scenes_config, [*settings, *overrides], flags)
+        return FineTuning(config, torch.device("cpu"))
+
+    return make
+
+
+def lines(folder, event):
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in log if line["event"] == event]
+
+
+def weights(folder):
+    return torch.load(folder / "checkpoint_00.pth", weights_only=True)
+
+
+def test_a_run_learns_what_is_rewarded(run):
+    tuning = run(
+        "objective=", "init_lr=3e-3", "max_epoch=12", "lr_schedule=exponential", "eval_every=12"
+    )
+    tuning.run()
+    steps = lines(tuning.folder, "step")
+    means = [np.mean([line["reward"] for line in part]) for part in (steps[:6], steps[-6:])]
+    assert means[1] > means[0] + 0.3
+    for line in steps:
+        assert line["reward"] == pytest.approx(line["facts"] + 0.5 * line["cider"], abs=1e-5)
+        assert line.keys() >= {"baseline", "length", "loss"} and "mle" not in line
+
+
+def test_the_objective_beside_it_and_the_kl_are_in_the_loss_and_the_log(run, capsys):
+    tuning = run("objective={mle: 0.1}", "reward_kl=0.2", "reward_baseline=greedy")
+    said = capsys.readouterr().err
+    assert (
+        "maximising 1 true facts + 0.5 CIDEr-D (3 captions an image, baseline greedy, KL 0.2)"
+        in said
+    )
+    tuning.run()
+    steps = lines(tuning.folder, "step")
+    assert steps[0]["kl"] == pytest.approx(0, abs=1e-5) != steps[-1]["kl"]
+    assert all(math.isfinite(line["mle"]) for line in steps)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, processes):
+    settings = ["reward_kl=0.1", "objective={smile: 0.1}", f"num_workers={processes}"]
+    run(*settings, folder="whole").run()
+    stopped = run(*settings, "checkpoint_every=2", folder="stopped")
+    step = stopped.step
+
+    def twice(batches, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return step(batches, number)
+
+    twice.model, twice.kept = step.model, step.kept
+    stopped.step = twice
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    again = run(*settings, folder="stopped")
+    assert again.place.steps == 2
+    again.run()
+    whole, resumed = weights(again.folder.with_name("whole")), weights(again.folder)
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(whole[part], resumed[part], rtol=0, atol=0)
+
+
+def test_two_processes_go_on_to_the_bit(scenes_config, tmp_path, repository):
+    """From within an epoch, the checkpoint of its end thrown away."""
+    settings = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "reward_kl=0.1"]
+    settings += ["max_tokens=12", "metrics=[length]", "reward_samples=2", "batch_size=4"]
+    settings += ["max_epoch=1", "checkpoint_every=2", "num_workers=1", "objective={mle: 0.1}"]
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    for folder in (whole, again):
+        if folder is again:
+            shutil.copytree(whole, again)
+            for path in again.glob("checkpoint_*"):
+                if "step" not in path.name:
+                    path.unlink()
+        command = [sys.executable, "-m", "captioning.launch", "--standalone"]
+        command += ["--nproc_per_node", "2", "-m", "captioning.train", "--device", "cpu"]
+        command += ["--config", str(scenes_config), "--output_dir", str(folder), *settings]
+        result = subprocess.run(
+            command, cwd=repository, capture_output=True, text=True, timeout=200
+        )
+        assert result.returncode == 0, result.stderr
+    assert f"resuming from {again / 'checkpoint_00_step00000002.pth'}" in result.stderr
+    first, second = (torch.load(f / "checkpoint_00.pth") for f in (whole, again))
+    for part in ("model", "optimizer"):
+        torch.testing.assert_close(first[part], second[part], rtol=0, atol=0)
+
+
+def test_processes_change_nothing(run):
+    for processes in (0, 2):
+        run(f"num_workers={processes}", folder=f"run{processes}").run()
+    folder = run("resume=never", folder="run0").folder.parent
+    first, second = (weights(folder / name)["model"] for name in ("run0.1", "run2"))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_under_autocast_the_decoder_learns_too(run):
+    """What autocast keeps of weights while captions are drawn has no gradient."""
+    tuning = run("precision=bf16", "objective=")
+    before = {n: p.clone() for n, p in tuning.captioner.named_parameters()}
+    tuning.run()
+    same = [n for n, p in tuning.captioner.named_parameters() if torch.equal(p, before[n])]
+    assert same == []
+
+
+def test_a_reward_that_is_not_finite_stops_with_its_captions(run, monkeypatch):
+    of_batch, calls = CiderD.__call__, []
+
+    def fail_second(self, image_ids, captions):
+        values = of_batch(self, image_ids, captions)
+        calls.append(captions)
+        if len(calls) == 2:
+            values[1, 2] = math.nan
+        return values
+
+    monkeypatch.setattr(CiderD, "__call__", fail_second)
+    tuning = run()
+    with pytest.raises(
+        UserError, match=r"the reward is not finite at step 2 \(rank 0 had"
+    ) as error:
+        tuning.run()
+    assert "\n" not in str(error.value) and "look at its captions" in str(error.value)
+    folder = tuning.folder / "not_finite_step00000002"
+    report = json.loads((folder / "not_finite.json").read_text())
+    (batch,) = report["ranks"][0]
+    assert report["what"] == "reward" and batch["parts"]["reward"] == "nan"
+    assert batch["sampled"][1][2] == {"caption": calls[1][1][2].text, "reward": "nan"}
+    assert math.isfinite(batch["sampled"][0][0]["reward"])
+    assert batch["again"]["parts"]["reward"] != "nan"
+    assert (folder / "checkpoint_00_step00000001.pth").exists()
+
+
+def test_a_process_that_dies_is_one_line(run):
+    tuning = run("num_workers=1")
+    for process in tuning.rewards.pool._processes.values():
+        process.kill()
+    with pytest.raises(UserError, match="a process that computes rewards has died"):
+        tuning.run()
+
+
+def test_an_image_without_facts_is_missed_before_anything_is_loaded(run, scenes, monkeypatch):
+    content = json.loads((scenes / "scenes.json").read_text())
+    number = json.loads((scenes / "scenes_train.json").read_text())[0]["image_id"]
+    del content["scenes"][str(number)]
+    fewer = scenes / "fewer.json"
+    fewer.write_text(json.dumps(content))
+    monkeypatch.setattr(fine_tuning, "captioner_from", lambda *_: 1 / 0)
+    with pytest.raises(UserError, match=r"fewer\.json does not say what is in training image"):
+        run("facts_file=fewer.json")
+
+
+def test_a_missing_clip_is_missed_before_anything_is_loaded(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(fine_tuning, "captioner_from", lambda *_: 1 / 0)
+    with pytest.raises(UserError, match="clip_model") as error:
+        run("reward={clipscore: 1}", f"clip_model={tmp_path}")
+    assert "\n" not in str(error.value)
