@@ -1,6 +1,7 @@
 """Captions of many images, made on all processes and put together on the first."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Optional
 
 import torch
@@ -38,7 +39,7 @@ def caption_images(
     captioner = captioner.for_inference(precision.dtype, config.compile)
     results: list[tuple[int, dict[str, Any]]] = []
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
-    with progress(len(samples), description) as bar:
+    with closing(loader), progress(len(samples), description) as bar:
         for batch in until_asked(Prefetcher(loader, device), rounds):
             with precision.autocast():
                 captions = captioner.generate(batch["image"], settings)

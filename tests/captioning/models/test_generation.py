@@ -1,5 +1,6 @@
 """Captions of many images: each once, in order, and none for those that cannot be read."""
 
+import multiprocessing
 import shutil
 
 import pytest
@@ -47,6 +48,18 @@ def test_images_that_cannot_be_read_have_no_caption(caption, capsys):
 def test_or_stop_the_run(caption):
     with pytest.raises(UserError, match=r"scene_000033\.png"):
         caption(damaged=["scene_000033.png"])
+
+
+def test_no_worker_stays_when_it_breaks_off(caption, monkeypatch):
+    """Whoever holds the error: the program could not end."""
+
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("BLIP.blip.BlipCaptioner.generate", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        caption("num_workers=1", "eval_batch_size=1")
+    assert multiprocessing.active_children() == []
 
 
 def test_weights_are_cast_once_for_all_batches(caption, monkeypatch):
