@@ -1,5 +1,6 @@
 """Where a run begins: anew, or at the newest checkpoint of the run in its folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -48,6 +49,12 @@ def starting_point(config: Config) -> Optional[dict[str, Any]]:
     return content
 
 
+def _keys_of_rewards(config: Config) -> list[str]:
+    """What a reward is made of, where in a run without rewards they only score."""
+    made_of = {"clipscore": "clip_model", "facts": "facts_file"}
+    return [key for name, key in made_of.items() if name in (config.reward or ())]
+
+
 def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> None:
     """Refuse what makes another run: keys of the role "run", and "length" under a cosine."""
     try:
@@ -61,13 +68,14 @@ def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> No
         ) from error
     now = config.model_dump()
 
-    def changes(role: str) -> str:
-        changed = [key for key in keys_of(role) if before[key] != now[key]]
+    def changes(role: str, more: Sequence[str] = ()) -> str:
+        changed = [key for key in (*keys_of(role), *more) if before[key] != now[key]]
         return "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
 
-    if changes("run"):
+    others = changes("run", _keys_of_rewards(config))
+    if others:
         raise UserError(
-            f"the run in {folder} had other settings ({changes('run')}); give another output_dir, "
+            f"the run in {folder} had other settings ({others}); give another output_dir, "
             "or resume=never, which moves that run aside"
         )
     place = place_of(content)
