@@ -12,8 +12,8 @@ from adapters.lora import CONFIG, Lora, adapted
 from BLIP.blip import BlipCaptioner
 from BLIP.checkpoint import CheckpointError, read_checkpoint
 
-# Its weight is the word embedding's, and the objective reads it without calling the layer.
-HEAD = "text_decoder.cls.predictions.decoder"
+# They are one weight, which the objective reads without calling either layer.
+TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
 
 
 def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
@@ -47,4 +47,4 @@ def weights_that_stay(
 
 def put_adapter(captioner: BlipCaptioner, lora: Lora, base: str) -> None:
     """Freeze the captioner, which has the weights of `base`, with a new adapter. ValueError."""
-    adapted(captioner, lora, base, [HEAD])
+    adapted(captioner, lora, base, TIED)

@@ -298,6 +298,8 @@ def captioner_of(
     if not {PATCH, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{checkpoint} holds no image encoder of BLIP's")
     width, places = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    if CONFIG in content and not {"image_size", "lora"} <= kept.keys():
+        raise CheckpointError(f"{checkpoint} holds an adapter without its run's configuration")
     size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(places**0.5)
     captioner = build_captioner(
         tokenizer=tokenizer or kept.get("tokenizer", "bert-base-uncased"),

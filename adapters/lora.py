@@ -5,6 +5,7 @@ A model is one of transformers in a `PeftModel`, or any `nn.Module` whose layers
 
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
@@ -52,7 +53,7 @@ def adapted(
     )
     try:
         made = get_peft_model(model, config)
-    except ValueError as error:
+    except (ValueError, re.error) as error:  # a string is a regular expression to peft
         raise ValueError(f"lora: target_modules {lora.target_modules!r}: {error}") from error
     config.base_model_name_or_path = base or config.base_model_name_or_path
     return made

@@ -117,7 +117,7 @@ def test_peft_loads_the_adapter(runs, write, base, tmp_path):
 
 def test_what_cannot_be_done_is_one_line(runs, write, base, tmp_path, capsys):
     path, _, whole = runs
-    checkpoint = str(whole / "checkpoint_01.pth")
+    checkpoint, bare = str(whole / "checkpoint_01.pth"), tmp_path / "bare.pth"
 
     def said(config, weights):
         with pytest.raises(UserError) as error:
@@ -129,13 +129,18 @@ def test_what_cannot_be_done_is_one_line(runs, write, base, tmp_path, capsys):
     assert said(load_config(write(LORA)), None) == line
     line = f"{checkpoint} holds an adapter, and lora is not set: set it, or merge it"
     assert said(load_config(write()), checkpoint) == line
-    assert "lora: target_modules ['wq']: " in said(
-        load_config(path, ["lora.target_modules=[wq]"]), str(base)
-    )
+    # A layer that there is not, no regular expression, and the head's weight under another name.
+    for layers in ("['wq']", "'*.q'", "['word_embeddings']"):
+        config = load_config(path, [f"lora.target_modules={layers}"])
+        assert said(config, str(base)).startswith(f"lora: target_modules {layers}: ")
     assert "is not of this model" in said(load_config(path, ["lora.r=3"]), checkpoint)
     moved = read(checkpoint)
     moved["adapter_config"]["base_model_name_or_path"] = "gone.pth"
     torch.save(moved, tmp_path / "moved.pth")
+    del moved["config"]["image_size"]
+    torch.save({**moved, "adapter_config": {"base_model_name_or_path": str(base)}}, bare)
+    with pytest.raises(ValueError, match="an adapter without its run's configuration"):
+        captioner_of(str(bare))
     line = "moved.pth holds an adapter of gone.pth, but checkpoint gone.pth does not exist"
     assert said(load_config(path), str(tmp_path / "moved.pth")).endswith(line)
     assert merge.main([str(base), str(tmp_path / "x.pth")]) == 2
