@@ -5,6 +5,7 @@ A folder holds tensors, by the names model.KEY and optimizer.NUMBER.KEY, each cu
 had it; and REST, which is all else and, as torch.save has it, what `read_pickled` reads.
 """
 
+import math
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -44,12 +45,10 @@ def read_rest(path: Path) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The model's state dict, whole, on the CPU. Raises PickledError."""
-    found = {}
-    for name, (size, dtype) in sizes(path).items():
-        if name.startswith(MODEL):
-            found[name] = torch.empty(size, dtype=dtype)
-    if sum(tensor.nbytes for tensor in found.values()) > _bytes(path):
+    known = {name: told for name, told in sizes(path).items() if name.startswith(MODEL)}
+    if sum(math.prod(size) * dtype.itemsize for size, dtype in known.values()) > _bytes(path):
         raise PickledError("is damaged: its tensors are said to be larger than its files")
+    found = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in known.items()}
     fill(path, found, alone=True)
     return {name[len(MODEL) :]: tensor for name, tensor in found.items()}
 
@@ -58,6 +57,9 @@ def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Of each tensor, by its name. Raises PickledError."""
     try:
         index = _reader(path).read_metadata().state_dict_metadata
+        for name, told in index.items():
+            if sum(math.prod(chunk.sizes) for chunk in told.chunks) != math.prod(told.size):
+                raise PickledError(f"is damaged: it does not have all of {name}")
         return {name: (told.size, told.properties.dtype) for name, told in index.items()}
     except PickledError:
         raise

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 from BLIP import read_checkpoint
+from captioning.files.manifest import manifest_path
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
@@ -20,8 +21,9 @@ from captioning.runtime.progress import say
 
 def gather(source: str, path: Path) -> None:
     """Write the file, and its manifest. Raises UserError."""
-    if path.exists():
-        raise UserError(f"{path} is there already: name a file that is new")
+    for taken in (path, manifest_path(path)):
+        if taken.exists():
+            raise UserError(f"{taken} is there already: name a file that is new")
     try:
         content = read_checkpoint(source)
     except ValueError as error:

@@ -4,6 +4,7 @@ It is a folder, see `BLIP.in_parts`. As a file, it gets its name when it is whol
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional
 
@@ -51,6 +52,8 @@ def save_in_parts(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: 
     def end() -> None:
         for problem, of_rank in told:
             if problem is not None:
+                with suppress(OSError):  # what there is of it would keep a full disk full
+                    remove(temporary)
                 raise UserError(f"cannot write {path}: {problem}")
             files.update(of_rank)
         with refusals_told(path):

@@ -124,6 +124,22 @@ def test_nothing_in_it_is_run(save, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("harm", ["larger", "not there"])
+def test_an_index_that_says_more_than_there_is(save, harm):
+    """Else its tensors would be made of what is in the memory, or of more than there is."""
+    index = save(0) / INDEX
+    content = pickle.loads(index.read_bytes())
+    told = content.state_dict_metadata["model.a.w"]
+    if harm == "larger":
+        told.size = torch.Size([2**44])
+        told.chunks[0].sizes = told.size
+    else:
+        told.chunks.clear()
+    index.write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=r"is damaged: (its tensors are|it does not have all of)"):
+        read_checkpoint(str(index.parent))
+
+
 def test_gathered_it_is_a_file(save, tmp_path, capsys):
     path, target = save(2), tmp_path / "whole.pth"
     assert gather.main([str(path), str(target)]) == 0
@@ -131,6 +147,9 @@ def test_gathered_it_is_a_file(save, tmp_path, capsys):
     assert content["model"]["a.w"].max() == 2 and content["config"] == {"seed": 3}
     assert json.loads((tmp_path / "whole.json").read_text())["bytes"] == target.stat().st_size
     assert gather.main([str(path), str(target)]) == 2
-    assert capsys.readouterr().err.endswith(
-        f"error: {target} is there already: name a file that is new\n"
-    )
+    assert gather.main([str(path), str(tmp_path / "other.pth")]) == 0
+    (tmp_path / "other.pth").unlink()
+    assert gather.main([str(path), str(tmp_path / "other.pth")]) == 2
+    said = capsys.readouterr().err
+    for name in ("whole.pth", "other.json"):
+        assert f"error: {tmp_path / name} is there already: name a file that is new\n" in said
