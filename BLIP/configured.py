@@ -48,6 +48,11 @@ class Keys(BaseModel):
             raise ValueError("vit: embed_dim must be a multiple of num_heads")
         if self.model == "blip" and self.lora and self.lora.load_in_4bit:
             raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
+        if self.model == "blip" and self.reward and self.objective and self.vit_grad_ckpt:
+            raise ValueError(
+                "vit_grad_ckpt is true, which cannot stand beside a reward and an objective, since "
+                "an image is then encoded twice; set it to false"
+            )
         patch = self.vit.patch_size if isinstance(self.vit, VitSizes) else 16
         if self.model == "blip" and self.image_size % patch:
             raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")

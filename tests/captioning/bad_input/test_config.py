@@ -92,6 +92,11 @@ TOGETHER = [
         "raise it, or set reward_baseline=greedy",
     ),
     (
+        ["reward={cider: 1}", "objective=smile", "vit_grad_ckpt=true"],
+        "vit_grad_ckpt is true, which cannot stand beside a reward and an objective, since an "
+        "image is then encoded twice; set it to false",
+    ),
+    (
         ["reward={cider: 1}", "sharding=fsdp"],
         "sharding is fsdp, which reward has not; set it to none",
     ),
