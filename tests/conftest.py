@@ -15,6 +15,10 @@ import torch
 
 from tests.tiny_run import TINY_RUN
 
+# At the first backward autograd starts a thread for each kind of device known by then, and what is
+# forked after that cannot differentiate. Here the first one knows of the CPU alone.
+torch.ones((), requires_grad=True).backward()
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -53,7 +53,7 @@ MUTATIONS = [
     Mutation(
         "a hash that does not match is let through",
         "captioning/files/manifest.py",
-        'if hashed.hexdigest() != expected.get("sha256"):',
+        'if found["sha256"] != expected.get("sha256"):',
         "if False:",
         "tests/captioning/files/test_manifest.py",
     ),
@@ -81,10 +81,10 @@ MUTATIONS = [
     Mutation(
         "an epoch is done before its weights are kept",
         "captioning/training/run_state.py",
-        "            if weights is not None:\n                checkpoints.save(content, weights)\n"
-        "            checkpoints.save({**content, **training}, path)\n",
-        "            checkpoints.save({**content, **training}, path)\n"
-        "            if weights is not None:\n                checkpoints.save(content, weights)\n",
+        "            if weights is not None:\n                checkpoints.save(whole, weights)\n"
+        '            checkpoints.save({**whole, "optimizer": optimizer, **training}, path)\n',
+        '            checkpoints.save({**whole, "optimizer": optimizer, **training}, path)\n'
+        "            if weights is not None:\n                checkpoints.save(whole, weights)\n",
         SELECTION,
     ),
     Mutation(
@@ -97,7 +97,7 @@ MUTATIONS = [
     Mutation(
         "SMILE is selected by CIDEr",
         "captioning/training/selection.py",
-        'blips if set(parse_objective(config.objective)) == {"mle"} else LAST',
+        'blips if trained_by(config) == ["mle"] else LAST',
         "blips",
         SELECTION,
     ),
@@ -110,9 +110,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the optimiser is not restored",
-        "captioning/training/run_state.py",
-        'self.optimizer.load_state_dict(content["optimizer"])',
-        "pass",
+        "captioning/training/sharding.py",
+        "    optimizer.load_state_dict(state)\n",
+        "    pass\n",
         "tests/captioning/training/test_fine_tuning.py -k interrupted",
     ),
     Mutation(
@@ -258,8 +258,8 @@ MUTATIONS = [
     Mutation(
         "ranks save running statistics of their own",
         "captioning/runtime/distributed.py",
-        "        for buffer in module.buffers():",
-        "        for buffer in []:",
+        "share(buffer for buffer in module.buffers() if buffer.is_floating_point())",
+        "share([])",
         "tests/captioning/runtime/test_distributed.py -k running_statistics",
     ),
     Mutation(
