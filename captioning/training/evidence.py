@@ -69,7 +69,7 @@ def what_is_not_finite(
     sums: Sequence[Sequence[float]],
     norm: float,
     scaler: torch.amp.GradScaler,
-    names: Sequence[str] = (),
+    names: Sequence[str],
 ) -> Optional[str]:
     """ "reward", "loss" or "gradient" where a step must not be taken; None where it may be.
 

@@ -1,4 +1,4 @@
-"""Captioners tell how likely the captions were that they drew; a VLM's test is in tests/vlm."""
+"""Captioners, but for a VLM, tell how likely the captions were that they drew."""
 
 import pytest
 import torch
