@@ -64,3 +64,17 @@ def test_a_run_that_has_run_more_epochs_than_asked_is_refused(scenes_config, tmp
     assert starting_point(config)["epoch"] == 2
     with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has run 3 epochs"):
         starting_point(load_config(scenes_config, ["max_epoch=2"], {"output_dir": str(tmp_path)}))
+
+
+def test_what_a_reward_is_made_of_is_the_runs(scenes_config, tmp_path):
+    flags = {"output_dir": str(tmp_path)}
+    for reward, refused in ((["reward={clipscore: 1}"], True), (["reward={cider: 1}"], False)):
+        config = load_config(scenes_config, reward, flags)
+        content = {"model": {}, "optimizer": {}, "epoch": 0, "config": config.model_dump()}
+        torch.save(content, tmp_path / "checkpoint_00.pth")
+        other = load_config(scenes_config, [*reward, "clip_model=another"], flags)
+        if refused:
+            with pytest.raises(UserError, match=r"other settings \(clip_model was .*'another'\)"):
+                starting_point(other)
+        else:
+            assert starting_point(other)["epoch"] == 0
