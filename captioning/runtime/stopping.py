@@ -1,7 +1,9 @@
 """Being asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C: a flag, at which work ends in good order."""
 
+import atexit
 import contextlib
 import ctypes
+import multiprocessing.util  # whose own exit comes after ours, being registered before
 import os
 import signal
 import sys
@@ -91,3 +93,11 @@ def ignore(worker: int = 0) -> None:
     """In a process that loads data: leave the signals to the one that it works for."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """What has been left of them. multiprocessing would send SIGTERM and wait, for ever."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

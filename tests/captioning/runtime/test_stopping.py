@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -111,3 +112,25 @@ def test_processes_that_load_data_leave_signals_alone():
                 for number in stopping.SIGNALS:
                     os.kill(worker, number)
     assert found == list(range(12)) and len(workers) == 2 and os.getpid() not in workers
+
+
+LEFT = """
+from torch.utils.data import DataLoader
+from captioning.runtime import stopping
+if __name__ == "__main__":
+    left = iter(DataLoader(range(100), num_workers=1, worker_init_fn=stopping.ignore))
+    next(left)
+    raise RuntimeError("a bug")
+"""
+
+
+def test_a_program_with_a_bug_ends_though_its_workers_ignore_signals(repository, tmp_path):
+    (tmp_path / "left.py").write_text(LEFT)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "left.py")],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 1 and "RuntimeError: a bug" in done.stderr
