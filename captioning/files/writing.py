@@ -17,7 +17,8 @@ SUFFIX = ".staged"
 def staged(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which takes the name of `path` when the block has ended well.
 
-    Until then it has another name, and what was at `path` is as it was. Raises OSError.
+    Until then it has another name, and what was at `path` is as it was. Raises OSError, also where
+    `path` is a folder.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")
     try:
@@ -25,7 +26,7 @@ def staged(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        replace(temporary, path)
+        os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -33,7 +34,7 @@ def staged(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Give a file or folder the name of `path`; what had it is gone. Raises OSError.
+    """Give a file or folder the name of a checkpoint, file or folder, which is gone then. OSError.
 
     Where either is a folder, which cannot be done at once, nothing has the name for a moment.
     """

@@ -51,6 +51,7 @@ def save(content: dict[str, Any], path: Path) -> None:
                 problem = hashed.problem or error
                 raise
             write_manifest(hashed, path)
+            _make_way(path)
     except (OSError, RuntimeError) as error:
         reason = problem or error
         reason = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
@@ -177,6 +178,13 @@ def _link_parts(source: Path, folder: Path) -> None:
 def _copy(source: Path, path: Path) -> None:
     with open(source, "rb") as file, staged(path) as copy:
         shutil.copyfileobj(file, copy)
+        _make_way(path)
+
+
+def _make_way(path: Path) -> None:
+    """Remove a checkpoint in parts, which a file cannot replace. Raises OSError."""
+    if is_in_parts(path):
+        remove(path)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -46,8 +46,8 @@ MUTATIONS = [
     Mutation(
         "the manifest comes after the checkpoint",
         "captioning/models/checkpoints.py",
-        "            write_manifest(hashed, path)\n",
-        "        write_manifest(hashed, path)\n",
+        "            write_manifest(hashed, path)\n            _make_way(path)\n",
+        "            _make_way(path)\n        write_manifest(hashed, path)\n",
         f"{CHECKPOINTS} -k killed_before",
     ),
     Mutation(

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from captioning.files import writing
+from captioning.runtime.errors import UserError
 
 
 def test_a_file_appears_when_the_block_has_ended_well(tmp_path):
@@ -53,3 +54,12 @@ def test_what_a_killed_program_began_is_found(tmp_path):
     (folder / "own.staged").write_text("a file of the user's")
     (found,) = writing.staged_files(tmp_path)
     assert found.parent == folder and found.name == f".scores.json.{child}.staged"
+
+
+def test_a_folder_is_not_replaced_by_a_file(tmp_path):
+    """Somebody has named it by mistake; what is in it stays."""
+    (tmp_path / "out" / "thesis").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"cannot write .*out: Is a directory"):
+        writing.write_json({}, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "thesis").is_dir()
