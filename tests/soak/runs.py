@@ -50,6 +50,21 @@ class Run(Processes):
         super().__init__(train.main, given, output, processes, hook)
 
 
+def kept_runs(config: Path) -> Callable[..., Path]:
+    """A function of settings that gives the folder of a finished run, which it has done once."""
+    found: dict[tuple[str, ...], Path] = {}
+
+    def finished(*settings: str, processes: int = 2, hook=None) -> Path:
+        if settings not in found:
+            folder = config.with_name(f"run{len(found)}")
+            run = Run(config, folder, *settings, processes=processes, hook=hook)
+            assert run.wait() == [0] * processes, run.said()
+            found[settings] = folder
+        return found[settings]
+
+    return finished
+
+
 def be_quick(rank: int) -> None:
     """A hook: a process that was failed by another waits less for the other to say why."""
     program.HEAD_START_S = 1

@@ -21,7 +21,7 @@ from captioning.training.run_state import RunState
 from captioning.training.sharding import FIRST_TORCH
 from tests.e2e.test_stopped_runs import stop_at
 from tests.smile import tiny_vlm
-from tests.soak.runs import Run, be_quick, last_step, log, write_config
+from tests.soak.runs import Run, be_quick, kept_runs, last_step, log, write_config
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = [
@@ -54,18 +54,8 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(config):
     """Return a function that gives the folder of a finished run."""
-    found = {}
-
-    def run(*settings):
-        if settings not in found:
-            folder = config.with_name(f"run{len(found)}")
-            processes = 1 if ONE[0] in settings else 2
-            run = Run(config, folder, *settings, processes=processes)
-            assert run.wait() == [0] * processes, run.said()
-            found[settings] = folder
-        return found[settings]
-
-    return run
+    run = kept_runs(config)
+    return lambda *settings: run(*settings, processes=1 if ONE[0] in settings else 2)
 
 
 def weights(folder):

@@ -14,7 +14,7 @@ from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.sharding import FIRST_TORCH, check_sharding
 from tests.e2e.test_stopped_runs import stop_at
-from tests.soak.runs import Run, be_quick, difference, last_step, log, write_config
+from tests.soak.runs import Run, be_quick, difference, kept_runs, last_step, log, write_config
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = [
@@ -39,17 +39,7 @@ def config(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(config):
     """Return a function that gives the folder of a finished run of two processes."""
-    found = {}
-
-    def run(*settings, processes=2, hook=None):
-        if settings not in found:
-            folder = config.with_name(f"run{len(found)}")
-            run = Run(config, folder, *settings, processes=processes, hook=hook)
-            assert run.wait() == [0] * processes, run.said()
-            found[settings] = folder
-        return found[settings]
-
-    return run
+    return kept_runs(config)
 
 
 def weights(folder):
