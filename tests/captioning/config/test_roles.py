@@ -34,6 +34,10 @@ def test_a_key_without_a_role_is_none():
             new_key: Annotated[int, "run", "speed"] = 0
 
 
+# A key whose value is looked into where the settings are compared.
+ANOTHER = {"reward": {"facts": 1.0}}
+
+
 @pytest.fixture
 def begun(scenes_config, tmp_path):
     """Return a function that goes on with a run of one epoch after keys have changed.
@@ -48,7 +52,8 @@ def begun(scenes_config, tmp_path):
         leave_an_epoch(config)
         if other:
             value = getattr(config, other)
-            changed[other] = 1 if value in (None, True, False) and value != 1 else "another"
+            number = value in (None, True, False) and value != 1
+            changed[other] = ANOTHER.get(other, 1 if number else "another")
         return starting_point(config.model_copy(update=changed))
 
     return resume
