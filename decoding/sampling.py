@@ -25,7 +25,7 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         adjusted = adjust(logits.float(), tokens[live, :, :length], end, settings)
         if settings.sample:
             probabilities = warp(adjusted, settings).softmax(-1).flatten(0, 1)
-            word = torch.multinomial(probabilities, 1).view(adjusted.shape[:2])
+            word = draw(probabilities).view(adjusted.shape[:2])
         else:
             word = adjusted.argmax(-1)
         over = lengths[live] < max_length  # (b, k)
@@ -75,6 +75,15 @@ def _without_repeats(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
     # Summed, so that of equal words one that repeats is enough.
     penalty = torch.zeros_like(scores).scatter_add(-1, runs[..., -1], again.to(scores.dtype))
     return scores.masked_fill(penalty > 0, float("-inf"))
+
+
+def draw(probabilities: Tensor) -> Tensor:
+    """A word of each row of (n, V), int64 (n,); those that torch.multinomial draws, bit by bit.
+
+    What is not finite draws some word, and its log-probability tells: torch's would end a program
+    on a GPU, and wait for the GPU at each word to find out.
+    """
+    return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)
 
 
 def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:

@@ -22,15 +22,20 @@ def trained_by(config: Config) -> list[str]:
 
 def training_name(config: Config) -> str:
     """The rewards, if there are any, with their weights, and the objective."""
-    names = [_reward_name(config.reward)] if config.reward else []
-    return " + ".join([*names, *([objective_name(config.objective)] if config.objective else [])])
+    if not config.reward:
+        return objective_name(config.objective)
+    if not config.objective:
+        return _reward_name(config.reward)
+    weights = list(parse_objective(config.objective).values())
+    share = f"{weights[0]:g} " if len(weights) == 1 and weights != [1] else ""
+    return f"{_reward_name(config.reward)} + {share}{objective_name(config.objective)}"
 
 
 def _reward_name(weights) -> str:
     """ "reward CIDEr-D", or "reward true facts+CIDEr-D 1:0.5"."""
     names = "+".join(TITLES[name] for name in weights)
     shares = ":".join(f"{weight:g}" for weight in weights.values())
-    return f"reward {names}" + (f" {shares}" if len(weights) > 1 else "")
+    return f"reward {names}" + (f" {shares}" if shares != "1" else "")
 
 
 def objective_name(spec) -> str:

@@ -63,6 +63,8 @@ class Sweep:
             given = self._overrides(name, overrides)
             self.trained[name] = self._load(config, name, given)
             self.scored[name] = self._load(config, name, without_pretrained(given))
+            if self.trained[name].reward:
+                raise UserError(f"{config}: a reward trains beside what the runs differ in; unset it")
 
     def done(self) -> list[variants.Variant]:
         """The variants that are trained and scored."""

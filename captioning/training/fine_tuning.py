@@ -117,8 +117,7 @@ class FineTuning:
                 f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
                 f"{len(self.loader)} batches; lower it or batch_size"
             )
-
-        self.rewards = rewards_of(config, samples, self.device) if config.reward else None
+        self.samples = samples
 
     def _build_loader(self, samples: Sequence[Sample]) -> TrainingLoader:
         config = self.config
@@ -149,7 +148,10 @@ class FineTuning:
         self.selection = Selection(self.config.select, self.folder)
         epochs = place_of(checkpoint).epoch if checkpoint else 0
         self.over = why_over(self.config, self.folder, epochs) if checkpoint else None
+        self.rewards = None
         if not self.over:
+            if self.config.reward:
+                self.rewards = rewards_of(self.config, self.samples, self.device)
             record_run(self.config, self.folder)
             say(minimised(self.config))
         return checkpoint
@@ -159,7 +161,8 @@ class FineTuning:
         self.captioner = self._build_captioner(checkpoint)
         self.learner = self.captioner
         if self.rewards:
-            start = start_of(self.config, self.device)
+            with distributed.first_on_each_machine():
+                start = start_of(self.config, self.device)
             self.learner = SelfCritical(self.captioner, self.config, self.rewards, start)
         model = self._wrap(self.learner)
         self.optimizer, self.rate_shares = build_optimizer(self.captioner, self.config)

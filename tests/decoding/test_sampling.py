@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from decoding import DecodingSettings, decode
-from decoding.sampling import adjust, warp
+from decoding.sampling import adjust, draw, warp
 
 END, PAD, VOCABULARY = 1, 0, 7
 
@@ -128,3 +128,24 @@ def test_repeats_are_banned_as_in_transformers(size):
         tokens, scores = torch.randint(4, (3, 5, length)), torch.randn(3, 5, 6)
         expected = banned(tokens.flatten(0, 1), scores.flatten(0, 1).clone())
         torch.testing.assert_close(adjust(scores, tokens, END, chosen).flatten(0, 1), expected)
+
+
+def test_words_are_those_of_torch_multinomial():
+    for seed in range(20):
+        torch.manual_seed(seed)
+        probabilities = torch.randn(8, 300).mul(3).softmax(-1)
+        probabilities[:, ::2] = 0
+        state = torch.get_rng_state()
+        theirs, after = torch.multinomial(probabilities, 1)[:, 0], torch.rand(4)
+        torch.set_rng_state(state)
+        assert torch.equal(draw(probabilities), theirs)
+        assert torch.equal(torch.rand(4), after)
+
+
+def test_what_is_not_finite_draws_a_word_whose_score_tells():
+    def step(tokens, rows):
+        return torch.full((1, tokens.size(1), 5), float("nan"))
+
+    settings = DecodingSettings(sample=True, num_return=2, max_length=4, min_length=0)
+    decoded = decode(step, torch.tensor([[1]]), end=4, pad=0, settings=settings)
+    assert decoded.scores.isnan().all()

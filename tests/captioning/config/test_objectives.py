@@ -70,8 +70,9 @@ def test_what_is_minimised(tmp_path, overrides, line):
         (
             ["reward={clipscore: 2, cider: 1}", "objective={smile: 0.1}"],
             ["reward", "smile"],
-            "reward CLIPScore+CIDEr-D 2:1 + SMILE",
+            "reward CLIPScore+CIDEr-D 2:1 + 0.1 SMILE",
         ),
+        (["reward={cider: 2}", "objective=mle"], ["reward", "mle"], "reward CIDEr-D 2 + MLE"),
     ],
 )
 def test_what_trains_a_run(tmp_path, overrides, parts, name):

@@ -164,6 +164,12 @@ def test_a_run_learns_what_is_rewarded(run):
         assert line.keys() >= {"baseline", "length", "loss"} and "mle" not in line
 
 
+def test_a_run_that_is_over_needs_no_rewards(run, monkeypatch):
+    run().run()
+    monkeypatch.setattr(fine_tuning, "rewards_of", lambda *_: 1 / 0)
+    run().run()
+
+
 def test_the_objective_beside_it_and_the_kl_are_in_the_loss_and_the_log(run, capsys):
     tuning = run("objective={mle: 0.1}", "reward_kl=0.2", "reward_baseline=greedy")
     said = capsys.readouterr().err
@@ -269,6 +275,17 @@ def test_a_reward_that_is_not_finite_stops_with_its_captions(run, monkeypatch):
     assert math.isfinite(batch["sampled"][0][0]["reward"])
     assert batch["again"]["parts"]["reward"] != "nan"
     assert (folder / "checkpoint_00_step00000001.pth").exists()
+
+
+def test_weights_that_are_not_finite_stop_before_a_step_is_taken(run):
+    tuning = run("objective=")
+    head = max(tuning.captioner.named_parameters(), key=lambda named: named[1].numel())[1]
+    with torch.no_grad():
+        head.fill_(math.nan)
+    with pytest.raises(UserError, match="the loss is not finite at step 1 ") as error:
+        tuning.run()
+    assert "\n" not in str(error.value)
+    assert (tuning.folder / "not_finite_step00000001" / "not_finite.json").exists()
 
 
 def test_a_process_that_dies_is_one_line(run):
