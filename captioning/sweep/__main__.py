@@ -64,7 +64,7 @@ class Sweep:
             self.trained[name] = self._load(config, name, given)
             self.scored[name] = self._load(config, name, without_pretrained(given))
             if self.trained[name].reward:
-                raise UserError(f"{config}: a reward trains beside what the runs differ in; unset it")
+                raise UserError(f"{config}: unset reward, which trains beside what runs differ in")
 
     def done(self) -> list[variants.Variant]:
         """The variants that are trained and scored."""

@@ -73,7 +73,7 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
     ("arguments", "line"),
     [
         (["--mle", "2"], "'2' are not weights from 0 to 1"),
-        (["reward={cider: 1}"], "a reward trains beside what the runs differ in; unset it"),
+        (["reward={cider: 1}"], "unset reward, which trains beside what runs differ in"),
         (["--ablation", "size"], "'size' is no ablation; name some of objective"),
         (["objective=smile"], "objective is what the runs differ in"),
         (["--pretrain", "x.yaml", "pretrained=a"], "pretrained is what the runs differ in"),
