@@ -7,13 +7,14 @@ python -m captioning.sweep --collect output/caption_coco output/my_other_run
 
 Each run is trained, then captions and scores the test split. One that is done is not done again,
 one that was stopped goes on. One run a GPU, as many at once as there are GPUs; on a CPU --jobs.
-The folder gets frontier.svg, table.md, and a folder and a log a run.
+The folder gets frontier.svg, table.md, report.html, and a folder and a log a run.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -21,6 +22,8 @@ from captioning.config import Config, load_config
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
 from captioning.report.comparison import Row, compare
+from captioning.report.page import write_report
+from captioning.report.runs import Run
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED, exit_code_unwatched
 from captioning.runtime.progress import say
@@ -35,6 +38,10 @@ PRETRAIN = "pretrain"
 # What the sweep sets by itself, besides what its runs differ in.
 OWN_KEYS = ("output_dir", "resume")
 QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
+SEVERAL = (
+    "Scores are means over {} seeds, their intervals over seeds and images. Captions, curves and "
+    "lengths are those of the first."
+)
 
 
 class Sweep:
@@ -102,7 +109,7 @@ class Sweep:
 
 
 def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Path) -> None:
-    """Write frontier.svg and table.md of the finished runs, and print the table.
+    """Write frontier.svg, table.md and report.html of the finished runs, and print the table.
 
     collected: folders of runs from elsewhere, which are called what the report calls them. Raises
     UserError for what is no run.
@@ -112,10 +119,15 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     runs = comparison.rows[-len(folders) :]
     entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
     of_variant: dict[str, list[Row]] = {}  # of each seed
-    for variant, row in zip(done, runs):
+    shown: dict[str, Run] = {}  # of the first
+    for variant, run, row in zip(done, comparison.runs, runs):
         of_variant.setdefault(variant.label, []).append(row)
+        shown.setdefault(variant.label, run)
     weights = {variant.label: variant.weight for variant in done}
-    entries += [Entry(over_seeds(rows, v), v, weights[v]) for v, rows in of_variant.items()]
+    for label, rows in of_variant.items():
+        row = over_seeds(rows, label)
+        entries.append(Entry(row, label, weights[label]))
+        shown[label] = replace(shown[label], label=label, metrics=row.metrics)
     for run, row in zip(comparison.runs[len(done) :], runs[len(done) :]):
         share = variants.mle_share(run.config) if run.trained else None
         entries.append(Entry(row, run.label, share))
@@ -125,11 +137,15 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     table = markdown_table(entries)
     write_text(table, folder / "table.md")
     print(table, end="")
+    seeds = max(map(len, of_variant.values()), default=1)
+    pictured = replace(comparison, runs=[*shown.values(), *comparison.runs[len(done) :]])
+    write_report(pictured, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
         say("fewer than two of them have an accuracy and a descriptiveness to draw: no figure")
     else:
         say(f"the figure is {figure}, the table {folder / 'table.md'}")
+    say(f"the report is {folder / 'report.html'}: open it in a browser")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ _BEHIND = "#9aa5b1"
 # The length, what is said and what of it is right, self-retrieval, and agreement with references.
 IN_TABLE = (
     *("cap_len", "true_facts", "wrong_facts", "scene_R@1", "R@1", "lex_div"),
-    *("CHAIRi", "CIDEr", "CLIPScore", "PPL", "rep_4", "loops"),
+    *("CHAIRi", "CIDEr", "CLIPScore", "PPL", "loops"),
 )
 
 

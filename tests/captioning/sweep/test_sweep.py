@@ -69,6 +69,21 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
     assert row.partition(" | ")[2] == lines[3].partition(" | ")[2]
 
 
+def test_seeds_are_told_as_one_in_table_and_report(swept, tmp_path):
+    folder = tmp_path / "sweep"
+    assert len(swept("--mle", "0,1", "--seeds", "2")) == 4
+    table = (folder / "table.md").read_text()
+    assert [line.split(" | ")[0] for line in table.splitlines()[3:]] == ["| SMILE", "| MLE"]
+    of_seeds = []
+    for seed in (0, 1):
+        scores = json.loads((folder / f"smile_seed{seed}/result/test/metrics.json").read_text())
+        of_seeds.append(scores["metrics"]["cap_len"]["value"])
+    report = (folder / "report.html").read_text()
+    assert "Scores are means over 2 seeds" in report
+    assert f"| {sum(of_seeds) / 2:.1f} (" in table.splitlines()[3]
+    assert f"<td>{sum(of_seeds) / 2:.1f} <small>" in report
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
