@@ -12,7 +12,7 @@ from smile.alternatives import ALTERNATIVES
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
 SUBSET_SIZES = (1, 10, 100)
 PUBLISHED_SIZE = 10  # of the random subset
-SHARES_BESIDE = (0.1, 0.5)  # of MLE, in the mixtures that all objectives are compared with
+SHARES_BESIDE = (0.01, 0.1, 0.5)  # of MLE, in the mixtures that all objectives are compared with
 # In the demo's fine-tuning a window of the published length would never be full.
 PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
