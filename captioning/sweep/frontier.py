@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from captioning.report import plane
 from captioning.report.comparison import Row
 from captioning.report.comparison_table import columns_of, in_markdown, shown_value
-from captioning.report.figures import STYLES, look, save, styles
+from captioning.report.figures import INK, STYLES, look, save, styles
 
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BEHIND = "#9aa5b1"
@@ -63,6 +63,8 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
         for ax in right:
             ends = [entry for entry in mixtures if entry.weight in (0, 1)]
             _join(ax, axes, mixtures, _BEHIND)
+            best = undominated([*mixtures, *others], axes)
+            _join(ax, axes, best, INK, linestyle=":", label="frontier of all")
             points += _points(ax, axes, [*ends, *others])
             ax.set_title("Other objectives, the line behind them")
             plane.name_axes(ax, axes)
@@ -80,11 +82,25 @@ def markdown_table(entries: Sequence[Entry]) -> str:
     return in_markdown([c.heading for c in columns], lines)
 
 
-def _join(ax: Axes, axes: plane.Pair, mixtures: Sequence[Entry], colour: str) -> None:
-    across, up = (
-        [axis.of(entry.row.metrics[axis.metric])[0] for entry in mixtures] for axis in axes
-    )
-    ax.plot(across, up, color=colour, linewidth=1.2, zorder=1)
+def undominated(entries: Sequence[Entry], axes: plane.Pair) -> list[Entry]:
+    """Those beside which no other is better on one axis and as good on the other; left to right."""
+    places = {id(entry): _place(entry, axes) for entry in entries}
+
+    def beaten(x: float, y: float) -> bool:
+        return any(a >= x and b >= y and (a, b) != (x, y) for a, b in places.values())
+
+    best = [entry for entry in entries if not beaten(*places[id(entry)])]
+    return sorted(best, key=lambda entry: places[id(entry)])
+
+
+def _place(entry: Entry, axes: plane.Pair) -> tuple[float, float]:
+    x, y = (axis.of(entry.row.metrics[axis.metric])[0] for axis in axes)
+    return x, y
+
+
+def _join(ax: Axes, axes: plane.Pair, entries: Sequence[Entry], colour: str, **style: str) -> None:
+    places = [_place(entry, axes) for entry in entries]
+    ax.plot(*zip(*places), color=colour, linewidth=1.2, zorder=1, **style)
 
 
 def _points(ax: Axes, axes: plane.Pair, entries: Sequence[Entry]) -> list[plane.Point]:

@@ -31,4 +31,6 @@ def _mean(estimates: Sequence[Estimate]) -> Estimate:
     of_images = statistics.mean(((e.high - e.low) / (2 * NORMAL)) ** 2 for e in estimates)
     of_seeds = statistics.variance(e.value for e in estimates) / len(estimates)
     reach = NORMAL * math.sqrt(of_images + of_seeds)
-    return Estimate(value, value - reach, value + reach, count)
+    # What is never below zero has no interval that is.
+    least = 0.0 if all(e.low >= 0 for e in estimates) else -math.inf
+    return Estimate(value, max(value - reach, least), value + reach, count)

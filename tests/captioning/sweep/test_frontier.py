@@ -6,7 +6,8 @@ import pytest
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
-from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
+from captioning.report.plane import choose_axes
+from captioning.sweep.frontier import Entry, draw_frontier, markdown_table, undominated
 
 
 def entry(label, kind, facts, wrong, weight=None):
@@ -53,11 +54,21 @@ def test_mixtures_are_joined_in_the_order_of_their_weights(tmp_path):
     assert again.read_text() == path.read_text()
 
 
+def test_the_frontier_of_all_is_what_no_other_beats():
+    found = undominated([*MIXTURES[1:], *OTHERS], choose_axes([e.row for e in MIXTURES]))
+    assert [e.label for e in found] == [
+        *("MLE", "random subset of 10", "0.01 MLE + 0.99 SMILE", "SMILE")
+    ]
+    same = [entry("one", "a", 1, 5), entry("as good", "b", 1, 5), entry("worse", "c", 1, 6)]
+    assert undominated(same, choose_axes([e.row for e in same])) == same[:2]
+
+
 def test_ablations_have_a_panel_of_their_own_with_the_line_behind_them(tmp_path):
     told = draw_frontier([*MIXTURES, *OTHERS], tmp_path / "f.svg")
     assert told.count("SMILE at 6.00, 90.00") == told.count("MLE at 2.00, 95.00") == 2
     assert told.count("Humans") == told.count("random subset of 10 at 2.50, 94.00") == 1
-    assert len(line_of((tmp_path / "f.svg").read_text())) == 2
+    # The line of the mixtures in either panel, and what the legend shows of the frontier.
+    assert len(line_of((tmp_path / "f.svg").read_text())) == 3
     draw_frontier([*MIXTURES, *OTHERS], tmp_path / "f.png")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 

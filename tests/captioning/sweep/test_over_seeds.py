@@ -18,7 +18,7 @@ def test_the_mean_and_both_variances():
             CIDEr=Estimate(value, value - 0.98, value + 0.98, 300),
             lex_div=Estimate(1, None, None, 300),
         )
-        for value in (1.0, 2.0, 6.0)
+        for value in (11.0, 12.0, 16.0)
     ]
     rows[0].metrics["PPL"] = Estimate(5, 4, 6, 300)  # which the others have not
     found = over_seeds(rows, "SMILE")
@@ -26,10 +26,15 @@ def test_the_mean_and_both_variances():
     # Images: (1.96 / 3.92) ** 2 = 0.25; seeds: 7, by three.
     reach = 1.96 * (0.25 + 7 / 3) ** 0.5
     cider = found.metrics["CIDEr"]
-    assert (cider.value, cider.n) == (3.0, 300)
-    assert (cider.low, cider.high) == pytest.approx((3 - reach, 3 + reach))
+    assert (cider.value, cider.n) == (13.0, 300)
+    assert (cider.low, cider.high) == pytest.approx((13 - reach, 13 + reach))
     assert found.metrics["lex_div"] == Estimate(1, None, None, 300)
     assert over_seeds(rows[:1], "SMILE") is rows[0]
+
+
+def test_a_share_is_not_below_zero():
+    found = over_seeds([row(loops=Estimate(v, 0.0, 2 * v, 9)) for v in (0.0, 0.0, 3.0)], "")
+    assert found.metrics["loops"].low == 0 < 2 < found.metrics["loops"].high
 
 
 def test_it_covers_the_truth_as_often_as_it_says():
