@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from app.checkpoints import demos_checkpoints, load_checkpoints
+from app.guard import TOKEN, checked_token
 from app.photos import Limits
 from app.server import listen, serve
 from app.service import CaptionService
@@ -39,10 +40,13 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--config", help="a YAML file, for weights that no run here left")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
+    parser.add_argument("--host-name", action="append", help="by which others reach the page, too")
+    parser.add_argument("--token", help=f"that visitors need; better: {TOKEN} in the environment")
     parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any that is free")
     parser.add_argument("--max-mb", type=float, default=limits.upload_mb, help="of one photo")
     parser.add_argument("--max-pixels", type=int, default=limits.pixels, help="of one photo")
     parser.add_argument("--max-photos", type=int, default=limits.photos, help="of one batch")
+    parser.add_argument("--max-batch", type=int, default=limits.batch, help="captioned at once")
     parser.add_argument("--queue", type=int, default=limits.queue, help="visitors who may wait")
     return parser
 
@@ -51,33 +55,38 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; 0, or 2 after the one line that says what the user can mend."""
     parser = command_line()
     arguments = parser.parse_args(argv)
-    limits = Limits(arguments.max_mb, arguments.max_pixels, arguments.max_photos, arguments.queue)
+    names = ("max_mb", "max_pixels", "max_photos", "queue", "max_batch")
+    limits = Limits(*(getattr(arguments, name) for name in names))
     if min(limits) <= 0:
-        parser.error("--max-mb, --max-pixels, --max-photos and --queue have to be above 0")
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        parser.error(f"{flags} have to be above 0")
 
     def program() -> None:
-        require_gradio()
+        require_libraries()
+        token = checked_token(arguments.token)
         sources = arguments.checkpoints or demos_checkpoints()
         with listen(arguments.host, arguments.port) as listening:
             device = distributed.start(arguments.device)
             checkpoints = load_checkpoints(sources, arguments.config, device)
-            serve(CaptionService(checkpoints, limits), listening)
+            names = [arguments.host, *(arguments.host_name or [])]
+            serve(CaptionService(checkpoints, limits), listening, names, token)
 
     return exit_code_unwatched(program, interrupted="")
 
 
-def require_gradio() -> None:
-    """Raise UserError where this Python is too old for the page, or lacks Gradio."""
+def require_libraries() -> None:
+    """Raise UserError where this Python is too old for the page, or lacks what it is made of."""
     if sys.version_info < OLDEST:
         raise UserError(
             "the web page needs Python 3.10 or later, and this is {}.{}: start it with "
             "PYTHON=python3.11 VENV=.venv-app bash scripts/app.sh".format(*sys.version_info)
         )
-    if importlib.util.find_spec("gradio") is None:
-        raise UserError(
-            "the page needs Gradio: start it with bash scripts/app.sh, which installs it, or "
-            "pip install -r requirements-app.txt"
-        )
+    for name, library in {"Gradio": "gradio", "prometheus_client": "prometheus_client"}.items():
+        if importlib.util.find_spec(library) is None:
+            raise UserError(
+                f"the page needs {name}: start it with bash scripts/app.sh, which installs it, or "
+                "pip install -r requirements-app.txt"
+            )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
 MOST_BEAMS, LONGEST = 10, 120
+SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
+OFTEN_OFF = {"no_repeat_ngram_size", "min_p", "typical_p"}  # told where they are on
 
 
 class Options(BaseModel):
@@ -28,6 +30,9 @@ class Options(BaseModel):
     temperature: float = Field(1.0, ge=0.05, le=5)
     repetition_penalty: float = Field(1.0, ge=0.2, le=5)
     length_penalty: float = Field(1.0, ge=-5, le=5)
+    no_repeat_ngram_size: int = Field(0, ge=0, le=LONGEST)
+    min_p: float = Field(0.0, ge=0, le=1)
+    typical_p: float = Field(1.0, gt=0, le=1)
     seed: int = Field(0, ge=0, lt=2**32)
     prompt: Optional[str] = Field(None, max_length=200)
 
@@ -41,8 +46,9 @@ class Options(BaseModel):
 
     def used(self) -> dict[str, Any]:
         """The settings that have an influence, to be recorded beside a caption."""
-        unused = {"top_p", "top_k", "temperature", "seed"} if not self.sample else {"num_beams"}
-        return self.model_dump(exclude=unused)
+        unused = {"num_beams"} if self.sample else SAMPLING
+        off = {name for name in OFTEN_OFF if getattr(self, name) == getattr(DecodingSettings, name)}
+        return self.model_dump(exclude=unused | off)
 
 
 def read_options(values: dict[str, Any]) -> Options:

@@ -192,10 +192,15 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
                     slider("top_p", "Nucleus (top-p)", 0.05, 1, 0.05)
                     slider("temperature", "Temperature", 0.05, 3, 0.05)
                 with gr.Row():
+                    slider("min_p", "Min-p (0: off)", 0, 1, 0.01)
+                    slider("typical_p", "Typical-p (1: off)", 0.05, 1, 0.05)
+                with gr.Row():
                     top_k = defaults["top_k"]
                     made["top_k"] = gr.Number(top_k, label="Top-k (0: all)", precision=0)
                     made["seed"] = gr.Number(0, label="Seed", precision=0)
-            slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
+            with gr.Row():
+                slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
+                slider("no_repeat_ngram_size", "No n-gram twice, tokens (0: off)", 0, 10, 1)
 
     def read(labels: Optional[list[str]], way: str, *others: Any) -> tuple[list[str], Options]:
         given = dict(zip(made, others))

@@ -14,13 +14,15 @@ class Limits(NamedTuple):
     """What the page refuses, so that one visitor cannot take all of the machine.
 
     upload_mb: of one file, of 2 ** 20 bytes as Gradio counts them. pixels: of one photo. photos: of
-    one batch. queue: callers that wait for their turn; further ones are sent away.
+    one batch. queue: callers that wait for their turn; further ones are sent away. batch: photos
+    that a captioner sees at once.
     """
 
     upload_mb: float = 20.0
     pixels: int = 50_000_000
     photos: int = 100
     queue: int = 20
+    batch: int = 16
 
     @property
     def upload_bytes(self) -> int:

@@ -1,14 +1,19 @@
 """The server: the page and its API on one port, out of reach of any other machine unless told."""
 
+import asyncio
 import os
 import random
 import signal
 import socket
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
+from app.gathering import Gone
+from app.guard import Guard, is_local
+from app.metrics import Metrics
 from app.options import Options, defaults_of, read_options
 from app.photos import read_photo
 from app.service import CaptionService
@@ -18,6 +23,8 @@ from captioning.scenes.make import draw
 from captioning.scenes.world import random_scene
 
 EXAMPLES, EXAMPLES_SEED = 6, 11
+API = "/api/caption"
+GONE = 499  # the status, which nobody sees, of whoever has gone away
 NAME = "the photo"  # in errors of the API: a request's body has no name
 # No analytics and no news from the network. Gradio and the hub's library read it when imported.
 SILENCE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -39,8 +46,13 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def serve(service: CaptionService, listening: socket.socket) -> None:
-    """Until it is interrupted. What visitors upload lies in a folder that is removed then."""
+def serve(
+    service: CaptionService, listening: socket.socket, names: Iterable[str], token: Optional[str]
+) -> None:
+    """Until it is interrupted. What visitors upload lies in a folder that is removed then.
+
+    names: those that visitors reach the server by; token: that they need, if any.
+    """
     os.environ.update(SILENCE)
     with tempfile.TemporaryDirectory(prefix="smile-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder
@@ -55,6 +67,8 @@ def serve(service: CaptionService, listening: socket.socket) -> None:
 
         server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         add_api(server, service)
+        server.add_middleware(Metrics, service=service, path=API)
+        server.add_middleware(Guard, bound=host, names=names, token=token)
         config = uvicorn.Config(
             add_page(server, service, draw_examples(Path(folder)), address),
             log_level="warning",
@@ -64,8 +78,13 @@ def serve(service: CaptionService, listening: socket.socket) -> None:
         )
         # uvicorn ends well on both signals, then raises them once more.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        say(f"open {address} in a browser; Ctrl-C ends it")
+        if token is None and not is_local(host):
+            say(
+                f"whoever reaches {host} can caption here: ask them for a --token, or keep a "
+                "server with a login before this one"
+            )
         try:
+            say(f"open {address} in a browser; Ctrl-C ends it")
             uvicorn.Server(config).run(sockets=[listening])
         except KeyboardInterrupt:
             say("stopped")
@@ -78,25 +97,32 @@ def add_api(server, service: CaptionService) -> None:
     [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with the status
     400, 413 for a photo beyond the limits' bytes, 503 where too many wait.
     """
+    from anyio import CapacityLimiter
+    from anyio.to_thread import run_sync
     from fastapi import Request
-    from fastapi.concurrency import run_in_threadpool
     from fastapi.responses import JSONResponse
+    from starlette.requests import ClientDisconnect
 
     defaults, limits = defaults_of(service.checkpoints[0]), service.limits
     known = [checkpoint.label for checkpoint in service.checkpoints]
     places = threading.BoundedSemaphore(limits.queue + 1)
+    threads = CapacityLimiter(limits.queue + 1)  # of each caller: together they make a batch
 
     def error(message: str, status: int) -> JSONResponse:
         return JSONResponse({"error": message}, status)
 
-    def answer(path: Path, labels: list[str], options: Options) -> list[dict[str, Any]]:
+    def answer(
+        path: Path, labels: list[str], options: Options, gone: threading.Event
+    ) -> list[dict[str, Any]]:
         photo = read_photo(path, NAME, limits)
-        return [service.caption(photo, c, options).record() for c in service.chosen(labels)]
+        chosen = service.chosen(labels)
+        return [service.caption(photo, each, options, gone).record() for each in chosen]
 
-    @server.post("/api/caption")
+    @server.post(API)
     async def caption(request: Request) -> JSONResponse:
         if not places.acquire(blocking=False):
             return error("too many are waiting: try again in a while", 503)
+        gone, watching = threading.Event(), None
         try:
             with tempfile.NamedTemporaryFile() as file:
                 size = 0
@@ -110,12 +136,23 @@ def add_api(server, service: CaptionService) -> None:
                 given.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or known
                 options = read_options(given)
-                captions = await run_in_threadpool(answer, Path(file.name), labels, options)
-                return JSONResponse(captions)
+                watching = asyncio.create_task(_tell_when_gone(request, gone))
+                work = (answer, Path(file.name), labels, options, gone)
+                return JSONResponse(await run_sync(*work, limiter=threads))
         except UserError as refused:
             return error(str(refused), 400)
+        except (Gone, ClientDisconnect):
+            return error("gone away", GONE)
         finally:
+            if watching is not None:
+                watching.cancel()
             places.release()
+
+
+async def _tell_when_gone(request, gone: threading.Event) -> None:
+    """Set `gone` when the caller, whose whole request is here, hangs up before its answer."""
+    if (await request.receive())["type"] == "http.disconnect":
+        gone.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:

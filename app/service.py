@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
+from app.gathering import Gathering
 from app.options import Options
 from app.photos import Limits, read_photo
+from captioning.config import Config
 from captioning.models.build import preprocessing_of
-from captioning.models.word_by_word import END, SpokenCaption, caption_word_by_word
+from captioning.models.word_by_word import END, SpokenCaption, captions_word_by_word
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
@@ -40,15 +42,23 @@ class Caption(NamedTuple):
         }
 
 
+class Asked(NamedTuple):
+    """image: as the checkpoint's preprocessing makes it."""
+
+    image: Any
+    checkpoint: Checkpoint
+    options: Options
+
+
 class CaptionService:
-    """The checkpoints behind a lock, which each visitor holds for one photo.
+    """The checkpoints, one of which captions at a time: photos of all who ask for the same of it.
 
     limits: of what visitors may ask for; they are kept where photos are read and batches begin.
     """
 
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
-        self._lock = threading.Lock()
+        self.gathering = Gathering(self._captions, limits.batch)
 
     def chosen(self, labels: Sequence[str]) -> list[Checkpoint]:
         """The checkpoints with the labels, in the page's order. Raises UserError."""
@@ -61,18 +71,42 @@ class CaptionService:
             raise UserError("no checkpoint is chosen: tick one or more")
         return found
 
-    def caption(self, photo: Image.Image, checkpoint: Checkpoint, options: Options) -> Caption:
-        """Caption an RGB photo. Raises UserError for settings that a checkpoint cannot follow."""
+    def caption(
+        self,
+        photo: Image.Image,
+        checkpoint: Checkpoint,
+        options: Options,
+        gone: Optional[threading.Event] = None,
+    ) -> Caption:
+        """Caption an RGB photo, together with those that other threads ask for. Samples, whose
+        seed is to give them again, are drawn alone.
+
+        gone: set by whoever does not wait any more; raises Gone then. Raises UserError for settings
+        that a checkpoint cannot follow.
+        """
+        image = preprocessing_of(_config(checkpoint, options)).seen(photo)
+        key = None if options.sample else (checkpoint.label, options)
+        asked = Asked(image, checkpoint, options)
+        return self.gathering.ask(key, asked, gone or threading.Event())
+
+    def _captions(self, asked: Sequence[Asked]) -> list[Caption]:
+        """Those of photos that are asked for alike. Raises UserError."""
+        _, checkpoint, options = asked[0]
+        captioner, config = checkpoint.captioner, _config(checkpoint, options)
         settings = options.decoding_settings()
-        config = checkpoint.config
-        if options.prompt is not None:  # with some captioners it is seen beside the photo
-            config = config.model_copy(update={"prompt": options.prompt})
-        image = preprocessing_of(config).one(photo).to(checkpoint.device)
-        with self._lock, prompted(checkpoint, options.prompt, settings):
+        images = preprocessing_of(config).join([each.image for each in asked])
+        with prompted(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
-            details = caption_word_by_word(checkpoint.captioner, image, settings)
-            used = {**options.used(), "prompt": checkpoint.captioner.prompt or config.prompt}
-        return Caption(checkpoint, details, used)
+            told = captions_word_by_word(captioner, images.to(checkpoint.device), settings)
+            used = {**options.used(), "prompt": captioner.prompt or config.prompt}
+        return [Caption(checkpoint, details, used) for details in told]
+
+
+def _config(checkpoint: Checkpoint, options: Options) -> Config:
+    """With the visitor's prompt, if any: by some captioners it is seen beside the photo."""
+    if options.prompt is None:
+        return checkpoint.config
+    return checkpoint.config.model_copy(update={"prompt": options.prompt})
 
 
 @contextmanager

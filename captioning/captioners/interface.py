@@ -98,7 +98,8 @@ class Captioner(Protocol):
         """Captions of images, with their token ids and scores."""
 
     def encode(self, image: Images) -> Any:
-        """What it makes of images before any word, such as a tensor (B, ...)."""
+        """What it makes of images before any word, such as a tensor (B, ...): a slice of it is that
+        of the images."""
 
     def generate_from(self, encoded: Any, settings: DecodingSettings) -> Generated:
         """`generate_details` of images that are encoded."""

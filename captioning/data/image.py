@@ -201,8 +201,12 @@ class Preprocessing(NamedTuple):
 
     def one(self, image: Image.Image) -> Any:
         """A batch of an RGB image alone, as `evaluation` makes it. Raises UserError."""
+        return self.join([self.seen(image)])
+
+    def seen(self, image: Image.Image) -> Any:
+        """What `evaluation` makes of an RGB image. Raises UserError."""
         try:
-            return self.join([self.evaluation(image)])
+            return self.evaluation(image)
         except ValueError as error:
             raise UserError(str(error)) from error
 

@@ -1,7 +1,7 @@
 """A caption word by word: how likely each word was, and where the captioner looked for it."""
 
 import math
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +30,39 @@ class SpokenCaption(NamedTuple):
 
 
 @torch.inference_mode()
-def caption_word_by_word(
-    captioner: nn.Module, image: Images, settings: DecodingSettings
-) -> SpokenCaption:
-    """The best caption of an image, a batch of its own, which is encoded once.
+def captions_word_by_word(
+    captioner: nn.Module, images: Images, settings: DecodingSettings
+) -> list[SpokenCaption]:
+    """The best caption of each image of a batch, which is encoded once.
 
     Temperature, nucleus and penalties, which choose among the words, do not count in their
     probabilities. Raises ValueError as decoding does.
     """
-    encoded = captioner.encode(image)
+    encoded = captioner.encode(images)
     found = captioner.generate_from(encoded, settings)
-    ids = found.token_ids[0, 0]
+    return [
+        _spoken(
+            captioner,
+            encoded[row : row + 1],
+            found.token_ids[row, 0],
+            found.captions[row][0],
+            found.scores[row, 0].item(),
+        )
+        for row in range(len(images))
+    ]
+
+
+def caption_word_by_word(
+    captioner: nn.Module, image: Images, settings: DecodingSettings
+) -> SpokenCaption:
+    """`captions_word_by_word` of an image, a batch of its own."""
+    return captions_word_by_word(captioner, image, settings)[0]
+
+
+def _spoken(
+    captioner: nn.Module, encoded: Any, ids: Tensor, caption: str, score: float
+) -> SpokenCaption:
+    """encoded: of one image. ids: (n,), its caption's, padded."""
     ids = ids[ids != captioner.tokenizer.pad]
     said = ids[len(captioner.prompt_ids) :]  # (n - p,)
     logits, gaze = captioner.reread(encoded, ids)
@@ -50,8 +72,7 @@ def caption_word_by_word(
     if gaze is not None:
         gaze = torch.stack([gaze[place].mean(0) for place in places])
         gaze = gaze.unflatten(1, (math.isqrt(gaze.size(1)), -1)).float().cpu()
-    score = found.scores[0, 0].item()
-    return SpokenCaption(found.captions[0][0], score, words, probabilities.cpu(), gaze)
+    return SpokenCaption(caption, score, words, probabilities.cpu(), gaze)
 
 
 def gaze(captioner: nn.Module, image: Images, settings: DecodingSettings) -> SpokenCaption:

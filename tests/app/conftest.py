@@ -71,35 +71,48 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def server(run_folders, repository, tmp_path_factory):
-    """Return the address of the page of the three checkpoints, with small limits."""
+def serving(run_folders, repository, tmp_path_factory):
+    """Return a context manager: the address and the log of the page of the three checkpoints."""
     pytest.importorskip("gradio", reason="no Gradio: the web page needs Python 3.10 or later")
-    folder = tmp_path_factory.mktemp("server")
-    command = [sys.executable, "-m", "app", *map(str, run_folders), "--port", "0"]
-    limits = ["--max-mb", "1", "--max-pixels", "3000000", "--max-photos", "4"]
-    with open(folder / "log", "w+") as log:
-        process = subprocess.Popen(
-            [*command, *limits, "--device", "cpu"],
-            cwd=repository,
-            env={**os.environ, "TMPDIR": str(folder)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            for line in process.stderr:
-                log.write(line)
-                if found := re.search(r"open (http://127\.0\.0\.1:\d+) in a browser", line):
-                    break
-            else:
-                raise RuntimeError((folder / "log").read_text())
-            yield found[1]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Traceback" not in errors, errors
-    # What visitors uploaded has gone with the server.
-    assert [path.name for path in folder.iterdir()] == ["log"]
+
+    @contextlib.contextmanager
+    def start(*flags, **environment):
+        folder = tmp_path_factory.mktemp("server")
+        command = [sys.executable, "-m", "app", *map(str, run_folders), "--port", "0"]
+        limits = ["--max-mb", "1", "--max-pixels", "3000000", "--max-photos", "4"]
+        with open(folder / "log", "w+") as log:
+            process = subprocess.Popen(
+                [*command, *limits, "--device", "cpu", *flags],
+                cwd=repository,
+                env={**os.environ, "TMPDIR": str(folder), **environment},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                for line in process.stderr:
+                    log.write(line)
+                    if found := re.search(r"open (http://[\d.]+:\d+) in a browser", line):
+                        break
+                else:
+                    raise RuntimeError((folder / "log").read_text())
+                log.flush()
+                yield found[1], (folder / "log").read_text()
+            finally:
+                process.send_signal(signal.SIGTERM)
+                _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0 and "Traceback" not in errors, errors
+        # What visitors uploaded has gone with the server.
+        assert [path.name for path in folder.iterdir()] == ["log"]
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def server(serving):
+    """Return the address of the page of the three checkpoints, with small limits."""
+    with serving() as (address, _):
+        yield address
 
 
 @pytest.fixture(scope="module")

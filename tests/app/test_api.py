@@ -4,11 +4,14 @@ import asyncio
 import json
 import re
 import shutil
+import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -23,11 +26,12 @@ class Config:
     decoding_settings = DecodingSettings
 
 
-def post(server, path, **settings):
+def post(server, path, headers=(), **settings):
     """Status and JSON of POST /api/caption with the file as body."""
     url = f"{server}/api/caption?{urllib.parse.urlencode(settings, doseq=True)}"
     try:
-        with urllib.request.urlopen(url, path.read_bytes(), timeout=60) as answer:
+        request = urllib.request.Request(url, path.read_bytes(), dict(headers))
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -82,7 +86,7 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         def chosen(self, labels):
             return self.checkpoints
 
-        def caption(self, photo, checkpoint, options):
+        def caption(self, photo, checkpoint, options, gone):
             busy.wait(60)
             return SimpleNamespace(record=lambda: {"caption": "a dog"})
 
@@ -110,6 +114,75 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         return [await task for task in asked], third
 
     assert asyncio.run(three_ask()) == ([200, 200], 503)
+
+
+def test_callers_who_come_together_share_a_batch_and_one_bad_photo_is_its_own(server, files):
+    names = ["photo.jpg", "other.png", "cut.jpg"] * 4
+    alone = {name: post(server, files / name) for name in names[:3]}
+    before = metrics(server)
+    with ThreadPoolExecutor(len(names)) as threads:
+        found = list(threads.map(lambda name: post(server, files / name), names))
+    for name, (status, answer) in zip(names, found):
+        expected, told = alone[name]
+        assert status == expected == (400 if name == "cut.jpg" else 200)
+        if status == 200:
+            assert [e["caption"] for e in answer] == [e["caption"] for e in told]
+    after = metrics(server)
+
+    def more(name):
+        return after[name] - before.get(name, 0)
+
+    assert more('smile_requests_total{status="200"}') == 8
+    assert more('smile_requests_total{status="400"}') == 4
+    assert more("smile_captions_total") == more("smile_batch_photos_sum") == 8 * 3
+    assert 3 <= more("smile_batch_photos_count") < 8 * 3
+    assert more("smile_request_seconds_count") == 12
+    assert more("smile_batch_seconds_count") == more("smile_batch_photos_count")
+
+
+def metrics(server):
+    """What GET /metrics says, read by Prometheus's own reader: values by name and labels."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    with urllib.request.urlopen(f"{server}/metrics", timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/plain")
+        text = answer.read().decode()
+    found = {}
+    for family in parser.text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{k}="{v}"' for k, v in sample.labels.items())
+            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+def test_who_hangs_up_is_counted_and_disturbs_nobody(server, files):
+    gone = 'smile_requests_total{status="499"}'
+    before = metrics(server).get(gone, 0)
+    body = (files / "photo.jpg").read_bytes()
+    host, port = server.removeprefix("http://").split(":")
+    head = (
+        f"POST /api/caption?num_beams=10&min_length=110&max_length=120 HTTP/1.1\r\nHost: {host}\r\n"
+    )
+    for cut in (
+        len(body),
+        len(body) // 2,
+    ):  # once before the answer, once before the photo is there
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:cut])
+    assert post(server, files / "photo.jpg")[0] == 200
+    until = time.monotonic() + 30
+    while metrics(server).get(gone, 0) < before + 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert metrics(server)[gone] == before + 2
+
+
+def test_a_request_for_another_host_is_refused_everywhere(server, files):
+    for path in ("", "/api/caption", "/metrics", "/gradio_api/info"):
+        request = urllib.request.Request(server + path, headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=60)
+        assert caught.value.code == 400
+    status, answer = post(server, files / "photo.jpg", {"Host": "evil.example:7860"})
+    assert status == 400 and "Host" in answer["error"] and "caption" not in answer
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -57,6 +57,14 @@ def test_without_gradio_it_says_where_to_get_it(capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = refused(capsys, "x.pth")
     assert "bash scripts/app.sh" in line and "requirements-app.txt" in line
+    missing = {"prometheus_client"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name not in missing or None)
+    assert "needs prometheus_client: " in refused(capsys, "x.pth")
+
+
+@needs_gradio
+def test_an_empty_token_is_no_token(capsys):
+    assert "--token (or APP_TOKEN) has to be" in refused(capsys, "x.pth", "--token", "")
 
 
 def test_limits_of_nothing_are_refused(capsys):

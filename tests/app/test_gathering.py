@@ -1,0 +1,150 @@
+"""Calls that come together: one batch, each with its own answer or its own error."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from PIL import Image
+
+from app.checkpoints import Checkpoint
+from app.gathering import Gathering, Gone
+from app.options import read_options
+from app.photos import Limits
+from app.service import CaptionService
+from captioning.config import load_config
+from captioning.models.build import captioner_from
+
+PHOTOS = [
+    Image.merge("RGB", [Image.radial_gradient("L").point(lambda v, i=i: v * i % 256)] * 3)
+    for i in range(1, 7)
+]
+
+
+class Maker:
+    """Makes a batch when it may; batches: what each had."""
+
+    def __init__(self):
+        self.batches, self.may, self.busy = [], threading.Event(), threading.Event()
+
+    def __call__(self, items):
+        self.batches.append(list(items))
+        self.busy.set()
+        assert self.may.wait(20)
+        if "bad" in items:
+            raise ValueError("bad", len(items))
+        return [item * 2 for item in items]
+
+
+@pytest.fixture
+def gather():
+    """Return a function that asks for all (key, item) while a first one is under way."""
+
+    def call(maker, calls, most=8, gone=()):
+        gathering = Gathering(maker, most)
+        events = [threading.Event() for _ in calls]
+        with ThreadPoolExecutor(len(calls) + 1) as threads:
+            first = threads.submit(gathering.ask, "first", "first", threading.Event())
+            assert maker.busy.wait(20)
+            asked = [
+                threads.submit(gathering.ask, *each, gone) for each, gone in zip(calls, events)
+            ]
+            with gathering._changed:
+                assert gathering._changed.wait_for(
+                    lambda: len(gathering._waiting) == len(calls), timeout=20
+                )
+            for index in gone:
+                events[index].set()
+            maker.may.set()
+            assert first.result() == "firstfirst"
+            return [each.exception() or each.result() for each in asked]
+
+    return call
+
+
+def test_those_that_wait_with_one_key_are_one_batch(gather):
+    maker = Maker()
+    assert gather(maker, [("a", 1), ("b", 2), ("a", 3), ("a", 4)]) == [2, 4, 6, 8]
+    assert sorted(map(sorted, maker.batches[1:])) == [[1, 3, 4], [2]]
+
+
+def test_a_batch_has_no_more_than_it_may(gather):
+    maker = Maker()
+    assert gather(maker, [("a", i) for i in range(5)], most=2) == [0, 2, 4, 6, 8]
+    assert sorted(map(len, maker.batches[1:])) == [1, 2, 2]
+
+
+def test_without_a_key_each_is_alone(gather):
+    maker = Maker()
+    assert gather(maker, [(None, i) for i in range(3)]) == [0, 2, 4]
+    assert sorted(maker.batches[1:]) == [[0], [1], [2]]
+
+
+def test_one_that_fails_fails_alone(gather):
+    maker = Maker()
+    good, bad, other = gather(maker, [("a", 1), ("a", "bad"), ("a", 3)])
+    assert (good, other) == (2, 6)
+    assert bad.args == ("bad", 1)  # made alone
+    assert sorted(map(len, maker.batches[1:])) == [1, 1, 1, 3]
+
+
+def test_who_has_gone_away_costs_nothing(gather):
+    maker = Maker()
+    found = gather(maker, [("a", 1), ("a", 2), ("b", 3)], gone=(0, 2))
+    assert found[1] == 4 and all(isinstance(found[i], Gone) for i in (0, 2))
+    assert [item for batch in maker.batches[1:] for item in batch] == [2]
+
+
+def test_calls_a_moment_apart_are_one_batch(monkeypatch):
+    monkeypatch.setattr("app.gathering.WINDOW_S", 20)
+    maker = Maker()
+    maker.may.set()
+    gathering, told = Gathering(maker, 3), []
+    gathering.told = lambda items, seconds: told.append((items, seconds >= 0))
+    with ThreadPoolExecutor(3) as threads:
+        found = threads.map(lambda i: gathering.ask("a", i, threading.Event()), range(3))
+        assert list(found) == [0, 2, 4]  # the third fills it: nobody waits for 20 s
+    assert [sorted(batch) for batch in maker.batches] == [[0, 1, 2]] and told == [(3, True)]
+
+
+@pytest.fixture(scope="module")
+def talkative(scenes_config):
+    """Return a checkpoint whose captioner says something else of every photo."""
+    settings = ['prompt="a "', "seed=3", "med_config.initializer_range=0.6"]
+    config = load_config(scenes_config, settings)
+    captioner = captioner_from(config, None)[0].for_inference(torch.float32, False)
+    return Checkpoint("a file", "A", "red", config, captioner)
+
+
+@pytest.mark.parametrize("given", [{"num_beams": 3}, {"num_beams": 1, "prompt": "a large"}])
+def test_captions_of_a_batch_are_those_of_single_photos(talkative, monkeypatch, given):
+    """Word for word, with probabilities and gaze."""
+    single = CaptionService([talkative], Limits(batch=1))
+    monkeypatch.setattr("app.gathering.WINDOW_S", 20)
+    together = CaptionService([talkative], Limits(batch=len(PHOTOS)))
+    options = read_options({"max_length": 12, **given})
+    alone = [single.caption(photo, talkative, options) for photo in PHOTOS]
+    sizes = []
+    together.gathering.told = lambda items, seconds: sizes.append(items)
+    with ThreadPoolExecutor(len(PHOTOS)) as threads:
+        calls = [threads.submit(together.caption, p, talkative, options) for p in PHOTOS]
+        found = [call.result() for call in calls]
+    assert sizes == [len(PHOTOS)]
+    for one, other in zip(alone, found):
+        assert one.details.words == other.details.words and one.settings == other.settings
+        assert one.details.score == pytest.approx(other.details.score, abs=1e-4)
+        for a, b in zip(one.details[3:], other.details[3:]):
+            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-4)
+    assert len({one.details.caption for one in alone}) > 2
+    assert talkative.captioner.prompt == "a "
+
+
+def test_samples_are_drawn_alone(checkpoints):
+    service, sizes = CaptionService(checkpoints, Limits()), []
+    service.gathering.told = lambda items, seconds: sizes.append(items)
+    options = read_options({"sample": True, "max_length": 12, "temperature": 3, "seed": 4})
+    alone = [service.caption(photo, checkpoints[0], options).details.caption for photo in PHOTOS]
+    with ThreadPoolExecutor(len(PHOTOS)) as threads:
+        calls = [threads.submit(service.caption, p, checkpoints[0], options) for p in PHOTOS]
+        assert [call.result().details.caption for call in calls] == alone
+    assert sizes == [1] * 12

@@ -1,0 +1,153 @@
+"""Who is let in: the Host that a browser names, and the token, as any client sends them."""
+
+import asyncio
+import base64
+import json
+import signal
+import socket
+import tempfile
+
+import pytest
+
+from app.guard import CHALLENGE, TOKEN, Guard, checked_token, is_local
+from captioning.runtime.errors import UserError
+
+SECRET = "t0ken"
+
+
+async def inside(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b'{"error": ""}'})
+
+
+def asked(guard, host="localhost:7860", authorization=None, path="/"):
+    """Status, headers and line, or text, of the answer to a request."""
+    pytest.importorskip("starlette", reason="no Gradio, which brings Starlette")
+    headers = [(b"host", host.encode("latin-1"))] if host is not None else []
+    if authorization is not None:
+        headers.append((b"authorization", authorization.encode()))
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers}
+    scope.update(query_string=b"", http_version="1.1", root_path="")
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b""}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(guard(scope, receive, send))
+    headers = dict(sent[0]["headers"])
+    text = sent[1]["body"].decode()
+    return sent[0]["status"], headers, json.loads(text).get("error") if text[0] == "{" else text
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "own"),
+    [
+        ("127.0.0.1", "127.0.0.1:7860", True),
+        ("127.0.0.1", "localhost", True),
+        ("127.0.0.1", "LocalHost:7860", True),
+        ("127.0.0.1", "[::1]:7860", True),
+        ("127.0.0.1", socket.gethostname(), True),
+        ("127.0.0.1", "page.example:7860", True),  # named
+        ("127.0.0.1", "evil.example", False),
+        ("127.0.0.1", "localhost.evil.example", False),
+        ("127.0.0.1", "127.0.0.1.evil.example:7860", False),
+        ("127.0.0.1", "user@localhost@evil.example", False),
+        ("127.0.0.1", "192.168.1.5", False),
+        ("127.0.0.1", "", False),
+        ("127.0.0.1", None, False),
+        ("127.0.0.1", "[::1", False),
+        ("127.0.0.1", "local\xe9host", False),
+        ("192.168.1.5", "192.168.1.5:7860", True),
+        ("192.168.1.5", "192.168.1.6:7860", False),
+        ("0.0.0.0", "203.0.113.9:80", True),  # a router's, which no name can stand for
+        ("0.0.0.0", "evil.example", False),
+    ],
+)
+def test_only_its_own_hosts(bound, host, own):
+    status, _, line = asked(Guard(inside, bound, ["Page.example"], None), host)
+    assert status == (200 if own else 400)
+    assert own or ("Host is not this page's" in line and "--host-name" in line)
+
+
+def basic(secret):
+    return "Basic " + base64.b64encode(f"anyone:{secret}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "known"),
+    [
+        (f"Bearer {SECRET}", True),
+        (f"bearer {SECRET}", True),
+        (basic(SECRET), True),
+        (None, False),
+        ("", False),
+        ("Bearer", False),
+        (SECRET, False),
+        (f"Bearer {SECRET}x", False),
+        ("Bearer t\u00f6ken", False),
+        (basic("other"), False),
+        (f"Basic {SECRET}!", False),
+        (f"Digest {SECRET}", False),
+    ],
+)
+def test_only_with_the_token(authorization, known):
+    status, headers, line = asked(
+        Guard(inside, "127.0.0.1", [], SECRET), authorization=authorization
+    )
+    assert status == (200 if known else 401)
+    if not known:
+        assert headers[b"www-authenticate"].decode() == CHALLENGE and "Bearer TOKEN" in line
+
+
+def test_the_host_is_looked_at_before_the_token():
+    assert asked(Guard(inside, "127.0.0.1", [], SECRET), "evil.example")[0] == 400
+
+
+def test_a_token_comes_from_the_flag_or_the_environment(monkeypatch):
+    monkeypatch.delenv(TOKEN, raising=False)
+    assert checked_token(None) is None and checked_token("a") == "a"
+    monkeypatch.setenv(TOKEN, "b")
+    assert checked_token(None) == "b" and checked_token("a") == "a"
+    monkeypatch.setenv(TOKEN, "")
+    assert checked_token(None) is None
+    for wrong in ("", "a\nb", "t\u00f6ken"):
+        with pytest.raises(UserError, match="--token") as caught:
+            checked_token(wrong)
+        assert "\n" not in str(caught.value)
+
+
+def test_addresses_of_this_machine_alone():
+    assert is_local("127.0.0.1") and is_local("127.0.0.2")
+    assert not is_local("0.0.0.0") and not is_local("192.168.1.5")
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "told"),
+    [("0.0.0.0", None, True), ("0.0.0.0", SECRET, False), ("127.0.0.1", None, False)],
+)
+def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, token, told):
+    """And whoever lets others in without a token is told so."""
+    uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
+    pytest.importorskip("prometheus_client", reason="no prometheus_client")
+    from app.server import listen, serve
+
+    apps = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append(self.config.app))
+    monkeypatch.setattr("app.page.add_page", lambda server, *_: server)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
+    with listen(host, 0) as listening:
+        serve(service, listening, ["page.example"], token)
+    said = capsys.readouterr().err
+    assert ("whoever reaches 0.0.0.0 can caption here" in said) == told and SECRET not in said
+    (app,) = apps
+    right = token and f"Bearer {token}"
+    for path in ("/metrics", "/no/such"):
+        assert asked(app, "evil.example", right, path)[0] == 400
+        assert asked(app, "page.example", None, path)[0] == 401 or token is None
+    status, _, text = asked(app, "page.example", right, "/metrics")
+    assert status == 200 and "smile_batch_photos_count" in text
