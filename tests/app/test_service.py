@@ -40,6 +40,31 @@ def test_a_seed_gives_a_sample_again_and_another_seed_another(service):
     assert said[0] == said[1] != said[2]
 
 
+def test_repeats_are_left_out_and_settings_that_are_off_are_not_told(service):
+    checkpoint = service.checkpoints[0]
+    given = {**defaults_of(checkpoint), "max_length": 40, "min_length": 38}
+    plain = service.caption(PHOTO, checkpoint, read_options(given))
+    once = service.caption(PHOTO, checkpoint, read_options({**given, "no_repeat_ngram_size": 1}))
+    words = [entry["word"] for entry in plain.record()["words"]]
+    other = [entry["word"] for entry in once.record()["words"]]
+    assert len(set(words)) < len(words) and len(set(other)) == len(other)
+    assert once.settings["no_repeat_ngram_size"] == 1
+    assert not {"no_repeat_ngram_size", "min_p", "typical_p"} & set(plain.settings)
+
+
+@pytest.mark.parametrize(("name", "value"), [("min_p", 1.0), ("typical_p", 1e-6)])
+def test_a_sample_of_almost_no_words_hardly_differs(service, name, value):
+    given = {"sample": True, "max_length": 8, "top_k": 0, "top_p": 1, "temperature": 3}
+
+    def said(**more):
+        options = [read_options({**given, **more, "seed": seed}) for seed in range(5)]
+        return {service.caption(PHOTO, service.checkpoints[0], o).details.caption for o in options}
+
+    assert len(said()) == 5 > len(said(**{name: value}))
+    with pytest.raises(UserError, match=name):
+        read_options({name: 1.5})
+
+
 def test_a_prompt_holds_for_one_caption(service):
     checkpoint = service.checkpoints[1]
     captioner = checkpoint.captioner
