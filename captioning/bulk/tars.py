@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,12 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, Optional
 
 from captioning.bulk.shards import Line, captions_of
 from captioning.files.images import is_image
-from captioning.runtime.errors import UserError
-
-SUFFIXES = (".tar", ".tar.gz", ".tgz")
-LARGEST = 1 << 30  # bytes of a member; a few bytes of an archive may stand for any number
-
-_META = re.compile(r"__[^/]*__(/|$)")  # what webdataset keeps about the tar itself
+from captioning.files.tars import LARGEST, is_sample
 
 
 class Member(NamedTuple):
@@ -26,26 +20,6 @@ class Member(NamedTuple):
     name: str
     key: str
     data: bytes
-
-
-def is_tars(source: str) -> bool:
-    return source.endswith(SUFFIXES)
-
-
-def expand(source: str) -> list[str]:
-    """The tars that a brace pattern such as shards/{00000..00099}.tar stands for.
-
-    Raises UserError where one is missing.
-    """
-    from webdataset.shardlists import expand_urls
-
-    urls = expand_urls(source)
-    missing = [url for url in urls if not os.path.isfile(url)]
-    if missing:
-        raise UserError(
-            f"{len(missing)} of {len(urls)} tars are missing, the first is {missing[0]}"
-        )
-    return urls
 
 
 def estimate(urls: Sequence[str]) -> Optional[int]:
@@ -78,7 +52,7 @@ def _files(url: str) -> Iterator[dict[str, Any]]:
     """What the library groups by key. It would open a url itself, a command among them."""
     with tarfile.open(url, "r|*") as tar:
         for member in tar:
-            if not member.isreg() or _META.match(member.name):
+            if not member.isreg() or not is_sample(member.name):
                 continue
             if member.size > LARGEST:
                 raise ValueError(f"{member.name} has {member.size:,} bytes, too many for an image")

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from captioning.runtime.errors import UserError, one_line
 
@@ -36,7 +36,9 @@ def read_json(path: Path, without: Collection[str] = ()) -> Any:
     return parse_json(read_text(path), path, without=without)
 
 
-def parse_json(text: str, path: Path, first_line: int = 1, without: Collection[str] = ()) -> Any:
+def parse_json(
+    text: str, path: Union[str, Path], first_line: int = 1, without: Collection[str] = ()
+) -> Any:
     """Return the value of a JSON text that begins at `first_line` of the file `path`."""
 
     def kept(pairs):
