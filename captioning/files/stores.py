@@ -155,7 +155,7 @@ def _located(address: str) -> tuple[Any, str]:
 
     scheme = address.partition("://")[0]
     try:
-        return fsspec.core.url_to_fs(address)
+        return fsspec.core.url_to_fs(address, use_listings_cache=False)
     except ImportError:
         library = LIBRARIES[scheme]
         raise UserError(f"{address}: needs the {library} library: pip install {library}") from None
