@@ -12,6 +12,7 @@ from typing import Any
 from captioning.bulk import tars
 from captioning.bulk.request import Request, require
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove_plan
+from captioning.files import stores
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand, is_tars
 from captioning.files.writing import json_line, replace_text, staged, write_lines
@@ -192,7 +193,7 @@ def _by_tar(images: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _is_done(request: Request, url: str, record: Any, known: list[str]) -> bool:
     """Whether every image of a tar is known; --verify looks into it."""
     if not request.verify:
-        same = record is not None and record["bytes"] == os.path.getsize(url)
+        same = record is not None and record["bytes"] == stores.stamp(url)[0]
         return same and not (request.retry_failed and record["failed"])
     names = set(known)
     try:

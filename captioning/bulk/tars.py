@@ -6,10 +6,10 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Optional
 
 from captioning.bulk.shards import Line, captions_of
+from captioning.files import stores
 from captioning.files.images import is_image
 from captioning.files.tars import LARGEST, is_sample
 
@@ -24,6 +24,8 @@ class Member(NamedTuple):
 
 def estimate(urls: Sequence[str]) -> Optional[int]:
     """About how many images they hold, by the first and the sizes; None where it cannot be told."""
+    if any(map(stores.is_store, urls)):
+        return None
     sizes = [os.path.getsize(url) for url in urls]
     try:
         with tarfile.open(urls[0]) as tar:
@@ -50,7 +52,7 @@ def members(url: str) -> Iterator[Member]:
 
 def _files(url: str) -> Iterator[dict[str, Any]]:
     """What the library groups by key. It would open a url itself, a command among them."""
-    with tarfile.open(url, "r|*") as tar:
+    with stores.opened(url) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
         for member in tar:
             if not member.isreg() or not is_sample(member.name):
                 continue
@@ -81,9 +83,9 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
 
 def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
     for place, line in enumerate(lines):
-        path = Path(line["image"])
+        suffix = os.path.splitext(line["image"])[1].lower()
         with contextlib.suppress(FileNotFoundError):  # removed since it was captioned
-            yield f"{number:05d}{place:06d}", path.suffix.lower(), path.read_bytes(), line
+            yield f"{number:05d}{place:06d}", suffix, stores.whole(line["image"]), line
 
 
 def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:

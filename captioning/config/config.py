@@ -14,6 +14,7 @@ from captioning.captioners.registry import CAPTIONERS
 from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
 from captioning.files.reading import parse_yaml
+from captioning.files.stores import check_on_disk
 from captioning.files.tars import is_tars
 from captioning.files.writing import write_text
 from captioning.metrics.metric_sum import MetricSum
@@ -103,6 +104,10 @@ class Config(*keys_of_captioners(), Keys):
         self.decoding_settings()
         if self.reward:
             self._check_reward()
+        try:
+            check_on_disk("output_dir", self.output_dir)
+        except UserError as error:
+            raise ValueError(str(error)) from error
         if self.reads_tars:
             self._check_tars()
         if self.min_lr > self.init_lr:

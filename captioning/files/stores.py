@@ -6,7 +6,8 @@ A store's own library finds the credentials. They are in no address, and so in n
 import io
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, Callable, TypeVar
 from urllib.parse import urlsplit
 
@@ -15,7 +16,8 @@ from captioning.runtime.errors import UserError
 T = TypeVar("T")
 
 # The schemes of addresses, and the library that fsspec needs for each.
-LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "http": "aiohttp"}
+LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp"}
+PAGE = 1000  # names that S3 gives at once
 PIECE = 1 << 22  # bytes that are read at once of a file that is read from end to end
 TRIES = 6
 PAUSE_S = 0.5  # after the first failure; each further one is twice as long
@@ -88,6 +90,70 @@ def span(address: str, first: int, count: int) -> bytes:
     if len(data) < count:
         raise UserError(f"{address}: it ends before byte {first + count}: it has changed")
     return data
+
+
+def whole(address: str) -> bytes:
+    """All bytes of a file, on disk or in a store. Raises UserError, OSError of one on disk."""
+    if not is_store(address):
+        return Path(address).read_bytes()
+
+    def ask() -> bytes:
+        system, path = _located(address)
+        return system.cat_file(path)
+
+    return _tried(address, ask)
+
+
+def joined(folder: str, name: str) -> str:
+    """The address of a file that a folder, on disk or in a store, has under a name."""
+    if is_store(name):
+        check_address(name)
+        return name
+    return f"{folder.rstrip('/')}/{name}" if is_store(folder) else str(Path(folder, name))
+
+
+def listed(folder: str, recursive: bool) -> Iterator[str]:
+    """Yield the addresses of a folder's files, in the order of their names. Raises UserError.
+
+    S3 is asked for a page of a thousand after the other. The others' libraries list all at once.
+    """
+    if folder.startswith("http"):
+        raise UserError(f"{folder}: a server of https has no folders: name its files in a list")
+    scheme, _, place = folder.rstrip("/").partition("://")
+    if scheme == "s3":
+        names = _s3_names(folder, place, recursive)
+    else:
+
+        def ask() -> list[str]:
+            system, path = _located(folder)
+            return sorted(system.find(path, maxdepth=None if recursive else 1))
+
+        names = iter(_tried(folder, ask))
+    return (f"{scheme}://{name}" for name in names)
+
+
+def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
+    bucket, _, within = place.partition("/")
+    asked = {"Bucket": bucket, "Prefix": f"{within}/" if within else "", "MaxKeys": PAGE}
+    if not recursive:
+        asked["Delimiter"] = "/"
+    while True:
+        page = _tried(folder, lambda: _located(folder)[0].call_s3("list_objects_v2", **asked))
+        for found in page.get("Contents", ()):
+            if not found["Key"].endswith("/"):  # what some programs leave in place of a folder
+                yield f"{bucket}/{found['Key']}"
+        if not page.get("IsTruncated"):
+            return
+        asked["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def check_on_disk(what: str, path: Any) -> None:
+    """Raise UserError for the address of a store where only a disk can be written."""
+    scheme, colon, _ = str(path).partition(":/")
+    if colon and scheme in LIBRARIES:
+        raise UserError(
+            f"{what} is on {scheme}://; it has to be on a disk: copy it there afterwards"
+        )
 
 
 def stamp(address: str) -> list[Any]:
