@@ -105,6 +105,7 @@ def s3_server():
     """Return a server of S3 for all tests; skip the test where its libraries are missing."""
     pytest.importorskip("s3fs", reason="s3fs reads s3://")
     pytest.importorskip("moto", reason="moto serves s3://")
+    pytest.importorskip("flask_cors", reason="moto's server is made of it")
     server = FaultyStore()
     yield server
     server.close()

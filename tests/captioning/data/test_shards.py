@@ -124,7 +124,7 @@ def test_so_many_pairs_are_shuffled_together_as_the_buffer_takes(tars):
 def test_batches_are_those_of_any_number_of_processes_and_workers(tars):
     whole = loaded(tars, epoch=1, shuffle_buffer=8)
     assert len(whole) == 4
-    for workers in (1, 3):
+    for workers in (1, 2):
         assert_same(loaded(tars, epoch=1, shuffle_buffer=8, workers=workers), whole)
     ranks = [loaded(tars, 1, 0, 2, rank, 2, workers=rank, shuffle_buffer=8) for rank in range(2)]
     for step, *parts in zip(whole, *ranks):
