@@ -12,7 +12,9 @@ from typing import Any
 from captioning.bulk import tars
 from captioning.bulk.request import Request, require
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove_plan
+from captioning.files import stores
 from captioning.files.reading import read_lines
+from captioning.files.tars import expand, is_tars
 from captioning.files.writing import json_line, replace_text, staged, write_lines
 from captioning.runtime.errors import UserError
 
@@ -59,7 +61,7 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
             )
         write_lines(request.out, _first_lines(request.out, Tally()))
     remove_plan(request.parts)
-    in_tars = tars.is_tars(request.source)
+    in_tars = is_tars(request.source)
     # A name that no other plan has had: another machine may for a while see what was there before.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with staged(request.parts / name) as file:
@@ -84,7 +86,7 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
         "settings": settings,
         "entries": count,
         "shard_size": 1 if in_tars else size,
-        "images": tars.estimate(tars.expand(request.source)) if in_tars else count,
+        "images": tars.estimate(expand(request.source)) if in_tars else count,
         "first_shard": max((int(p.stem) for p in shards if p.stem.isdigit()), default=-1) + 1,
     }
     write_lines(request.parts / HEADER, [header])
@@ -162,7 +164,7 @@ def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str,
     done = next(read_lines(request.marker), {}).get("tars", {})
     left_alone = {} if request.retry_failed else failed
     captions_in, failed_in = _by_tar(written), _by_tar(left_alone)
-    for url in tars.expand(request.source):
+    for url in expand(request.source):
         own, lost = captions_in.get(url, {}), failed_in.get(url, {})
         entry: dict[str, Any] = {"tar": url}
         tally.found += 1
@@ -191,7 +193,7 @@ def _by_tar(images: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _is_done(request: Request, url: str, record: Any, known: list[str]) -> bool:
     """Whether every image of a tar is known; --verify looks into it."""
     if not request.verify:
-        same = record is not None and record["bytes"] == os.path.getsize(url)
+        same = record is not None and record["bytes"] == stores.stamp(url)[0]
         return same and not (request.retry_failed and record["failed"])
     names = set(known)
     try:

@@ -15,6 +15,7 @@ from captioning.bulk import tars
 from captioning.bulk.shards import Plan
 from captioning.captioners.interface import Images
 from captioning.data import load_image
+from captioning.files import stores
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
 
@@ -63,7 +64,9 @@ class ShardImages(IterableDataset):
             if "error" in entry:
                 continue
             try:
-                if data is None and not os.path.exists(entry["image"]):
+                if data is None and stores.is_store(entry["image"]):
+                    data = stores.whole(entry["image"])
+                elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
                 content = None if data is None else io.BytesIO(data)
                 images.append(self.transform(load_image(entry["image"], content)))

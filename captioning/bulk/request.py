@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any, Optional
 from filelock import FileLock, Timeout
 
 from captioning.bulk.shards import LOCK, begun, remove_plan
-from captioning.files.images import LISTS, Listed, images_in, read_list
+from captioning.files import stores
+from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
 from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
 
@@ -52,6 +54,7 @@ class Request:
         return self.out.with_name(self.out.name + ".parts")
 
     def sidecar_of(self, image: str) -> Path:
+        stores.check_on_disk(f"--sidecar: {image}", image)
         return Path(image).with_suffix(self.sidecar)
 
     def images(self) -> Iterator[Listed]:
@@ -61,21 +64,26 @@ class Request:
         """
         source = Path(self.source)
         is_list = source.suffix in LISTS
-        if not source.exists():
+        stored = stores.is_store(self.source)
+        if stored:
+            stores.check_address(self.source)
+        elif not source.exists():
             raise UserError(f"{source}: no such photo, folder or list")
+        is_folder = source.is_dir() or (stored and not is_list and not is_image(self.source))
         for name, given in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
-            if given and not source.is_dir():
+            if given and not is_folder:
                 raise UserError(f"{name} is for a folder, and {source} is none")
         for name, given in {"--root": self.root, "--column": self.column}.items():
             if given and not is_list:
                 raise UserError(f"{name} is for a list, and {source} is none")
-        if source.is_dir():
+        if is_folder:
             return map(Listed, images_in(self.source, self.recursive, self.glob))
         if not is_list:
             return iter([Listed(self.source)])
         first: dict[str, Any] = {}  # annotations name an image once for each of its captions
-        for item in read_list(source, self.column):
-            first.setdefault(str((self.root or source.parent) / item.image), item.image_id)
+        root = str(self.root) if self.root else os.path.dirname(self.source)
+        for item in read_list(self.source, self.column):
+            first.setdefault(stores.joined(root, item.image), item.image_id)
         return itertools.starmap(Listed, first.items())
 
     def keeps(self) -> bool:
@@ -92,6 +100,8 @@ class Request:
 
     def check_outputs(self) -> None:
         """Raise UserError where something cannot be written, before the work."""
+        for name in ("out", "write_shards", "parquet"):
+            stores.check_on_disk(f"--{name}", getattr(self, name))
         if self.out.is_dir() or self.out.suffix != ".jsonl":
             raise UserError(f"--out is {self.out}; it has to be a file that ends in .jsonl")
         require_folder(self.out.parent)

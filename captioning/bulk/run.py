@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Optional
 
-from captioning.bulk import tars
 from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.model import Captioning
 from captioning.bulk.planning import Tally, make_plan
@@ -14,6 +13,7 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, find, parts_of, remove_plan
 from captioning.bulk.work import Ranks, caption_shards, done_before
 from captioning.files.reading import read_lines
+from captioning.files.tars import is_tars
 from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress, say
@@ -91,7 +91,7 @@ class BulkCaptioning:
         if self.request.verify:
             say(
                 f"verify: {tally.skipped} have a caption, {plan.header['entries']} "
-                f"{'tars have gaps' if tars.is_tars(self.request.source) else 'have none'}, "
+                f"{'tars have gaps' if is_tars(self.request.source) else 'have none'}, "
                 f"{tally.failed} failed before; {tally.damaged} damaged lines, {tally.repeated} "
                 f"repeated, {len(tally.no_sidecar)} sidecars were missing"
             )

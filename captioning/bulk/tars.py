@@ -4,20 +4,14 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import tarfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Optional
 
 from captioning.bulk.shards import Line, captions_of
+from captioning.files import stores
 from captioning.files.images import is_image
-from captioning.runtime.errors import UserError
-
-SUFFIXES = (".tar", ".tar.gz", ".tgz")
-LARGEST = 1 << 30  # bytes of a member; a few bytes of an archive may stand for any number
-
-_META = re.compile(r"__[^/]*__(/|$)")  # what webdataset keeps about the tar itself
+from captioning.files.tars import LARGEST, is_sample
 
 
 class Member(NamedTuple):
@@ -28,28 +22,10 @@ class Member(NamedTuple):
     data: bytes
 
 
-def is_tars(source: str) -> bool:
-    return source.endswith(SUFFIXES)
-
-
-def expand(source: str) -> list[str]:
-    """The tars that a brace pattern such as shards/{00000..00099}.tar stands for.
-
-    Raises UserError where one is missing.
-    """
-    from webdataset.shardlists import expand_urls
-
-    urls = expand_urls(source)
-    missing = [url for url in urls if not os.path.isfile(url)]
-    if missing:
-        raise UserError(
-            f"{len(missing)} of {len(urls)} tars are missing, the first is {missing[0]}"
-        )
-    return urls
-
-
 def estimate(urls: Sequence[str]) -> Optional[int]:
     """About how many images they hold, by the first and the sizes; None where it cannot be told."""
+    if any(map(stores.is_store, urls)):
+        return None
     sizes = [os.path.getsize(url) for url in urls]
     try:
         with tarfile.open(urls[0]) as tar:
@@ -76,9 +52,9 @@ def members(url: str) -> Iterator[Member]:
 
 def _files(url: str) -> Iterator[dict[str, Any]]:
     """What the library groups by key. It would open a url itself, a command among them."""
-    with tarfile.open(url, "r|*") as tar:
+    with stores.opened(url) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
         for member in tar:
-            if not member.isreg() or _META.match(member.name):
+            if not member.isreg() or not is_sample(member.name):
                 continue
             if member.size > LARGEST:
                 raise ValueError(f"{member.name} has {member.size:,} bytes, too many for an image")
@@ -107,9 +83,9 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
 
 def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
     for place, line in enumerate(lines):
-        path = Path(line["image"])
+        suffix = os.path.splitext(line["image"])[1].lower()
         with contextlib.suppress(FileNotFoundError):  # removed since it was captioned
-            yield f"{number:05d}{place:06d}", path.suffix.lower(), path.read_bytes(), line
+            yield f"{number:05d}{place:06d}", suffix, stores.whole(line["image"]), line
 
 
 def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:

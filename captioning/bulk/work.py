@@ -1,10 +1,9 @@
 """The shards of one process of several: captioned batch by batch, and finished one by one."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch.distributed as dist
 
@@ -13,8 +12,10 @@ from captioning.bulk.model import Captioning
 from captioning.bulk.planning import write_sidecar
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Part, Plan, captions_of, parts_of
+from captioning.files import stores
 from captioning.files.writing import staged, write_lines
 from captioning.runtime import distributed, stopping
+from captioning.runtime.errors import UserError
 
 PATIENCE_S = 10  # of a process that was asked to stop, for the others
 PAUSE_S = 0.1
@@ -127,5 +128,15 @@ def _publish(request: Request, plan: Plan, part: Part) -> None:
             tars.write(file, number, captioned, tar)
     counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
     if tar is not None:
-        counts = {"tar": tar, "bytes": os.path.getsize(tar), **counts}
+        counts = {"tar": tar, "bytes": _size(tar), **counts}
     write_lines(part.marker, [counts])
+
+
+def _size(tar: str) -> Optional[int]:
+    """None of one that has gone, which is looked for anew. Raises StoreError."""
+    try:
+        return stores.stamp(tar)[0]
+    except stores.StoreError:
+        raise
+    except UserError:
+        return None

@@ -14,6 +14,8 @@ from captioning.captioners.registry import CAPTIONERS
 from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
 from captioning.files.reading import parse_yaml
+from captioning.files.stores import check_on_disk
+from captioning.files.tars import is_tars
 from captioning.files.writing import write_text
 from captioning.metrics.metric_sum import MetricSum
 from captioning.rewards.registry import check_rewards
@@ -102,9 +104,26 @@ class Config(*keys_of_captioners(), Keys):
         self.decoding_settings()
         if self.reward:
             self._check_reward()
+        try:
+            check_on_disk("output_dir", self.output_dir)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        if self.reads_tars:
+            self._check_tars()
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
+
+    @property
+    def reads_tars(self) -> bool:
+        """Whether train_file names tars."""
+        names = self.train_file or []
+        return any(map(is_tars, names if isinstance(names, list) else [names]))
+
+    def _check_tars(self) -> None:
+        for key, value in {"reward": self.reward, "bucket_batches": self.bucket_batches}.items():
+            if value:
+                raise ValueError(f"{key} needs annotations, and train_file names tars: unset it")
 
     def _check_reward(self) -> None:
         if "facts" in self.reward and not self.facts_file:

@@ -62,6 +62,7 @@ class Keys(BaseModel):
     augmentation_strength: Annotated[float, "run"] = Field(0.1, ge=0, le=1)
     input: Annotated[Literal["fast", "exact"], "run"] = "fast"
     skip_bad_images: Annotated[bool, "run"] = False
+    shuffle_buffer: Annotated[int, "run"] = Field(50_000, gt=0)
     num_workers: Annotated[int, "speed"] = Field(4, ge=0, le=1000)
 
     lora: Annotated[Optional[Lora], "run"] = None

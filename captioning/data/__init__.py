@@ -20,4 +20,5 @@ from captioning.data.loader import (
     evaluation_loader,
     training_loader,
 )
+from captioning.data.shards import ShardDataset, Shards
 from captioning.data.sources import annotation_paths, read_split, references

@@ -50,7 +50,7 @@ def read_annotations(path: Union[str, PathLike], split: Optional[str] = None) ->
     first_row: dict[str, str] = {}
     explicit_ids: dict[str, ImageId] = {}
     for where, fields in _rows(path, split):
-        image, texts, image_id = _checked(fields, f"{path}: {where}")
+        image, texts, image_id = checked_row(fields, f"{path}: {where}")
         captions.setdefault(image, []).extend(texts)
         first_row.setdefault(image, where)
         if image_id is not None and explicit_ids.setdefault(image, image_id) != image_id:
@@ -78,7 +78,7 @@ def read_annotations(path: Union[str, PathLike], split: Optional[str] = None) ->
     return samples
 
 
-def _checked(fields: Any, where: str) -> tuple[str, list[str], Optional[ImageId]]:
+def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[ImageId]]:
     """The image of a row, its captions that are not blank, and its id if it has one."""
     if not isinstance(fields, dict):
         raise UserError(f"{where} is not an object: expected {{image, caption}}")

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from captioning.data.annotations import Sample
 from captioning.data.image import load_image, open_image
 from captioning.data.randomness import derived_seed, permutation, seeded
+from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
 
 Transform = Callable[[Image.Image], Any]
@@ -79,6 +80,13 @@ class TrainingDataset(Dataset):
             return [max(of_image) for of_image in counts]
         return [count for of_image in counts for count in of_image]
 
+    def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
+        """The indices of an epoch, shuffled, from a place on."""
+        return iter(permutation(len(self), derived_seed("order", seed, epoch))[first:])
+
+    def read_ahead(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Be told of the items that are asked for next; those on disk are read one by one."""
+
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
         unreadable: list[str] = []
@@ -86,7 +94,7 @@ class TrainingDataset(Dataset):
             try:
                 return {**self._item(epoch, index, candidate), "unreadable": unreadable}
             except UserError as error:
-                if not self.skip_bad_images:
+                if not self.skip_bad_images or isinstance(error, StoreError):
                     raise
                 unreadable.append(str(error))
         raise UserError(
@@ -106,11 +114,14 @@ class TrainingDataset(Dataset):
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
                 caption_indices = _draw(len(sample.captions), self.captions_per_image)
-            with open_image(os.path.join(self.image_root, sample.image)) as image:
+            with self._opened(sample) as image:
                 tensor = _transformed(self.transform, image, sample)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in caption_indices]
         known = {"image_id": sample.image_id, "index": candidate}
         return {"image": tensor, "captions": captions, **known}
+
+    def _opened(self, sample: Sample) -> Image.Image:
+        return open_image(os.path.join(self.image_root, sample.image))
 
     def _sample(self, index: int) -> tuple[Sample, list[int]]:
         """Return the sample at `index`, and which of its captions if `index` decides that."""

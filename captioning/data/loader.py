@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -115,7 +116,7 @@ def training_loader(
             f"items, but there are {len(dataset)}: lower batch_size or add data"
         )
     lengths = dataset.lengths() if bucket_batches else None
-    batches = _ShuffledBatches(len(dataset), batch_size, seed, rank, world_size, lengths)
+    batches = _ShuffledBatches(dataset, batch_size, seed, rank, world_size, lengths)
     return TrainingLoader(dataset, batches, num_workers, join)
 
 
@@ -155,7 +156,7 @@ def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int)
 class _ShuffledBatches:
     """Lists of keys (epoch, index): with the epoch in the key, workers need not be told of it."""
 
-    size: int
+    dataset: TrainingDataset
     batch_size: int
     seed: int
     rank: int
@@ -165,17 +166,24 @@ class _ShuffledBatches:
     first_batch: int = 0
 
     def __len__(self) -> int:
-        return self.size // (self.batch_size * self.world_size)
+        return len(self.dataset) // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = permutation(self.size, derived_seed("order", self.seed, self.epoch))
-        if self.lengths is not None:
-            size = self.batch_size * self.world_size
-            seed = derived_seed("buckets", self.seed, self.epoch)
-            order = bucketed(order, self.lengths, size, seed)
-        for batch in range(self.first_batch, len(self)):
-            start = (batch * self.world_size + self.rank) * self.batch_size
-            yield [(self.epoch, index) for index in order[start : start + self.batch_size]]
+        size = self.batch_size * self.world_size
+        order = self._order(self.first_batch * size)
+        for _ in range(self.first_batch, len(self)):
+            whole = list(islice(order, size))
+            own = whole[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
+            yield [(self.epoch, index) for index in own]
+
+    def _order(self, first: int) -> Iterator[int]:
+        """The epoch's items from a place on."""
+        if self.lengths is None:
+            return self.dataset.order(self.seed, self.epoch, first)
+        size = self.batch_size * self.world_size
+        seed = derived_seed("buckets", self.seed, self.epoch)
+        order = list(self.dataset.order(self.seed, self.epoch))
+        return iter(bucketed(order, self.lengths, size, seed)[first:])
 
 
 class _ErrorsAsValues(Dataset):
@@ -184,7 +192,13 @@ class _ErrorsAsValues(Dataset):
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
 
-    def __getitem__(self, key) -> Union[dict[str, Any], UserError]:
+    def __getitems__(self, keys: Sequence) -> list[Union[dict[str, Any], UserError]]:
+        """The items of a batch."""
+        if isinstance(self.dataset, TrainingDataset):
+            self.dataset.read_ahead(keys)
+        return [self._item(key) for key in keys]
+
+    def _item(self, key) -> Union[dict[str, Any], UserError]:
         try:
             return self.dataset[key]
         except UserError as error:

@@ -1,10 +1,14 @@
 """The data sets that are known by name: which files they consist of and where those come from."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Union
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import by_id, read_references
+from captioning.data.shards import Shards
+from captioning.files.stores import is_store
+from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError
 
 BUCKET = "https://storage.googleapis.com/sfr-vision-language-research/datasets/"
@@ -56,14 +60,43 @@ def annotation_paths(config, split: str) -> list[Path]:
             f"split {split}, relative to ann_root"
         )
     names = name if isinstance(name, list) else [name]
+    if any(map(is_tars, names)):
+        raise UserError(
+            f"{split}_file: {next(filter(is_tars, names))} is for training, and alone: name "
+            "annotation files, or tars as train_file"
+        )
     return [_located(config.ann_root, each, known_name) for each in names]
 
 
-def read_split(config, split: str) -> list[Sample]:
+def training_tars(config) -> list[str]:
+    """The tars that `train_file` names, in `ann_root` or a store; none where it names other files.
+
+    Raises UserError.
+    """
+    names = config.train_file or []
+    names = names if isinstance(names, list) else [names]
+    if not names or not all(map(is_tars, names)):
+        return []
+    if not find_spec("webdataset"):
+        raise UserError("train_file: tars need the webdataset library: pip install webdataset")
+    tars = []
+    for name in names:
+        tars += expand(name if is_store(name) else str(Path(config.ann_root, name)))
+    packed = [tar for tar in tars if not tar.endswith(".tar")]
+    if packed:
+        raise UserError(f"train_file: {packed[0]}: unpack it with gunzip: its samples lie anywhere")
+    if len(set(tars)) < len(tars):
+        raise UserError(f"train_file: {max(tars, key=tars.count)} is named twice: name it once")
+    return tars
+
+
+def read_split(config, split: str) -> Union[list[Sample], Shards]:
     """Return the samples of `split`, of one file after the other.
 
     Raises UserError as `annotation_paths` and the reader do, and for an image id in two files.
     """
+    if split == "train" and (tars := training_tars(config)):
+        return Shards(tars)
     samples: list[Sample] = []
     owner: dict[ImageId, Path] = {}
     for path in annotation_paths(config, split):

@@ -1,12 +1,14 @@
 """Image files: which there are by their names, in a folder and those within it, and in lists."""
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+from captioning.files import stores
 from captioning.files.reading import parse_json, read_json
 from captioning.runtime.errors import UserError
 
@@ -51,7 +53,21 @@ def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -
 
     Raises UserError.
     """
+    if stores.is_store(folder):
+        return _in_store(folder.rstrip("/"), recursive, glob)
     return _in_folder(folder, "", recursive, glob, frozenset())
+
+
+def _in_store(folder: str, recursive: bool, glob: Optional[str]) -> Iterator[str]:
+    for address in stores.listed(folder, recursive):
+        within = address[len(folder) + 1 :]
+        names = within.split("/")
+        if not any(name.startswith(".") for name in names) and _is_meant(within, names[-1], glob):
+            yield address
+
+
+def _is_meant(within: str, name: str, glob: Optional[str]) -> bool:
+    return is_image(name) if glob is None else fnmatch(within if "/" in glob else name, glob)
 
 
 def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
@@ -71,11 +87,11 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
         if is_folder:
             if recursive:
                 yield from _in_folder(path, relative, recursive, glob, above)
-        elif is_image(name) if glob is None else fnmatch(relative if "/" in glob else name, glob):
+        elif _is_meant(relative, name, glob):
             yield path
 
 
-def read_list(path: Path, column: Optional[str] = None) -> Iterator[Listed]:
+def read_list(path: Union[str, Path], column: Optional[str] = None) -> Iterator[Listed]:
     """Yield the images of a list, as it names them, those that it names twice twice.
 
     - `.txt`: an image file a line;
@@ -86,14 +102,14 @@ def read_list(path: Path, column: Optional[str] = None) -> Iterator[Listed]:
     Raises UserError.
     """
     readers = {".txt": _text, ".csv": _csv, ".jsonl": _jsonl}
-    return readers.get(path.suffix, _json)(path, column)
+    return readers.get(os.path.splitext(path)[1], _json)(path, column)
 
 
-def _text(path: Path, column: Optional[str]) -> Iterator[Listed]:
+def _text(path: Union[str, Path], column: Optional[str]) -> Iterator[Listed]:
     return (Listed(line.strip()) for line in _lines(path) if line.strip())
 
 
-def _csv(path: Path, column: Optional[str]) -> Iterator[Listed]:
+def _csv(path: Union[str, Path], column: Optional[str]) -> Iterator[Listed]:
     reader = csv.DictReader(_lines(path, newline=""), strict=True)
     try:
         for row in reader:
@@ -102,14 +118,14 @@ def _csv(path: Path, column: Optional[str]) -> Iterator[Listed]:
         raise UserError(f"{path}: not valid CSV at line {reader.line_num + 1}: {error}") from None
 
 
-def _jsonl(path: Path, column: Optional[str]) -> Iterator[Listed]:
+def _jsonl(path: Union[str, Path], column: Optional[str]) -> Iterator[Listed]:
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             row = parse_json(line.rstrip("\n"), path, first_line=number)
             yield _listed(row, f"{path}: line {number}", column)
 
 
-def _json(path: Path, column: Optional[str]) -> Iterator[Listed]:
+def _json(path: Union[str, Path], column: Optional[str]) -> Iterator[Listed]:
     document = read_json(path)
     if isinstance(document, dict) and isinstance(document.get("images"), list):
         document = document["images"]
@@ -138,9 +154,9 @@ def _listed(row: Any, where: str, column: Optional[str]) -> Listed:
     return Listed(image, image_id if type(image_id) in (int, str) else None, in_row=True)
 
 
-def _lines(path: Path, newline: Optional[str] = None) -> Iterator[str]:
+def _lines(path: Union[str, Path], newline: Optional[str] = None) -> Iterator[str]:
     try:
-        with open(path, encoding="utf-8-sig", newline=newline) as file:
+        with io.TextIOWrapper(stores.opened(str(path)), "utf-8-sig", newline=newline) as file:
             yield from file
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text: {error.reason}: convert it") from None

@@ -1,22 +1,24 @@
 """Text, JSON and YAML files: read, or refused in one line that names the file."""
 
+import io
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+from captioning.files.stores import whole
 from captioning.runtime.errors import UserError, one_line
 
 MOST_VALUES = 10_000  # a configuration has some hundred; aliases of aliases can stand for billions
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Union[str, Path]) -> str:
     """Return the text of a UTF-8 file (a byte order mark is dropped).
 
     Raises UserError if the file is missing, unreadable, empty or not UTF-8.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = io.TextIOWrapper(io.BytesIO(whole(str(path))), "utf-8-sig").read()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file: put it there, or correct what names it") from None
     except OSError as error:
@@ -28,7 +30,7 @@ def read_text(path: Path) -> str:
     return text
 
 
-def read_json(path: Path, without: Collection[str] = ()) -> Any:
+def read_json(path: Union[str, Path], without: Collection[str] = ()) -> Any:
     """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do.
 
     without: names whose values are left out of every object, which saves memory.
@@ -36,7 +38,9 @@ def read_json(path: Path, without: Collection[str] = ()) -> Any:
     return parse_json(read_text(path), path, without=without)
 
 
-def parse_json(text: str, path: Path, first_line: int = 1, without: Collection[str] = ()) -> Any:
+def parse_json(
+    text: str, path: Union[str, Path], first_line: int = 1, without: Collection[str] = ()
+) -> Any:
     """Return the value of a JSON text that begins at `first_line` of the file `path`."""
 
     def kept(pairs):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ from captioning.config.objectives import minimised
 from captioning.data import (
     Prefetcher,
     Sample,
+    ShardDataset,
+    Shards,
     TrainingDataset,
     TrainingLoader,
     read_split,
@@ -119,9 +121,9 @@ class FineTuning:
             )
         self.samples = samples
 
-    def _build_loader(self, samples: Sequence[Sample]) -> TrainingLoader:
+    def _build_loader(self, samples: Union[Sequence[Sample], Shards]) -> TrainingLoader:
         config = self.config
-        dataset = TrainingDataset(
+        settings = (
             samples,
             config.image_root,
             self.preprocessing.training,
@@ -130,6 +132,10 @@ class FineTuning:
             config.max_words,
             config.skip_bad_images,
         )
+        if isinstance(samples, Shards):
+            dataset = ShardDataset(*settings, config.shuffle_buffer)
+        else:
+            dataset = TrainingDataset(*settings)
         return training_loader(
             dataset,
             config.batch_size,

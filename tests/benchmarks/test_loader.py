@@ -18,9 +18,11 @@ INNER = (slice(8, -8), slice(8, -8))  # where no operation has brought the filli
 def test_the_smallest_run_counts_every_image(tmp_path):
     loader.main(["--quick", "--output", str(tmp_path)])
     content = json.loads((tmp_path / "loader.json").read_text())
-    (row,) = content["rows"]
-    assert set(row["contenders"]) == {"ours", "original", "decoding alone"}
-    assert row["peer"] == "original" and row["items"] == 8
+    files, tars = content["rows"]
+    assert set(files["contenders"]) == {"ours", "original", "decoding alone"}
+    assert files["peer"] == "original" and files["items"] == 8
+    assert set(tars["contenders"]) == {"ours", "webdataset"}
+    assert tars["peer"] == "webdataset" and tars["items"] == 8
 
 
 def test_both_make_normalised_squares(tmp_path):

@@ -8,6 +8,9 @@ import torch
 from PIL import Image
 from tokenizers import pre_tokenizers
 
+from captioning.files import stores
+from tests.captioning.object_store import FaultyStore
+
 CLIP_MERGES = [
     "t h",
     "th e</w>",
@@ -95,3 +98,37 @@ def photos(tmp_path):
         paths.append(tmp_path / f"photo_{number:03d}.png")
         Image.fromarray(coarse).resize(size, Image.BICUBIC).save(paths[-1])
     return paths
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """Return a server of S3 for all tests; skip the test where its libraries are missing."""
+    pytest.importorskip("s3fs", reason="s3fs reads s3://")
+    pytest.importorskip("moto", reason="moto serves s3://")
+    pytest.importorskip("flask_cors", reason="moto's server is made of it")
+    server = FaultyStore()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """Return the server, with `files`, which reads and writes it, and an empty bucket `bucket`."""
+    import s3fs
+
+    secrets = {"AWS_ACCESS_KEY_ID": "K3Y1D", "AWS_SECRET_ACCESS_KEY": "S3CR3T"}
+    places = {"AWS_ENDPOINT_URL": s3_server.address, "AWS_DEFAULT_REGION": "us-east-1"}
+    once = {"AWS_MAX_ATTEMPTS": "1"}  # what is tried again is tried here, without the waits
+    for name, value in {**secrets, **places, **once}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    s3_server.files = s3fs.S3FileSystem(use_listings_cache=False)
+    if s3_server.files.exists("bucket"):
+        s3_server.files.rm("bucket", recursive=True)
+    s3_server.files.mkdir("bucket")
+    s3_server.faults.clear()
+    s3_server.requests.clear()
+    yield s3_server
+    s3fs.S3FileSystem.clear_instance_cache()

@@ -1,0 +1,264 @@
+"""Files in object stores, read through fsspec in parts, beside those on disk.
+
+A store's own library finds the credentials. They are in no address, and so in no log or error.
+"""
+
+import io
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Callable, TypeVar
+from urllib.parse import urlsplit
+
+from captioning.runtime.errors import UserError
+
+T = TypeVar("T")
+
+# The schemes of addresses, and the library that fsspec needs for each.
+LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp"}
+PAGE = 1000  # names that S3 gives at once
+PIECE = 1 << 22  # bytes that are read at once of a file that is read from end to end
+TRIES = 6
+PAUSE_S = 0.5  # after the first failure; each further one is twice as long
+
+
+class StoreError(UserError):
+    """A store that does not answer, or refuses: no fault of the one file that was asked for."""
+
+
+def is_store(address: str) -> bool:
+    return address.partition("://")[0] in LIBRARIES
+
+
+def check_address(address: str) -> None:
+    """Raise UserError for what would put a secret into everything that names the file."""
+    parts = urlsplit(address)
+    if "@" in parts.netloc or parts.query:
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        raise UserError(
+            f"{shown}: an address with a user or a query may hold a secret; give credentials as "
+            f"{LIBRARIES[parts.scheme]} finds them, in the environment or its own files"
+        )
+
+
+def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
+    """The bytes of (address, first byte, number of bytes) of one store, asked for all at once.
+
+    In the place of what cannot be had is the UserError that says so; others are not held up by it.
+    """
+    found: list[Any] = [None] * len(parts)
+
+    def ask() -> None:
+        left = [place for place, data in enumerate(found) if data is None]
+        system, _ = _located(parts[left[0]][0])
+        paths, starts, counts = zip(*(parts[place] for place in left))
+        ends = [start + count for start, count in zip(starts, counts)]
+        names = [system._strip_protocol(path) for path in paths]
+        answers = system.cat_ranges(names, list(starts), ends, on_error="return")
+        problem = None
+        for place, answer in zip(left, answers):
+            if isinstance(answer, Exception):
+                refusal = _refusal(answer)
+                problem = problem if refusal else answer
+                found[place] = refusal and refusal(parts[place][0])
+            elif len(answer) == parts[place][2]:
+                found[place] = answer
+            else:
+                problem = OSError("another number of bytes")
+        if problem is not None:
+            raise problem
+
+    if parts:
+        try:
+            _tried(parts[0][0], ask)
+        except StoreError as error:
+            found = [error if data is None else data for data in found]
+    return found
+
+
+def span(address: str, first: int, count: int) -> bytes:
+    """So many bytes of a file, on disk or in a store. Raises UserError."""
+    if is_store(address):
+        (found,) = spans([(address, first, count)])
+        if isinstance(found, UserError):
+            raise found
+        return found
+    with opened(address) as file:
+        file.seek(first)
+        data = file.read(count)
+    if len(data) < count:
+        raise UserError(f"{address}: it ends before byte {first + count}: it has changed")
+    return data
+
+
+def whole(address: str) -> bytes:
+    """All bytes of a file, on disk or in a store. Raises UserError, OSError of one on disk."""
+    if not is_store(address):
+        return Path(address).read_bytes()
+
+    def ask() -> bytes:
+        system, path = _located(address)
+        return system.cat_file(path)
+
+    return _tried(address, ask)
+
+
+def joined(folder: str, name: str) -> str:
+    """The address of a file that a folder, on disk or in a store, has under a name."""
+    if is_store(name):
+        check_address(name)
+        return name
+    return f"{folder.rstrip('/')}/{name}" if is_store(folder) else str(Path(folder, name))
+
+
+def listed(folder: str, recursive: bool) -> Iterator[str]:
+    """Yield the addresses of a folder's files, in the order of their names. Raises UserError.
+
+    S3 is asked for a page of a thousand after the other. The others' libraries list all at once.
+    """
+    if folder.startswith("http"):
+        raise UserError(f"{folder}: a server of https has no folders: name its files in a list")
+    scheme, _, place = folder.rstrip("/").partition("://")
+    if scheme == "s3":
+        names = _s3_names(folder, place, recursive)
+    else:
+
+        def ask() -> list[str]:
+            system, path = _located(folder)
+            return sorted(system.find(path, maxdepth=None if recursive else 1))
+
+        names = iter(_tried(folder, ask))
+    return (f"{scheme}://{name}" for name in names)
+
+
+def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
+    bucket, _, within = place.partition("/")
+    asked = {"Bucket": bucket, "Prefix": f"{within}/" if within else "", "MaxKeys": PAGE}
+    if not recursive:
+        asked["Delimiter"] = "/"
+    while True:
+        page = _tried(folder, lambda: _located(folder)[0].call_s3("list_objects_v2", **asked))
+        for found in page.get("Contents", ()):
+            if not found["Key"].endswith("/"):  # what some programs leave in place of a folder
+                yield f"{bucket}/{found['Key']}"
+        if not page.get("IsTruncated"):
+            return
+        asked["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def check_on_disk(what: str, path: Any) -> None:
+    """Raise UserError for the address of a store where only a disk can be written."""
+    scheme, colon, _ = str(path).partition(":/")
+    if colon and scheme in LIBRARIES:
+        raise UserError(
+            f"{what} is on {scheme}://; it has to be on a disk: copy it there afterwards"
+        )
+
+
+def stamp(address: str) -> list[Any]:
+    """Size in bytes, and what differs when the file is written anew. Raises UserError."""
+    if is_store(address):
+
+        def ask() -> list[Any]:
+            system, path = _located(address)
+            known = system.info(path)
+            names = ("ETag", "etag", "LastModified", "last_modified", "updated")
+            return [known["size"], str(next((known[n] for n in names if known.get(n)), ""))]
+
+        return _tried(address, ask)
+    try:
+        found = os.stat(address)
+    except OSError as error:
+        raise UserError(f"{address}: cannot be read: {error.strerror}") from None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def opened(address: str) -> BinaryIO:
+    """A file to read, on disk or in a store, in which one may seek. Raises UserError."""
+    if is_store(address):
+        return io.BufferedReader(_Stored(address), PIECE)
+    try:
+        return open(address, "rb")
+    except OSError as error:
+        raise UserError(f"{address}: cannot be read: {error.strerror}") from None
+
+
+class _Stored(io.RawIOBase):
+    """A file of a store, of which each read is tried again."""
+
+    def __init__(self, address: str):
+        self.address, self.place = address, 0
+        self.size = stamp(address)[0]
+        if self.size is None:
+            raise UserError(f"{address}: its server does not tell its size, nor serve parts of it")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.size}
+        self.place = offset + base[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def readinto(self, buffer) -> int:
+        count = max(min(len(buffer), self.size - self.place), 0)
+        if count:
+            buffer[:count] = span(self.address, self.place, count)
+        self.place += count
+        return count
+
+
+def _located(address: str) -> tuple[Any, str]:
+    """The file system, that of this process, and the path within it."""
+    import fsspec
+
+    scheme = address.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(address, use_listings_cache=False)
+    except ImportError:
+        library = LIBRARIES[scheme]
+        raise UserError(f"{address}: needs the {library} library: pip install {library}") from None
+
+
+def _tried(address: str, ask: Callable[[], T]) -> T:
+    """Ask, and ask again after a pause where a store is busy or broken. Raises UserError.
+
+    A library's error may quote what it has sent: neither it nor its words are passed on.
+    """
+    kind = ""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(PAUSE_S * 2 ** (attempt - 1))
+        try:
+            return ask()
+        except UserError:
+            raise
+        except Exception as error:
+            refusal = _refusal(error)
+            kind = type(error).__name__
+        if refusal:
+            raise refusal(address)
+    raise StoreError(
+        f"{address}: asked {TRIES} times in vain ({kind}): check the address and the network, "
+        "then give the same command again"
+    )
+
+
+def _refusal(error: Exception) -> Any:
+    """What makes the UserError of an answer that will stay the same; None where it may not."""
+    if isinstance(error, FileNotFoundError):
+        return lambda address: UserError(f"{address}: no such file or bucket")
+    denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
+    if denied or type(error).__name__ == "NoCredentialsError":
+        return lambda address: StoreError(
+            f"{address}: not allowed: give credentials as "
+            f"{LIBRARIES[address.partition('://')[0]]} finds them"
+        )
+    return None

@@ -1,0 +1,132 @@
+"""Images of an object store: captions of the same files on disk, and what is refused."""
+
+import json
+
+import pytest
+
+from captioning.bulk.request import Request
+from captioning.files import stores
+from captioning.runtime.errors import UserError
+from tests.captioning.object_store import FAULTS
+from tests.captioning.tar_files import write_members
+
+
+@pytest.fixture
+def stored(s3, photos):
+    """Return the address of a folder of the photos, which has other files, too."""
+    for path in photos.rglob("*.png"):
+        s3.files.put_file(str(path), f"bucket/photos/{path.relative_to(photos)}")
+    for name in (".hidden/a.png", "notes.txt", "within/.b.png"):
+        s3.files.pipe_file(f"bucket/photos/{name}", b"no photo")
+    return "s3://bucket/photos"
+
+
+def told(lines, before):
+    return [(line["image"].removeprefix(before), line["caption"], line["score"]) for line in lines]
+
+
+def test_a_folder_is_captioned_as_on_disk_whatever_fails(run, s3, photos, stored, tmp_path):
+    on_disk, _ = run(photos)
+    (tmp_path / "out" / "captions.jsonl").unlink()
+    s3.faults += FAULTS * 3
+    in_store, said = run(stored, "--num_workers", "2", "--write-shards", str(tmp_path / "tars"))
+    assert s3.faults == [] and "done 10" in said
+    assert told(in_store, stored) == told(on_disk, str(photos))
+    assert "S3CR3T" not in said
+    again, said = run(stored)
+    assert again == in_store and "skipped 10" in said
+    for path in tmp_path.rglob("out/*"):
+        assert "S3CR3T" not in path.read_text()
+
+
+def test_a_folder_is_listed_page_by_page(s3, stored, tmp_path, monkeypatch):
+    monkeypatch.setattr(stores, "PAGE", 3)
+    s3.requests.clear()
+
+    def names(**settings):
+        images = Request(stored, tmp_path / "a.jsonl", **settings).images()
+        return [item.image.removeprefix(f"{stored}/") for item in images]
+
+    assert len(names()) == 10 and names() == sorted(names())
+    assert s3.requests["GET"] == 3 * 5  # 13 files, by three
+    assert len(names(recursive=False)) == 9
+    assert names(glob="within/*.png") == [names()[-1]]
+    assert names(glob="*.txt") == ["notes.txt"]
+
+
+def test_lists_name_images_of_a_store(run, s3, photos, stored, tmp_path):
+    first, second = sorted(path.name for path in photos.glob("*.png"))[:2]
+    (tmp_path / "list.txt").write_text(f"{stored}/{first}\nphotos/{second}\ns3://bucket/lost.png\n")
+    lines, said = run(tmp_path / "list.txt")
+    assert [line["image"] for line in lines] == [f"{stored}/{first}", str(photos / second)]
+    assert "done 2" in said and "failed 1" in said
+    (failed,) = (json.loads(line) for line in (tmp_path / "out/failed.jsonl").open())
+    assert failed["error"] == "s3://bucket/lost.png: no such file or bucket"
+    rows = [{"image": f"photos/{first}", "id": 5}, {"image": f"{stored}/{second}"}]
+    for name, text in {"a.json": json.dumps(rows), "a.csv": f"image\nphotos/{first}\n"}.items():
+        s3.files.pipe_file(f"bucket/{name}", text.encode())
+        found = list(Request(f"s3://bucket/{name}", tmp_path / "a.jsonl").images())
+        assert found[0].image == f"{stored}/{first}"
+
+
+def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path):
+    for number in range(2):
+        found = sorted(photos.glob("*.png"))[number::2]
+        path = tmp_path / f"{number}.tar"
+        write_members(path, [(photo.name, photo.read_bytes()) for photo in found])
+        s3.files.put_file(str(path), f"bucket/{number}.tar")
+    on_disk, _ = run(f"{tmp_path}/{{0..1}}.tar")
+    (tmp_path / "out" / "captions.jsonl").unlink()
+    (tmp_path / "out" / "captions.jsonl.done").unlink()
+    s3.faults += FAULTS
+    in_store, _ = run("s3://bucket/{0..1}.tar")
+    assert told(in_store, "s3://bucket") == told(on_disk, str(tmp_path))
+    again, said = run("s3://bucket/{0..2}.tar")
+    assert again == in_store and "skipped 9, failed 1" in said
+    (failed,) = (json.loads(line) for line in (tmp_path / "out/failed.jsonl").open())
+    assert failed["error"].endswith("s3://bucket/2.tar: no such file or bucket")
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "line"),
+    [
+        ("s3://no-bucket/photos", [], "s3://no-bucket/photos: no such file or bucket"),
+        ("s3://bucket/empty", [], "s3://bucket/empty: found no images"),
+        ("s3://key:S3CR3T@bucket/a", [], "s3://bucket/a: an address with a user or a query"),
+        ("https://host/folder/", [], "https://host/folder: a server of https has no folders"),
+        ("s3://bucket/photos", ["--sidecar"], "it has to be on a disk"),
+        ("s3://bucket/photos", ["--write-shards", "s3://bucket/a"], "--write_shards is on s3://"),
+        ("s3://bucket/photos", ["--parquet", "s3://bucket/a"], "--parquet is on s3://; it has"),
+        ("s3://bucket/photos", ["--out", "s3://bucket/a.jsonl"], "--out is on s3://; it has to be"),
+        ("s3://bucket/photos", ["--root", "s3://bucket"], "--root is for a list"),
+    ],
+)
+def test_what_cannot_be_is_one_line(run, stored, no_captioner, source, flags, line):
+    _, said = run(source, *flags, code=2)
+    (error,) = (text for text in said.splitlines() if text.startswith("error:"))
+    assert line in error and "S3CR3T" not in said
+
+
+def test_a_store_that_refuses_to_list_is_one_line(run, s3, stored, no_captioner, monkeypatch):
+    def refuse(address):
+        raise PermissionError("S3CR3T")
+
+    monkeypatch.setattr(stores, "_located", refuse)
+    _, said = run(stored, code=2)
+    assert f"{stored}: not allowed: give credentials as s3fs finds them" in said
+    assert "S3CR3T" not in said
+
+
+def test_a_photo_of_a_web_server(s3, stored, monkeypatch, tmp_path):
+    monkeypatch.setitem(stores.LIBRARIES, "http", "aiohttp")
+    name = "scene_000000.png"
+    address = f"{s3.address}/bucket/photos/{name}"
+    (item,) = Request(address, tmp_path / "a.jsonl").images()
+    assert item.image == address
+    data = s3.files.cat_file(f"{stored}/{name}")
+    with pytest.raises(UserError, match="not allowed: give credentials as aiohttp finds them"):
+        stores.whole(address)
+    s3.files.chmod(f"{stored}/{name}", acl="public-read")
+    assert stores.whole(address) == data and stores.span(address, 5, 9) == data[5:14]
+    with stores.opened(address) as file:
+        assert file.read() == data

@@ -1,0 +1,243 @@
+"""Training on tar shards: the samples of files, in an order that goes on anywhere."""
+
+import json
+
+import pytest
+import torch
+
+from captioning.data import (
+    Sample,
+    ShardDataset,
+    Shards,
+    TrainingDataset,
+    tar_index,
+    training_loader,
+    training_transform,
+)
+from captioning.data import shards as of_shards
+from captioning.runtime.errors import UserError
+from tests.captioning.tar_files import write_members
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Keep what is known of a test's tars in its own folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def as_text(sample):
+    return [("txt", "\n".join(sample.captions).encode())]
+
+
+def as_json(sample):
+    many = len(sample.captions) > 1
+    fields = {"captions": list(sample.captions)} if many else {"caption": sample.captions[0]}
+    return [("json", json.dumps({**fields, "width": 24}).encode())]
+
+
+def members(photos, samples, told):
+    for sample in samples:
+        key = sample.image.partition(".")[0]
+        captions = [(f"{key}.{suffix}", text) for suffix, text in told(sample)]
+        yield from [(sample.image, (photos / sample.image).read_bytes()), *captions]
+
+
+@pytest.fixture
+def tars(photos, samples):
+    """Return the paths of three tars of the ten photos: 4 with text, 3 and 3 with JSON."""
+    folder = photos / "tars"
+    folder.mkdir()
+    parts = [(samples[:4], as_text), (samples[4:7], as_json), (samples[7:], as_json)]
+    for number, (of_tar, told) in enumerate(parts):
+        write_members(folder / f"{number}.tar", members(photos, of_tar, told))
+    return [str(folder / f"{number}.tar") for number in range(3)]
+
+
+def dataset(tars, captions_per_image=1, skip=False, shuffle_buffer=1000):
+    transform = training_transform(8)
+    settings = (captions_per_image, 30, skip, shuffle_buffer)
+    return ShardDataset(Shards(tars), "", transform, 7, *settings)
+
+
+def loaded(tars, epoch=0, first=0, batch_size=4, rank=0, world_size=1, workers=0, **settings):
+    of_tars = dataset(tars, **settings)
+    loader = training_loader(of_tars, batch_size, 7, rank, world_size, workers)
+    loader.set_epoch(epoch, first)
+    batches = list(loader)
+    loader.close()
+    return batches
+
+
+def assert_same(first, second):
+    assert len(first) == len(second)
+    for one, other in zip(first, second):
+        assert torch.equal(one["image"], other["image"])
+        assert (one["captions"], one["index"]) == (other["captions"], other["index"])
+
+
+@pytest.mark.parametrize("captions_per_image", [1, 2])
+def test_an_item_is_that_of_the_same_files(tars, photos, samples, captions_per_image):
+    of_tars = dataset(tars, captions_per_image)
+    transform = training_transform(8)
+    of_files = TrainingDataset(samples, photos, transform, 7, captions_per_image)
+    assert len(of_tars) == len(of_files) == (19 if captions_per_image == 1 else 10)
+    for index in range(len(of_files)):
+        one, other = of_tars[2, index], of_files[2, index]
+        assert torch.equal(one["image"], other["image"])
+        assert one["captions"] == other["captions"]
+        assert one["image_id"].endswith(f".tar/{other['image_id'] - 100}.png")
+
+
+def test_all_samples_one_after_the_other(tars, samples):
+    read = list(Shards(tars))
+    assert [sample.captions for sample in read] == [sample.captions for sample in samples]
+    assert [sample.image.rpartition("/")[2] for sample in read] == [s.image for s in samples]
+
+
+@pytest.mark.parametrize("shuffle_buffer", [1, 8, 1000])
+def test_an_epoch_has_every_pair_once_in_an_order_of_its_own(tars, shuffle_buffer):
+    of_tars = dataset(tars, shuffle_buffer=shuffle_buffer)
+    orders = [list(of_tars.order(7, epoch)) for epoch in range(6)]
+    assert all(sorted(order) == list(range(19)) for order in orders)
+    assert len(set(map(tuple, orders))) == 6
+    assert list(of_tars.order(8, 0)) != orders[0]
+    for first in range(20):
+        assert list(of_tars.order(7, 3, first)) == orders[3][first:]
+
+
+def test_so_many_pairs_are_shuffled_together_as_the_buffer_takes(tars):
+    sizes = [1 + 2 + 3 + 1, 2 + 3 + 1, 2 + 3 + 1]  # captions of each tar
+    ranges = [range(7), range(7, 13), range(13, 19)]
+    firsts = set()
+    for epoch in range(12):
+        order = list(dataset(tars, shuffle_buffer=1).order(7, epoch))
+        firsts.add(next(n for n, pairs in enumerate(ranges) if order[0] in pairs))
+        while order:  # a tar is given out whole, and shuffled
+            number = next(n for n, pairs in enumerate(ranges) if order[0] in pairs)
+            assert sorted(order[: sizes[number]]) == list(ranges[number])
+            order = order[sizes[number] :]
+    assert firsts == {0, 1, 2}
+    together = [list(dataset(tars).order(7, epoch)) for epoch in range(20)]
+    assert all(len({min(i // 7, 2) for i in order[:7]}) > 1 for order in together)
+
+
+def test_batches_are_those_of_any_number_of_processes_and_workers(tars):
+    whole = loaded(tars, epoch=1, shuffle_buffer=8)
+    assert len(whole) == 4
+    for workers in (1, 2):
+        assert_same(loaded(tars, epoch=1, shuffle_buffer=8, workers=workers), whole)
+    ranks = [loaded(tars, 1, 0, 2, rank, 2, workers=rank, shuffle_buffer=8) for rank in range(2)]
+    for step, *parts in zip(whole, *ranks):
+        assert torch.equal(step["image"], torch.cat([part["image"] for part in parts]))
+        assert step["captions"] == parts[0]["captions"] + parts[1]["captions"]
+
+
+def test_batches_go_on_at_any_place_without_what_came_before(tars, monkeypatch):
+    whole = loaded(tars, epoch=1, shuffle_buffer=1)
+    read = []
+    span = of_shards.stores.span
+    monkeypatch.setattr(of_shards.stores, "span", lambda *at: read.append(at) or span(*at))
+    for first in range(4):
+        read.clear()
+        assert_same(loaded(tars, 1, first, workers=0, shuffle_buffer=1), whole[first:])
+        assert len(read) == 4 * (4 - first)  # no image besides those that are given out
+
+
+def test_a_tar_is_looked_into_once_and_again_when_it_has_changed(tars, photos, monkeypatch):
+    list(Shards(tars))
+    opened = []
+    open_ = tar_index.stores.opened
+    monkeypatch.setattr(tar_index.stores, "opened", lambda p: opened.append(p) or open_(p))
+    assert len(Shards(tars)) == 10 and opened == []
+    of_tars = dataset(tars)
+    write_members(tars[0], members(photos, [Sample("9.png", ("another",), 9)], as_text))
+    assert len(Shards(tars)) == 7 and opened == [tars[0]]
+    with pytest.raises(UserError, match=r"0\.tar: it has changed since training began"):
+        of_tars[0, 0]
+
+
+def bad(photos, name):
+    """Members of a tar of three good samples and one that is not."""
+    image = (photos / "9.png").read_bytes()
+    good = [("a.png", image), ("a.txt", b"one"), ("b.png", image), ("b.txt", b"two")]
+    odd = {
+        "no image": [("c.png", b"just text"), ("c.txt", b"three")],
+        "no caption": [("c.png", image)],
+        "blank": [("c.png", image), ("c.txt", b" \n")],
+        "null": [("c.png", image), ("c.json", b'{"caption": null}')],
+        "a list": [("c.png", image), ("c.json", b"[1]")],
+        "no JSON": [("c.png", image), ("c.json", b"{")],
+        "no UTF-8": [("c.png", image), ("c.txt", b"\xff")],
+        "one key": [("a.png", image), ("a.txt", b"three")],
+        "one name": [("c.png", image), ("c.txt", b"three"), ("c.png", image)],
+    }
+    return [*good, *odd[name], ("d.png", image), ("d.txt", b"four")]
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("no image", "c.png: not a readable image (none of "),
+        ("no caption", "c has no caption: add caption or captions"),
+        ("blank", "c has no caption: add one"),
+        ("null", "c has no caption: add caption or captions"),
+        ("a list", "c is not an object: expected {image, caption}"),
+        ("no JSON", "c.json: not valid JSON at line 1"),
+        ("no UTF-8", "c: its captions are not UTF-8 text"),
+        ("one key", "a: two samples have this key: rename one"),
+        ("one name", "c: two samples have this key: rename one"),
+    ],
+)
+def test_a_bad_sample_is_one_line_or_passed_over_and_counted(photos, name, line):
+    tar = str(photos / "bad.tar")
+    write_members(tar, bad(photos, name))
+    with pytest.raises(UserError) as error:
+        loaded([tar], batch_size=4)
+    assert f"{tar}/{line}" in str(error.value) and "\n" not in str(error.value)
+    (batch,) = loaded([tar], batch_size=4, skip=True)
+    assert batch["skipped"] == 1 and len(batch["image"]) == 4
+    said = {caption for (caption,) in batch["captions"]}
+    assert said <= {"one", "two", "four"} and "three" not in said
+    assert len(list(Shards([tar]))) == (4 if name == "no image" else 3)
+
+
+@pytest.mark.parametrize(
+    ("kept", "line"),
+    [
+        (lambda starts, size: starts["8.png"] + 100, "unexpected end of data"),
+        (lambda starts, size: starts["8.png"] - 512, "it has no end: it was cut off"),
+        (lambda starts, size: starts["8.png"] - 300, "it has no end: it was cut off"),
+        (lambda starts, size: 0, "empty file"),
+    ],
+)
+def test_a_tar_that_ends_early(tars, photos, samples, kept, line):
+    starts = write_members(tars[2], members(photos, samples[7:], as_json))
+    data = (photos / "tars" / "2.tar").read_bytes()
+    (photos / "tars" / "2.tar").write_bytes(data[: kept(starts, len(data))])
+    with pytest.raises(UserError, match=rf"2\.tar: cannot be read on: {line}"):
+        dataset(tars)
+    with_what_is_left = dataset(tars, skip=True)
+    # The captions of 7.png, where it is known that nothing of it is lost.
+    whole = 2 if line == "unexpected end of data" else 0
+    assert len(with_what_is_left) == 7 + 6 + whole + 1
+    assert line in with_what_is_left[0, 13 + whole]["unreadable"][0]
+
+
+def test_a_tar_with_garbage_in_the_middle(tars, photos, samples):
+    starts = write_members(tars[0], members(photos, samples[:4], as_text))
+    data = bytearray((photos / "tars" / "0.tar").read_bytes())
+    data[starts["2.png"] - 512 : starts["2.png"]] = b"x" * 512
+    (photos / "tars" / "0.tar").write_bytes(data)
+    with pytest.raises(UserError, match=r"0\.tar: cannot be read on: it has no end"):
+        dataset(tars)
+    assert [sample.image[-5:] for sample in Shards(tars)][:2] == ["0.png", "4.png"]
+
+
+def test_nothing_but_bad_samples(photos):
+    tar = str(photos / "bad.tar")
+    write_members(tar, [("a.txt", b"no image")])
+    with pytest.raises(UserError, match="no samples in 1 tars: none has an image"):
+        Shards([tar])
+    write_members(tar, [("a.png", b"x")])
+    with pytest.raises(UserError, match=r"no samples in 1 tars: .*a has no caption"):
+        Shards([tar])

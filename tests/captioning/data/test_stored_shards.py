@@ -1,0 +1,78 @@
+"""Training on tars of an object store: the batches of the same tars on disk, or one line."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioning.data import ShardDataset, Shards, training_loader, training_transform
+from captioning.files.stores import StoreError
+from captioning.runtime.errors import UserError
+from tests.captioning.object_store import FAULTS
+from tests.captioning.tar_files import write_members
+
+
+@pytest.fixture
+def tars(s3, tmp_path, monkeypatch):
+    """Return the paths of two tars of five samples, and their addresses in a store."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    noise = np.random.default_rng(0)
+    paths, addresses = [], []
+    for number in range(2):
+        members = []
+        for place in range(5):
+            image = io.BytesIO()
+            pixels = noise.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(image, "png")
+            told = json.dumps({"caption": f"{place} of {number}"}).encode()
+            members += [(f"{place}.png", image.getvalue()), (f"{place}.json", told)]
+        paths.append(str(tmp_path / f"{number}.tar"))
+        write_members(paths[-1], members)
+        s3.files.put_file(paths[-1], f"bucket/{number}.tar")
+        addresses.append(f"s3://bucket/{number}.tar")
+    return paths, addresses
+
+
+def loader(tars, workers=0, skip=False):
+    dataset = ShardDataset(Shards(tars), "", training_transform(8), 7, skip_bad_images=skip)
+    return training_loader(dataset, 3, 7, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_the_same_tars_on_disk_whatever_fails(s3, tars, workers):
+    on_disk = list(loader(tars[0]))
+    s3.faults += FAULTS * 2
+    in_store = loader(tars[1], workers)
+    assert s3.faults == []
+    s3.faults += FAULTS * 2
+    batches = list(in_store)
+    in_store.close()
+    assert s3.faults == [] and len(batches) == len(on_disk) == 3
+    for one, other in zip(batches, on_disk):
+        assert torch.equal(one["image"], other["image"])
+        assert one["captions"] == other["captions"] and one["index"] == other["index"]
+    s3.requests.clear()
+    loader(tars[1])
+    assert not s3.requests["GET"]  # where samples lie is known
+
+
+def test_a_key_that_vanishes_is_one_line_or_counted(s3, tars):
+    in_store = loader(tars[1]), loader(tars[1], skip=True)
+    s3.files.rm_file("bucket/1.tar")
+    with pytest.raises(UserError, match=r"s3://bucket/1\.tar: no such file or bucket"):
+        list(in_store[0])
+    batches = list(in_store[1])
+    assert {caption[-1] for batch in batches for (caption,) in batch["captions"]} == {"0"}
+    assert sum(batch["skipped"] for batch in batches) in (4, 5)  # a tenth sample makes no batch
+    with pytest.raises(UserError, match=r"s3://bucket/1\.tar: no such file or bucket"):
+        loader(tars[1], skip=True)
+
+
+def test_a_store_that_refuses_ends_a_run_that_skips_bad_images(s3, tars):
+    in_store = loader(tars[1], skip=True)
+    s3.faults += ["refused"] * 100
+    with pytest.raises(StoreError, match="not allowed"):
+        list(in_store)

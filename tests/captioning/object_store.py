@@ -1,0 +1,49 @@
+"""An S3 server on this machine, moto's, that fails when it is told to."""
+
+import threading
+import time
+from collections import Counter
+
+ERROR = b"<Error><Code>%s</Code><Message>told to fail</Message></Error>"
+
+
+class FaultyStore:
+    """faults: names of what befalls each of the next requests for objects, the first one first."""
+
+    def __init__(self):
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        self.faults: list[str] = []
+        self.requests: Counter[str] = Counter()  # by method
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def _answer(self, environ, start_response):
+        of_object = environ["PATH_INFO"].count("/") > 1
+        self.requests[environ["REQUEST_METHOD"]] += 1
+        fault = self.faults.pop(0) if of_object and self.faults else "none"
+        if fault in REFUSALS:
+            status, code = REFUSALS[fault]
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response(status, [("Content-Type", "application/xml"), ("Connection", "close")])
+            return [ERROR % code]
+        if fault == "slow":
+            time.sleep(0.3)
+        answer = self._moto(environ, start_response)
+        if fault == "broken":  # less than its Content-Length, then the end of the connection
+            answer = [b"".join(answer)[:10]]
+        return answer
+
+    def close(self):
+        self._server.shutdown()
+
+
+REFUSALS = {
+    "500": ("500 Internal Server Error", b"InternalError"),
+    "throttled": ("503 Slow Down", b"SlowDown"),
+    "refused": ("403 Forbidden", b"AccessDenied"),
+}
+FAULTS = ("500", "throttled", "broken", "slow")

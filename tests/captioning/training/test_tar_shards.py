@@ -1,0 +1,131 @@
+"""Runs that train on tar shards: resumed, on several processes, and what they refuse."""
+
+import json
+
+import pytest
+import torch
+
+from captioning import train
+from captioning.config import load_config
+from captioning.models.build import training_captions
+from captioning.runtime.errors import UserError
+from captioning.training.fine_tuning import FineTuning
+from tests.captioning.tar_files import write_members
+from tests.soak.processes import Processes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tars(scenes, tmp_path, monkeypatch):
+    """Return a pattern of three tars of the 24 training scenes, with all of their captions."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = json.loads((scenes / "scenes_train.json").read_text())
+    captions = {}
+    for row in rows:
+        told = row.get("captions", row.get("caption"))
+        captions.setdefault(row["image"], []).extend([told] if isinstance(told, str) else told)
+    images = list(captions)
+    for number in range(3):
+        members = []
+        for place, image in enumerate(images[number::3]):
+            text = "\n".join(captions[image]).encode()
+            members += [
+                (f"{place:03d}.png", (scenes / image).read_bytes()),
+                (f"{place:03d}.txt", text),
+            ]
+        write_members(tmp_path / f"{number}.tar", members)
+    return f"{tmp_path}/{{0..2}}.tar"
+
+
+@pytest.fixture
+def run(scenes_config, tars, tmp_path, monkeypatch):
+    """Return a function that sets up a run on the tars, in a folder of the test."""
+    monkeypatch.setattr("captioning.training.fine_tuning.SplitEvaluation.run", lambda *_: {})
+
+    def make(*overrides, folder="run"):
+        flags = {"output_dir": str(tmp_path / folder), "train_file": tars}
+        given = ["max_epoch=2", "shuffle_buffer=8", *overrides]
+        return FineTuning(load_config(scenes_config, given, flags), CPU)
+
+    return make
+
+
+def weights(tuning):
+    return tuning.captioner.state_dict()
+
+
+def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_undisturbed_one(run, monkeypatch):
+    whole = run(folder="whole")
+    whole.run()
+    broken = run("checkpoint_every=1")
+    step = FineTuning._optimiser_step
+
+    def fail(self, batches, number):
+        if number == 4:  # the second of the second epoch
+            raise KeyboardInterrupt
+        return step(self, batches, number)
+
+    monkeypatch.setattr(FineTuning, "_optimiser_step", fail)
+    with pytest.raises(KeyboardInterrupt):
+        broken.run()
+    monkeypatch.setattr(FineTuning, "_optimiser_step", step)
+    resumed = run("num_workers=2")
+    assert (resumed.place.epoch, resumed.place.steps) == (1, 1)
+    resumed.run()
+    assert all(torch.equal(value, weights(resumed)[name]) for name, value in weights(whole).items())
+
+
+def test_another_buffer_is_another_run(run):
+    run("max_epoch=1", "lr_schedule=exponential").run()
+    with pytest.raises(UserError, match="shuffle_buffer was 8, is 9"):
+        run("max_epoch=1", "lr_schedule=exponential", "shuffle_buffer=9")
+
+
+def test_two_processes_train_as_one(run, scenes_config, tars, tmp_path):
+    flags = [f"train_file={tars}", "max_epoch=1", "shuffle_buffer=8", "metrics=[length]"]
+    flags += ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
+    one = run("max_epoch=1", *flags[3:])
+    one.run()
+    given = ["--config", str(scenes_config), "--output_dir", str(tmp_path / "two"), "batch_size=4"]
+    two = Processes(train.main, [*given, *flags], tmp_path / "said", 2)
+    assert two.wait() == [0, 0], two.said()
+    saved = torch.load(tmp_path / "two" / "checkpoint_00.pth", weights_only=True)["model"]
+    for name, value in weights(one).items():
+        assert torch.allclose(saved[name], value, atol=1e-5), name
+
+
+def test_the_words_of_a_vocabulary_come_from_tars_as_from_annotations(scenes_config, tars):
+    of_tars = load_config(scenes_config, [], {"train_file": tars})
+    of_file = load_config(scenes_config)
+    assert sorted(training_captions(of_tars)) == sorted(training_captions(of_file))
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("train_file=[a.tar, b.json]", "train_file: a.tar is for training, and alone"),
+        ("val_file=a.tar", "val_file: a.tar is for training, and alone"),
+        ("train_file=a.tar.gz", r"a.tar.gz: unpack it"),
+        ("train_file=['{tmp}/0.tar', '{tmp}/{{0..1}}.tar']", "0.tar is named twice"),
+        ("train_file='{tmp}/{{0..3}}.tar'", "1 of 4 tars are missing, the first is .*3.tar"),
+        ("train_file='{tmp}/{{0..3.tar'", "not a pattern of tars"),
+        ("output_dir=s3://key:S3CR3T@bucket/run", "output_dir is on s3://; it has to be on a disk"),
+        ("batch_size=999", "takes 999 training items"),
+        ("bucket_batches=true", "bucket_batches needs annotations, and train_file names tars"),
+        ("reward={cider: 1.0}", "reward needs annotations, and train_file names tars"),
+        ("train_file=s3://key:S3CR3T@bucket/a.tar", "^s3://bucket/a.tar: an address with a user"),
+        ("train_file='https://host/a.tar?sig=S3CR3T'", "^https://host/a.tar: an address"),
+    ],
+)
+def test_what_cannot_be_is_one_line(scenes_config, tars, tmp_path, override, line):
+    (tmp_path / "a.tar.gz").touch()
+    settings = [f"ann_root={tmp_path}", override.replace("{tmp}", str(tmp_path)).replace("{{", "{")]
+    settings[1] = settings[1].replace("}}", "}")
+    (tmp_path / "scenes_val.json").write_text('[{"image": "a.png", "caption": "a"}]')
+    flags = {} if override.startswith("output_dir") else {"output_dir": str(tmp_path / "run")}
+    if not override.startswith("train_file"):
+        settings.append(f"train_file={tars}")
+    with pytest.raises(UserError, match=line) as error:
+        FineTuning(load_config(scenes_config, settings, flags), CPU)
+    assert "S3CR3T" not in str(error.value) and "\n" not in str(error.value)
