@@ -3,7 +3,7 @@
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx --int8
 
-`BLIP/onnx_runner.py` captions with them. --int8: the weights of most matrices in 8 bits.
+`BLIP/onnx_runner.py` captions with them. --int8: the encoder in 8 bits, as `inference_copy` has it.
 encoder.onnx: image (B, 3, S, S) -> image_past, the keys and values that the decoder's
 cross-attention needs. decoder_step.onnx: tokens (B, n) that come next, past of the tokens before
 them, image_past -> logits (B, V) of what follows, past of all. Both pasts are
@@ -33,7 +33,6 @@ from BLIP.convert import (
     write_json,
     write_vocabulary,
 )
-from BLIP.inference import in_full
 
 
 class EncoderGraph(nn.Module):
@@ -105,8 +104,7 @@ def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool =
     }
     _export(decoder, folder / "decoder_step.onnx", inputs, ["logits", "new_past"])
     if int8:
-        for name in ("encoder.onnx", "decoder_step.onnx"):
-            to_int8(folder / name)
+        to_int8(folder / "encoder.onnx")
     write_vocabulary(words, folder)
     settings = {
         "image_size": size,
@@ -145,23 +143,19 @@ def _export(
 def to_int8(path: Path) -> None:
     """Give a graph's matrices weights in 8 bits by channel, and activations as they come.
 
-    Those of `in_full` stay. Without VNNI's instructions onnxruntime's sums of two products would be
-    cut off, so weights then have 7 bits.
+    Without VNNI's instructions onnxruntime's sums of two products would be cut off, so weights then
+    have 7 bits.
     """
-    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    nodes = onnx.load(path, load_external_data=False).graph.node
-    kept = [node.name for node in nodes if any(in_full(name) for name in node.input)]
     with whole_file(path) as staged:
         quantize_dynamic(
             path,
             staged,
-            op_types_to_quantize=["MatMul", "Gemm"],
+            op_types_to_quantize=["MatMul"],
             per_channel=True,
             reduce_range=not torch.cpu._is_vnni_supported(),
             weight_type=QuantType.QInt8,
-            nodes_to_exclude=kept,
         )
 
 
@@ -170,7 +164,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m BLIP.export", description=__doc__)
     add_captioner_arguments(parser)
     parser.add_argument("folder")
-    parser.add_argument("--int8", action="store_true", help="faster on a CPU, a third of the size")
+    parser.add_argument("--int8", action="store_true", help="the image encoder in 8 bits")
     given = vars(parser.parse_args(argv))
     folder, int8 = given.pop("folder"), given.pop("int8")
 

@@ -17,10 +17,10 @@ def inference_copy(
     """A `BlipCaptioner` in evaluation mode that generates faster, with the present weights.
 
     Its linear layers compute in `dtype`, but for those of `in_full`, and all else in float32, as
-    under autocast, which it does not need. In torch.int8 those of `in_full` and the words have
-    float16 weights, and all sums are in float32. It holds linear weights of its own and shares the
-    others: make a new one when the captioner has learned. compiled: its encoder and decoding step
-    are, the step on a GPU into a CUDA graph.
+    under autocast, which it does not need. In torch.int8 the image encoder has weights of 8 bits
+    and the decoder of 16, with sums in float32 (`int8_linear`). The copy holds linear weights of
+    its own and shares the others: make a new one when the captioner has learned. compiled: its
+    encoder and decoding step are, the step on a GPU into a CUDA graph.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     quick = copy.deepcopy(captioner, {id(thing): thing for thing in shared})
@@ -31,13 +31,11 @@ def inference_copy(
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
                 full = f"{place}.{name}"
-                precise = in_full(full)
+                precise = torch.float32 if in_full(full) else dtype
                 if dtype == torch.int8:
-                    made = int8_linear(child, full, precise)
+                    made = int8_linear(child, full)
                 else:
-                    made = InferenceLinear(
-                        child, torch.float32 if precise else dtype, pack=not compiled
-                    )
+                    made = InferenceLinear(child, precise, pack=not compiled)
                 setattr(module, name, made)
     if dtype == torch.int8:
         embeddings = quick.text_decoder.bert["embeddings"]

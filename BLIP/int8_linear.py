@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# oneDNN's kernels are the faster ones for the hundreds of rows of an image, FBGEMM's for the few of
-# a decoding step.
-MANY_ROWS, FEW_ROWS = "onednn", "fbgemm"
+# torch's kernels: oneDNN's are the fastest in 8 bits for the hundreds of rows of an image, and
+# FBGEMM alone has float16 weights.
+INT8, FLOAT16 = "onednn", "fbgemm"
 LARGEST = 127  # of a weight: -128 stays unused, as 0 is in the middle
 
 
 def check_int8(device: torch.device, compiled: bool) -> None:
     """Raise ValueError where nothing can be computed in 8 bits."""
-    has = {MANY_ROWS, FEW_ROWS} <= set(torch.backends.quantized.supported_engines)
+    has = {INT8, FLOAT16} <= set(torch.backends.quantized.supported_engines)
     if device.type != "cpu":
         raise ValueError(f"precision is int8, which is for CPUs; on {device.type} try bf16")
     if not has or not hasattr(torch.ops.quantized, "linear_prepack"):
@@ -25,29 +25,31 @@ def check_int8(device: torch.device, compiled: bool) -> None:
         raise ValueError("compile is true, which cannot stand beside precision int8: set it false")
 
 
-def int8_linear(linear: nn.Linear, name: str, precise: bool) -> nn.Module:
-    """What takes the place of the layer of that name; precise: 8 bits would do harm."""
-    if precise:
-        return HalfLinear(linear)
+def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
+    """What takes the place of the layer of that name.
+
+    Of the decoder only what makes an image's keys and values has 8 bits: with all of it, one
+    caption in fourteen was another; docs/benchmarks.md.
+    """
     of_image = ("crossattention.self.key", "crossattention.self.value")
-    many = name.startswith("visual_encoder") or any(part in name for part in of_image)
-    return Int8Linear(linear, MANY_ROWS if many else FEW_ROWS)
+    if name.startswith("visual_encoder") or any(part in name for part in of_image):
+        return Int8Linear(linear)
+    return HalfLinear(linear)
 
 
 class Int8Linear(nn.Module):
     """x float32 (..., in) -> float32 (..., out), without gradients.
 
-    Each row of the weight has a scale, and x has one, found anew at each call: an image's own, so
-    that its caption does not depend on others, or that of all rows of a decoding step.
+    Each row of the weight has a scale. So has each x[i], found anew at each call: the caption of an
+    image does not depend on those beside it.
     """
 
-    def __init__(self, linear: nn.Linear, engine: str):
+    def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.by_image = engine == MANY_ROWS
         weight = linear.weight.detach().float()
         scales = weight.abs().amax(1).clamp(min=1e-12).double() / LARGEST
         before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = engine  # in whose layout the weight is kept
+        torch.backends.quantized.engine = INT8  # in whose layout the weight is kept
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the type that the weight has in between
@@ -60,7 +62,7 @@ class Int8Linear(nn.Module):
         self.seven_bits = not torch.cpu._is_vnni_supported()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.by_image and len(x) > 1:
+        if len(x) > 1:
             return torch.cat([self(image) for image in x.split(1)])
         return torch.ops.quantized.linear_dynamic(x.float(), self.packed, self.seven_bits)
 
@@ -71,7 +73,7 @@ class HalfLinear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = FEW_ROWS  # which alone has this
+        torch.backends.quantized.engine = FLOAT16
         try:
             weight = linear.weight.detach().float()
             self.packed = torch.ops.quantized.linear_prepack_fp16(weight, _bias(linear))
