@@ -12,9 +12,11 @@ has 0 places. captioner.json says which tokens begin and end a caption and how a
 """
 
 import argparse
+import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Optional, Union
 
@@ -148,7 +150,7 @@ def to_int8(path: Path) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with whole_file(path) as staged:
+    with whole_file(path) as staged, _unwarned():
         quantize_dynamic(
             path,
             staged,
@@ -157,6 +159,17 @@ def to_int8(path: Path) -> None:
             reduce_range=not torch.cpu._is_vnni_supported(),
             weight_type=QuantType.QInt8,
         )
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Without what the libraries say of themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -189,15 +189,17 @@ def test_the_runner_searches_as_torch_does(exported, changes):
 
 
 def test_int8_is_the_encoders(exported, in_8_bits):
-    """Scores are near, and the decoder's step is as it is without."""
+    """What it makes of images is near, and the decoder's step is as it is without."""
     import onnx
 
-    captioner, folder = exported
-    settings = DecodingSettings(max_length=16, min_length=6)
-    images = 2 * torch.randn(12, 3, SIZE, SIZE)
-    found = list(compared(captioner, in_8_bits, images, settings))
-    assert all(abs(score / right - 1) < 0.2 for *_, score, right in found)
-    assert any(score != pytest.approx(right, rel=1e-6) for *_, score, right in found)
+    _, folder = exported
+    images = (2 * torch.randn(12, 3, SIZE, SIZE)).numpy()
+    pasts = []
+    for where in (folder, in_8_bits):
+        served = Served(where)
+        served.begin(images)
+        pasts.append(served.image_past)
+    assert 0 < np.abs(pasts[1] - pasts[0]).mean() < 0.05 * np.abs(pasts[0]).mean()
     nodes = onnx.load(in_8_bits / "encoder.onnx").graph.node
     matrices = [node for node in nodes if node.op_type == "MatMulInteger"]
     assert len(matrices) == 2 * 4 + 2 * 2  # of the blocks; keys and values of the decoder's layers
