@@ -51,13 +51,13 @@ class LoadReport(NamedTuple):
         return "; ".join(named) or "every key matched"
 
 
-def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
+def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
     """The content of a .pth or .safetensors file at a path, URL or hf:// name, with "model" in it.
 
     So is that of a folder of parts, without its optimiser's. A bare state dict is returned as
     {"model": state_dict}. Nothing in a file is executed. One that holds objects besides tensors is
-    refused or, with `trust_checkpoint`, read without them. Raises CheckpointError and
-    DownloadError.
+    refused or, with `trust_checkpoint`, read without them. mapped: for a
+    look at all else than the tensors. Raises CheckpointError and DownloadError.
     """
     path = fetch(source)
     in_parts = is_in_parts(path)
@@ -69,7 +69,7 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict:
         elif in_parts:
             content = {**read_rest(path), "model": read_weights(path)}
         else:
-            content = read_pickled(path, leave_out_objects=trust_checkpoint)
+            content = read_pickled(path, trust_checkpoint, mapped)
     except HoldsObjectsError as error:
         raise CheckpointError(
             f"checkpoint {path} {error}; set trust_checkpoint: true to leave them out and load the "

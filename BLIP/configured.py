@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from BLIP.adapter import put_adapter, weights_that_stay
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
 from BLIP.checkpoint import load_weights
+from BLIP.int8_linear import check_int8
 
 ASKS = False
 
@@ -85,7 +86,9 @@ def title(config: Any) -> str:
 
 
 def check_device(config: Any, device: torch.device) -> None:
-    """BLIP computes in every precision on every device."""
+    """BLIP computes in every precision but int8 on every device."""
+    if config.precision == "int8":
+        check_int8(device, config.compile)
 
 
 def preprocessing(config: Any) -> None:

@@ -1,7 +1,9 @@
 """The captioner as two ONNX graphs for serving, without PyTorch or this project.
 
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx
+    python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx --int8
 
+`BLIP/onnx_runner.py` captions with them. --int8: the encoder in 8 bits, as `inference_copy` has it.
 encoder.onnx: image (B, 3, S, S) -> image_past, the keys and values that the decoder's
 cross-attention needs. decoder_step.onnx: tokens (B, n) that come next, past of the tokens before
 them, image_past -> logits (B, V) of what follows, past of all. Both pasts are
@@ -10,9 +12,11 @@ has 0 places. captioner.json says which tokens begin and end a caption and how a
 """
 
 import argparse
+import logging
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Optional, Union
 
@@ -27,6 +31,7 @@ from BLIP.convert import (
     add_captioner_arguments,
     captioner_of,
     exit_code,
+    whole_file,
     write_json,
     write_vocabulary,
 )
@@ -76,8 +81,9 @@ class StepGraph(nn.Module):
         return logits, torch.stack(pasts)
 
 
-def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
-    """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt. Needs onnxscript."""
+def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False) -> None:
+    """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt. Needs onnxscript, and
+    onnxruntime for `int8`."""
     folder, words = Path(folder), captioner.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     captioner = captioner.eval().cpu()
@@ -99,6 +105,8 @@ def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
         "image_past": (image_past, {2: rows}),
     }
     _export(decoder, folder / "decoder_step.onnx", inputs, ["logits", "new_past"])
+    if int8:
+        to_int8(folder / "encoder.onnx")
     write_vocabulary(words, folder)
     settings = {
         "image_size": size,
@@ -134,19 +142,51 @@ def _export(
         )
 
 
+def to_int8(path: Path) -> None:
+    """Give a graph's matrices weights in 8 bits by channel, and activations as they come.
+
+    Without VNNI's instructions onnxruntime's sums of two products would be cut off, so weights then
+    have 7 bits.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with whole_file(path) as staged, _unwarned():
+        quantize_dynamic(
+            path,
+            staged,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=not torch.cpu._is_vnni_supported(),
+            weight_type=QuantType.QInt8,
+        )
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Without what the libraries say of themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program on its arguments (those of the command line); return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m BLIP.export", description=__doc__)
     add_captioner_arguments(parser)
     parser.add_argument("folder")
+    parser.add_argument("--int8", action="store_true", help="the image encoder in 8 bits")
     given = vars(parser.parse_args(argv))
-    folder = given.pop("folder")
+    folder, int8 = given.pop("folder"), given.pop("int8")
 
     def program() -> str:
         try:
-            export_onnx(captioner_of(**given), folder)
+            export_onnx(captioner_of(**given), folder, int8)
         except ImportError as error:
-            raise ValueError(f"{error}; export needs: pip install onnx onnxscript") from error
+            needed = "onnx onnxscript onnxruntime"
+            raise ValueError(f"{error}; export needs: pip install {needed}") from error
         return f"wrote {folder}"
 
     return exit_code(program)

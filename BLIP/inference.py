@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapters.lora import is_adapted, merge
+from BLIP.int8_linear import HalfEmbedding, int8_linear
 from BLIP.static_step import StaticSteps
 
 
@@ -16,9 +17,10 @@ def inference_copy(
     """A `BlipCaptioner` in evaluation mode that generates faster, with the present weights.
 
     Its linear layers compute in `dtype`, but for those of `in_full`, and all else in float32, as
-    under autocast, which it does not need. It holds linear weights of its own and shares the
-    others: make a new one when the captioner has learned. compiled: its encoder and decoding step
-    are, the step on a GPU into a CUDA graph.
+    under autocast, which it does not need. In torch.int8 the image encoder has weights of 8 bits
+    and the decoder of 16, with sums in float32 (`int8_linear`). The copy holds linear weights of
+    its own and shares the others: make a new one when the captioner has learned. compiled: its
+    encoder and decoding step are, the step on a GPU into a CUDA graph.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     quick = copy.deepcopy(captioner, {id(thing): thing for thing in shared})
@@ -28,8 +30,16 @@ def inference_copy(
         module.__dict__.pop("forward", None)  # fairscale's recomputation, of the original's block
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
-                precise = torch.float32 if in_full(f"{place}.{name}") else dtype
-                setattr(module, name, InferenceLinear(child, precise, pack=not compiled))
+                full = f"{place}.{name}"
+                precise = torch.float32 if in_full(full) else dtype
+                if dtype == torch.int8:
+                    made = int8_linear(child, full)
+                else:
+                    made = InferenceLinear(child, precise, pack=not compiled)
+                setattr(module, name, made)
+    if dtype == torch.int8:
+        embeddings = quick.text_decoder.bert["embeddings"]
+        embeddings.word_embeddings = HalfEmbedding(embeddings.word_embeddings)
     if compiled:
         quick.visual_encoder.compile()
         quick.new_step = StaticSteps(mode="reduce-overhead")

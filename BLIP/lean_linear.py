@@ -20,9 +20,10 @@ def lean_linear(
     """
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
-    learns = torch.is_grad_enabled() and x.requires_grad and linear.weight.requires_grad
+    usual = type(linear) is nn.Linear and linear.bias is not None
+    learns = torch.is_grad_enabled() and x.requires_grad and usual and linear.weight.requires_grad
     saves = learns and (autocast or before is not None) and not torch.compiler.is_compiling()
-    if not saves or type(linear) is not nn.Linear or linear.bias is None:
+    if not saves:
         return linear(x if before is None else before(x))
     dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
     parameters = before.parameters() if isinstance(before, nn.Module) else ()

@@ -32,11 +32,12 @@ class LeftOut:
     __init__ = __setstate__ = __setitem__ = _do_nothing
 
 
-def read_pickled(path: Path, leave_out_objects: bool = False) -> Any:
+def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = False) -> Any:
     """Return the tensors, numbers, text, lists and dicts of a file, on the CPU.
 
     torch's restricted unpickler reads it, which knows how to build these and nothing else. Objects
     of other types raise HoldsObjectsError or, with `leave_out_objects`, become a LeftOut each.
+    mapped: tensors are read when they are looked at, their checksums never.
     Raises PickledError for a file that is not whole, or that takes more memory than disk.
     """
     names = []
@@ -50,7 +51,9 @@ def read_pickled(path: Path, leave_out_objects: bool = False) -> Any:
                 raise HoldsObjectsError(f"holds objects that could run code ({', '.join(names)})")
         with safe_globals([(LeftOut, name) for name in names]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of pickles that are not torch's, then refused
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=mapped and is_archive
+            )
         if _tensor_bytes(content) > path.stat().st_size:  # torch 2.8 would read beyond its end
             raise PickledError("is damaged: its tensors are said to be larger than the file")
         return content

@@ -39,6 +39,9 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", help="a YAML file, for weights that no run here left")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    parser.add_argument(
+        "--precision", choices=("fp32", "int8"), default="fp32", help="int8: faster on a CPU"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
     parser.add_argument("--host-name", action="append", help="by which others reach the page, too")
     parser.add_argument("--token", help=f"that visitors need; better: {TOKEN} in the environment")
@@ -67,7 +70,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         sources = arguments.checkpoints or demos_checkpoints()
         with listen(arguments.host, arguments.port) as listening:
             device = distributed.start(arguments.device)
-            checkpoints = load_checkpoints(sources, arguments.config, device)
+            checkpoints = load_checkpoints(sources, arguments.config, device, arguments.precision)
             names = [arguments.host, *(arguments.host_name or [])]
             serve(CaptionService(checkpoints, limits), listening, names, token)
 

@@ -11,6 +11,7 @@ from torch import nn
 from captioning.config import Config
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
+from captioning.models.precision import DTYPES, check_precision
 from captioning.report.figures import styles
 from captioning.report.runs import distinct, kind_of, refuse_twice, trained_name
 from captioning.runtime.errors import UserError
@@ -52,21 +53,26 @@ def demos_checkpoints() -> list[str]:
 
 
 def load_checkpoints(
-    sources: Sequence[str], config: Optional[str], device: torch.device
+    sources: Sequence[str],
+    config: Optional[str],
+    device: torch.device,
+    precision: str = "fp32",
 ) -> list[Checkpoint]:
     """Load them, telling of each.
 
     sources: paths, run folders (of which the best checkpoint is meant), URLs, hf://. config: the
-    YAML file of those that are not in a run's folder. Raises UserError.
+    YAML file of those that are not in a run's folder. precision: fp32 or int8. Raises UserError.
     """
     paths = [checkpoints.named(source) for source in sources]
     refuse_twice(paths, "checkpoint")
     configs, captioners, labels, kinds = [], [], [], []
+    changes = {"precision": precision, "compile": False}
     for path in paths:
         of_run = Path(path).with_name("config.yaml").exists()
         settings, captioner = load_trained(path, None if of_run else config, device)
         configs.append(settings)
-        captioners.append(captioner.for_inference(torch.float32, compiled=False))
+        check_precision(settings.model_copy(update=changes), device)
+        captioners.append(captioner.for_inference(DTYPES[precision], compiled=False))
         trained = of_run or config is None
         labels.append(trained_name(settings) if trained else Path(path).stem)
         kinds.append(kind_of(settings) if trained else "weights")

@@ -24,6 +24,7 @@ from captioning.bulk.request import EXISTING, Request
 from captioning.bulk.run import BulkCaptioning
 from captioning.config import Config, keys_of
 from captioning.models import checkpoints
+from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.program import exit_code
 
@@ -63,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="a .jsonl file: a line an image")
     add("--config", help="a YAML file, where the checkpoint is not of a run here")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
-    add("--precision", choices=("fp32", "bf16", "fp16"), help="default: bf16 on a GPU, else fp32")
+    add("--precision", choices=tuple(DTYPES), help="default: bf16 on a GPU, else fp32")
     add("--batch_size", type=int, help="images at once; default: the configuration's")
     add("--num_workers", type=int, help="processes that read images; default: the configuration's")
 

@@ -82,6 +82,8 @@ def title(config: Any) -> str:
 
 def check_device(config: Any, device: torch.device) -> None:
     check_library()
+    if config.precision == "int8":
+        raise ValueError("precision is int8, which model vlm has not; try fp32 or bf16")
 
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:

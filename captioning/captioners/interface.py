@@ -120,7 +120,8 @@ class Captioner(Protocol):
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
         """The captioner, or a copy, in evaluation mode: it computes in `dtype` where that does no
-        harm, and need not learn. compiled: with torch.compile."""
+        harm, and need not learn; torch.int8 where `check_device` lets it pass. compiled: with
+        torch.compile."""
 
     def compile_parts(self) -> None:
         """Compile what torch.compile speeds up in training."""

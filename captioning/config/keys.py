@@ -70,7 +70,7 @@ class Keys(BaseModel):
     tokenizer: Annotated[str, Field(min_length=1), "run"] = "bert-base-uncased"
     trust_checkpoint: Annotated[bool, "upkeep"] = False
 
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], "run"] = "fp32"
+    precision: Annotated[Literal["fp32", "bf16", "fp16", "int8"], "run"] = "fp32"
     compile: Annotated[bool, "speed"] = False
     sharding: Annotated[Literal["none", "fsdp"], "speed"] = "none"
     accumulation_steps: Annotated[int, "batch"] = Field(1, gt=0)

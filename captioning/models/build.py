@@ -117,7 +117,7 @@ def trained_config(
     if config is not None:
         return load_config(config, flags=changes)
     try:
-        content = read_checkpoint(checkpoint)
+        content = read_checkpoint(checkpoint, mapped=True)
     except ValueError as error:
         raise UserError(str(error)) from error
     try:

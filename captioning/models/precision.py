@@ -1,4 +1,4 @@
-"""Mixed precision: what autocast computes in, and the loss scaling that float16 needs."""
+"""Precision: what autocast computes in, and the loss scaling that float16 needs."""
 
 import torch
 
@@ -6,11 +6,12 @@ from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config
 from captioning.runtime.errors import UserError
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.int8}
 
 
 class Precision:
-    """name: fp32, bf16 or fp16. Weights stay in float32; autocast casts them where used."""
+    """name: fp32, bf16 or fp16, whose weights stay in float32 and are cast by autocast where they
+    are used; or int8, which a captioner's copy for inference has within."""
 
     def __init__(self, name: str, device: torch.device):
         self.device = device
@@ -18,8 +19,9 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def autocast(self) -> torch.autocast:
-        enabled = self.dtype != torch.float32
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=enabled)
+        enabled = self.dtype in (torch.bfloat16, torch.float16)
+        dtype = self.dtype if enabled else None
+        return torch.autocast(self.device.type, dtype=dtype, enabled=enabled)
 
 
 def check_precision(config: Config, device: torch.device) -> None:
@@ -28,3 +30,12 @@ def check_precision(config: Config, device: torch.device) -> None:
         CAPTIONERS[config.model].check_device(config, device)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def check_trains(config: Config) -> None:
+    """Raise UserError for a precision without gradients."""
+    if config.precision == "int8":
+        raise UserError(
+            "precision is int8, in which captions are made and nothing is learnt; train in fp32, "
+            "bf16 or fp16"
+        )

@@ -26,7 +26,7 @@ from captioning.data.original_randaugment import check_opencv
 from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import captioner_from, preprocessing_of
-from captioning.models.precision import Precision
+from captioning.models.precision import Precision, check_trains
 from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import Watchdog
@@ -59,6 +59,7 @@ class FineTuning:
     """
 
     def __init__(self, config: Config, device: torch.device):
+        check_trains(config)
         sharding.check_sharding(config)
         self.config, self.device = config, device
         self.folder = Path(config.output_dir)

@@ -1,6 +1,8 @@
 """The exported graphs in onnxruntime: the eager model's numbers and captions, on real photos."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -63,10 +65,19 @@ def exported(tmp_path_factory, vocabulary):
         },
     }
     captioner = build_captioner(**sizes, image_size=SIZE).eval()
+    with torch.no_grad():  # so that some captions end before others
+        captioner.text_decoder.cls["predictions"].bias[captioner.tokenizer.end] = 6
     folder = tmp_path_factory.mktemp("onnx")
     torch.save({"model": captioner.state_dict(), "config": sizes}, folder / "checkpoint.pth")
     assert main([str(folder / "checkpoint.pth"), str(folder)]) == 0
     return captioner, folder
+
+
+@pytest.fixture(scope="module")
+def in_8_bits(exported, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("int8")
+    assert main([str(exported[1] / "checkpoint.pth"), str(folder), "--int8"]) == 0
+    return folder
 
 
 @pytest.fixture
@@ -134,6 +145,89 @@ def test_a_shifted_first_token_is_a_word_to_the_server(make_captioner, vocabular
             if step == 0:
                 first.add(captioner.tokenizer.token(int(given)))
     assert first and first <= {"a", "the"}
+
+
+def compared(captioner, folder, photos, settings):
+    """Of each photo the runner's best caption, then the captioner's."""
+    from BLIP.onnx_runner import OnnxCaptioner
+
+    runner = OnnxCaptioner(folder, threads=1)
+    for photo in photos.split(1):
+        right = captioner.generate_details(photo, settings)
+        made = runner.generate(
+            photo.numpy(),
+            settings.num_beams,
+            settings.max_length,
+            settings.min_length,
+            settings.length_penalty,
+        )
+        tokens = right.token_ids[0, 0]
+        tokens = tokens[: len(made.tokens)] if len(tokens) > len(made.tokens) else tokens
+        assert runner.text(tokens.tolist()) == right.captions[0][0]
+        yield made.tokens, tokens.tolist(), made.score, float(right.scores[0, 0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"num_beams": 1}, {"num_beams": 5, "length_penalty": -1.0}, {"min_length": 14}],
+    ids=str,
+)
+def test_the_runner_searches_as_torch_does(exported, changes):
+    """Made-up images, of which each has another caption; some captions end before the others."""
+    captioner, folder = exported
+    words = captioner.tokenizer
+    settings = DecodingSettings(**{"max_length": 16, "min_length": 6, **changes})
+    lengths = set()
+    for ours, right, score, expected in compared(
+        captioner, folder, 2 * torch.randn(12, 3, SIZE, SIZE), settings
+    ):
+        assert ours == right
+        assert score == pytest.approx(expected, rel=1e-5) or settings.num_beams == 1
+        lengths.add(len(ours))
+        assert words.pad not in ours
+    assert len(lengths) > 1 or changes.get("min_length") == 14
+
+
+def test_int8_is_the_encoders(exported, in_8_bits):
+    """What it makes of images is near, and the decoder's step is as it is without."""
+    import onnx
+
+    _, folder = exported
+    images = (2 * torch.randn(12, 3, SIZE, SIZE)).numpy()
+    pasts = []
+    for where in (folder, in_8_bits):
+        served = Served(where)
+        served.begin(images)
+        pasts.append(served.image_past)
+    assert 0 < np.abs(pasts[1] - pasts[0]).mean() < 0.05 * np.abs(pasts[0]).mean()
+    nodes = onnx.load(in_8_bits / "encoder.onnx").graph.node
+    matrices = [node for node in nodes if node.op_type == "MatMulInteger"]
+    assert len(matrices) == 2 * 4 + 2 * 2  # of the blocks; keys and values of the decoder's layers
+    steps = [(where / "decoder_step.onnx").read_bytes() for where in (folder, in_8_bits)]
+    assert steps[0] == steps[1]
+
+
+def test_the_runner_needs_neither_torch_nor_transformers(exported, repository, tmp_path):
+    from PIL import Image
+
+    captioner, folder = exported
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    image = evaluation_transform(SIZE)(load_image(tmp_path / "a.png"))[None]
+    right = captioner.generate_details(image, DecodingSettings()).captions[0][0]
+    script = (
+        "import runpy, sys\n"
+        "try:\n    runpy.run_path(sys.argv[1], run_name='__main__')\n"
+        "finally:\n    print({'torch', 'transformers', 'BLIP'} & set(sys.modules))\n"
+    )
+    runner = repository / "BLIP" / "onnx_runner.py"
+    code = f"import sys; sys.argv[:] = sys.argv[1:]\n{script.replace('sys.argv[1]', 'sys.argv[0]')}"
+    given = [sys.executable, "-c", code, str(runner), str(folder), "a.png"]
+    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"a.png\t{right}\nset()\n", done.stderr
+    missing = subprocess.run([*given[:-1], "b.png"], cwd=tmp_path, capture_output=True, text=True)
+    assert missing.returncode == 2 and missing.stderr.startswith("error: ")
+    assert missing.stderr.count("\n") == 1
 
 
 def test_what_cannot_be_exported_is_said_in_a_line(tmp_path, capsys):

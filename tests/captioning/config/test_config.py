@@ -143,7 +143,7 @@ def test_a_written_configuration_reads_back_the_same(blips, tmp_path):
         ("label_smoothing=1", "label_smoothing: found 1; input should be less than 1"),
         ("min_length=30", "min_length is 30, above max_length, 20"),
         ("top_p=1.5", "top_p is 1.5; it must be 1 or less"),
-        ("precision=int8", "precision: found 'int8'; input should be 'fp32', 'bf16' or 'fp16'"),
+        ("precision=int4", "precision: found 'int4'; input should be 'fp32', 'bf16', 'fp16' or"),
         ("clip_grad_norm=-1", "clip_grad_norm: found -1; input should be greater than 0"),
         ("keep_checkpoints=0", "keep_checkpoints: found 0; input should be greater than or equal"),
         ("num_beams", "override 'num_beams' is not of the form key=value"),

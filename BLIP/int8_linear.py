@@ -1,0 +1,101 @@
+"""Weights in 8 bits, and in 16 where 8 would do harm, for captioning on a CPU."""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# torch's kernels: oneDNN's are the fastest in 8 bits for the hundreds of rows of an image, and
+# FBGEMM alone has float16 weights.
+INT8, FLOAT16 = "onednn", "fbgemm"
+LARGEST = 127  # of a weight: -128 stays unused, as 0 is in the middle
+
+
+def check_int8(device: torch.device, compiled: bool) -> None:
+    """Raise ValueError where nothing can be computed in 8 bits."""
+    has = {INT8, FLOAT16} <= set(torch.backends.quantized.supported_engines)
+    if device.type != "cpu":
+        raise ValueError(f"precision is int8, which is for CPUs; on {device.type} try bf16")
+    if not has or not hasattr(torch.ops.quantized, "linear_prepack"):
+        raise ValueError(
+            "precision is int8, for which this torch has no kernels on this processor; try fp32"
+        )
+    if compiled:
+        raise ValueError("compile is true, which cannot stand beside precision int8: set it false")
+
+
+def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
+    """What takes the place of the layer of that name.
+
+    Of the decoder only what makes an image's keys and values has 8 bits: with all of it, one
+    caption in fourteen was another; docs/benchmarks.md.
+    """
+    of_image = ("crossattention.self.key", "crossattention.self.value")
+    if name.startswith("visual_encoder") or any(part in name for part in of_image):
+        return Int8Linear(linear)
+    return HalfLinear(linear)
+
+
+class Int8Linear(nn.Module):
+    """x float32 (..., in) -> float32 (..., out), without gradients.
+
+    Each row of the weight has a scale. So has each x[i], found anew at each call: the caption of an
+    image does not depend on those beside it.
+    """
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        weight = linear.weight.detach().float()
+        scales = weight.abs().amax(1).clamp(min=1e-12).double() / LARGEST
+        before = torch.backends.quantized.engine
+        torch.backends.quantized.engine = INT8  # in whose layout the weight is kept
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the type that the weight has in between
+                zeros = torch.zeros_like(scales, dtype=torch.int64)
+                weight = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            self.packed = torch.ops.quantized.linear_prepack(weight, _bias(linear))
+        finally:
+            torch.backends.quantized.engine = before
+        # Without VNNI the sum of two products has 16 bits, and is cut off where x has all of 8.
+        self.seven_bits = not torch.cpu._is_vnni_supported()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 1:
+            return torch.cat([self(image) for image in x.split(1)])
+        return torch.ops.quantized.linear_dynamic(x.float(), self.packed, self.seven_bits)
+
+
+class HalfLinear(nn.Module):
+    """x float32 (..., in) -> float32 (..., out): weights in float16, sums and x in float32."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        before = torch.backends.quantized.engine
+        torch.backends.quantized.engine = FLOAT16
+        try:
+            weight = linear.weight.detach().float()
+            self.packed = torch.ops.quantized.linear_prepack_fp16(weight, _bias(linear))
+        finally:
+            torch.backends.quantized.engine = before
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+
+
+class HalfEmbedding(nn.Module):
+    """Tokens (...) -> float32 (..., H): an embedding's rows, kept in float16."""
+
+    def __init__(self, embedding: nn.Embedding):
+        super().__init__()
+        self.weight = embedding.weight.detach().half()  # no buffer: it is not saved
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight).float()
+
+
+def _bias(linear: nn.Linear) -> Tensor:
+    if linear.bias is None:
+        return linear.weight.new_zeros(len(linear.weight)).float()
+    return linear.bias.detach().float()

@@ -1,0 +1,151 @@
+"""Captions photos with a folder that `BLIP.export` wrote, without torch or transformers.
+
+    python BLIP/onnx_runner.py output/onnx photo.jpg other.jpg --num_beams 3
+
+It needs numpy, Pillow and onnxruntime, and nothing of this project: this file and the folder can be
+taken elsewhere. A line a photo: its name, a tab, the caption. Decoding is that of
+`decoding/beam.py`, one photo at a time.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional, Union
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+NOT_STARTED = -1e9  # what beams but the first start from, so that they do not repeat it
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
+# How BERT's tokeniser closes the spaces that its pieces leave.
+CLOSED = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
+
+
+class Ended(NamedTuple):
+    """tokens: with the prompt's and the end; score: the sum of log-probabilities by length."""
+
+    tokens: list[int]
+    score: float
+
+
+class OnnxCaptioner:
+    """folder: what `BLIP.export` wrote. threads: 0 for onnxruntime's own choice.
+
+    Raises OSError and ValueError for a folder that lacks something.
+    """
+
+    def __init__(self, folder: Union[str, Path], threads: int = 0):
+        folder = Path(folder)
+        self.settings = json.loads((folder / "captioner.json").read_text(encoding="utf-8"))
+        words = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        self.words = [*words, "[DEC]", "[ENC]"]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self.encoder, self.step = (
+            onnxruntime.InferenceSession(
+                str(folder / name), options, providers=["CPUExecutionProvider"]
+            )
+            for name in ("encoder.onnx", "decoder_step.onnx")
+        )
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """float32 (1, 3, S, S), as the captioner takes an image."""
+        side = (self.settings["image_size"],) * 2
+        square = np.asarray(image.convert("RGB").resize(side, Image.BICUBIC), dtype=np.float32)
+        mean, std = (np.float32(self.settings[f"image_{name}"]) for name in ("mean", "std"))
+        return ((square / 255 - mean) / std).transpose(2, 0, 1)[None]
+
+    def generate(
+        self,
+        pixels: np.ndarray,
+        num_beams: int = 3,
+        max_length: int = 20,
+        min_length: int = 5,
+        length_penalty: float = 1.0,
+    ) -> Ended:
+        """The best caption of one image (1, 3, S, S); the settings are `DecodingSettings`'."""
+        end, prompt = self.settings["end"], self.settings["prompt_ids"]
+        if not len(prompt) < max_length <= self.settings["max_length"]:
+            least, most = len(prompt) + 1, self.settings["max_length"]
+            raise ValueError(f"max_length is {max_length}; it must be {least} to {most}")
+        image_past = self.encoder.run(None, {"image": pixels})[0]
+        past = np.zeros(self.settings["empty_past"], dtype=np.float32)
+        logits, past = self._step([prompt], past, image_past)
+        logits, past = (np.repeat(x, num_beams, at) for x, at in ((logits, 0), (past, 2)))
+        image_past = np.repeat(image_past, num_beams, 2)
+        scores = np.full(num_beams, NOT_STARTED, dtype=np.float32)
+        scores[0] = 0
+        rows, ended = [list(prompt)] * num_beams, []
+        for length in range(len(prompt), max_length):
+            chances = _log_softmax(logits)  # (beams, V)
+            if length < min_length:
+                chances[:, end] = -np.inf
+            total = (chances + scores[:, None]).ravel()
+            top = np.argpartition(-total, 2 * num_beams - 1)[: 2 * num_beams]
+            top = top[np.lexsort((top, -total[top]))]  # the best first; of equals the first
+            normalised = total[top].astype(np.float64) / length**length_penalty
+            beam, word = np.divmod(top, logits.shape[1])
+            for place in range(num_beams):
+                if word[place] == end and np.isfinite(normalised[place]):
+                    ended.append(Ended([*rows[beam[place]], end], normalised[place]))
+            ended = sorted(ended, key=lambda one: -one.score)[:num_beams]
+            if len(ended) == num_beams and ended[-1].score >= normalised[0]:
+                break
+            goes_on = np.argsort(word == end, kind="stable")[:num_beams]
+            beam, word, scores = beam[goes_on], word[goes_on], total[top][goes_on]
+            rows = [[*rows[b], int(w)] for b, w in zip(beam, word)]
+            if length + 1 < max_length:
+                logits, past = self._step(word[:, None], past[:, :, beam], image_past)
+        else:
+            last = scores.astype(np.float64) / max_length**length_penalty
+            ended += [Ended(row, score) for row, score in zip(rows, last)]
+        return max(ended, key=lambda one: one.score)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What the tokens say, without the prompt."""
+        words = [self.words[token] for token in tokens]
+        said = " ".join(word for word in words if word not in SPECIAL).replace(" ##", "")
+        for spaced in CLOSED:
+            said = said.replace(spaced, spaced[1:])
+        return said[len(self.settings["prompt"]) :]
+
+    def _step(self, tokens, past: np.ndarray, image_past: np.ndarray) -> list[np.ndarray]:
+        tokens = np.asarray(tokens, dtype=np.int64)
+        return self.step.run(None, {"tokens": tokens, "past": past, "image_past": image_past})
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the program; 0, or 2 after one line of what is to be mended."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="what BLIP.export wrote")
+    parser.add_argument("photos", nargs="+")
+    parser.add_argument("--num_beams", type=int, default=3)
+    parser.add_argument("--max_length", type=int, default=20)
+    parser.add_argument("--min_length", type=int, default=5)
+    given = parser.parse_args(argv)
+    if given.num_beams < 1:
+        parser.error(f"--num_beams is {given.num_beams}; it has to be 1 or more")
+    lengths = {"max_length": given.max_length, "min_length": given.min_length}
+    try:
+        captioner = OnnxCaptioner(given.folder)
+        for name in given.photos:
+            with Image.open(name) as photo:
+                pixels = captioner.pixels(photo)
+            made = captioner.generate(pixels, given.num_beams, **lengths)
+            print(f"{name}\t{captioner.text(made.tokens)}", flush=True)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Captioning in 8 bits: the layers against their formula, what stays exact, what is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from BLIP.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
+from captioning.train import main
+from decoding import DecodingSettings
+
+ENGINES = torch.backends.quantized.supported_engines
+pytestmark = pytest.mark.skipif(
+    not {INT8, FLOAT16} <= set(ENGINES), reason="torch has no kernels for 8 bits here"
+)
+BEAM = DecodingSettings(num_beams=3, max_length=16, min_length=5)
+
+
+def in_8_bits(linear, x, levels):
+    """The layer written out: weights of 255 values a row, inputs of `levels` + 1 in all."""
+    scales = linear.weight.abs().amax(1, keepdim=True) / 127
+    weight = (linear.weight / scales).round() * scales
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    step = (high - low) / levels
+    zero = (-low / step).round()
+    seen = ((x / step).round() + zero).clamp(0, levels) - zero
+    return nn.functional.linear(seen * step, weight, linear.bias)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_a_layer_is_its_formula(bias):
+    linear, x = nn.Linear(64, 48, bias=bias), torch.randn(1, 40, 64)
+    layer, before = Int8Linear(linear), torch.backends.quantized.engine
+    expected = in_8_bits(linear, x, 127 if layer.seven_bits else 255)
+    error = (expected - linear(x)).abs().mean()
+    assert error > 0
+    assert (layer(x) - expected).abs().mean() < 0.02 * error
+    assert torch.backends.quantized.engine == before
+
+
+@torch.no_grad()
+def test_seven_bits_where_sums_would_be_cut_off(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    linear, x = nn.Linear(64, 48), torch.randn(1, 40, 64)
+    expected = in_8_bits(linear, x, 127)
+    error = (expected - linear(x)).abs().mean()
+    assert (Int8Linear(linear)(x) - expected).abs().mean() < 0.02 * error
+
+
+@torch.no_grad()
+def test_an_image_has_its_own_scale():
+    layer = Int8Linear(nn.Linear(64, 48))
+    images = torch.randn(3, 10, 64) * torch.tensor([1.0, 30.0, 0.1])[:, None, None]
+    alone = torch.cat([layer(image[None]) for image in images])
+    assert torch.equal(layer(images), alone)
+
+
+@torch.no_grad()
+def test_half_weights_are_exact_to_their_eleven_bits():
+    linear, x = nn.Linear(64, 48), torch.randn(7, 64)
+    rounded = nn.functional.linear(x, linear.weight.half().float(), linear.bias)
+    torch.testing.assert_close(HalfLinear(linear)(x), rounded, atol=1e-5, rtol=1e-5)
+
+
+def test_the_copy(make_captioner):
+    """No matrix stays in float32; the original is as it was."""
+    captioner, images = make_captioner(), 2 * torch.randn(6, 3, 48, 48)
+    before = {name: value.clone() for name, value in captioner.state_dict().items()}
+    quick = captioner.for_inference(torch.int8)
+    layers = dict(quick.named_modules())
+    half = {name for name, layer in layers.items() if isinstance(layer, HalfLinear)}
+    assert not any(
+        isinstance(layer, (nn.Linear, nn.Embedding))
+        for layer in [layer for name, layer in layers.items() if "position" not in name]
+    )
+    assert half and all(name.startswith("text_decoder") for name in half)
+    eight = sum(isinstance(layer, Int8Linear) for layer in layers.values())
+    assert eight == 2 * 4 + 2 * 2  # the encoder's blocks; an image's keys and values
+    exact, ours = captioner.encode(images), quick.encode(images)
+    assert 0 < (ours - exact).abs().mean() < 0.05 * exact.abs().mean()
+    scores = captioner.generate_details(images, BEAM).scores
+    torch.testing.assert_close(
+        quick.generate_details(images, BEAM).scores, scores, atol=0.1, rtol=0.1
+    )
+    assert all(torch.equal(value, before[name]) for name, value in captioner.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled", "said"),
+    [("cuda", False, "is for CPUs; on cuda"), ("cpu", True, "compile is true")],
+)
+def test_where_it_cannot_be(device, compiled, said):
+    with pytest.raises(ValueError, match=said):
+        check_int8(torch.device(device), compiled)
+
+
+def test_a_processor_without_kernels(monkeypatch):
+    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
+    with pytest.raises(ValueError, match="has no kernels on this processor"):
+        check_int8(torch.device("cpu"), False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([], "precision is int8, in which captions are made and nothing is learnt"),
+        (["model=rnn"], "precision is int8, which rnn has not"),
+        (["compile=true", "--evaluate"], "compile is true, which cannot stand beside"),
+    ],
+)
+def test_refused_in_a_line(scenes_config, tmp_path, capsys, changes, said):
+    given = ["--config", str(scenes_config), f"output_dir={tmp_path}", "device=cpu"]
+    assert main([*given, "precision=int8", *changes]) == 2
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error
