@@ -12,12 +12,18 @@ INT8, FLOAT16 = "onednn", "fbgemm"
 LARGEST = 127  # of a weight: -128 stays unused, as 0 is in the middle
 
 
+def has_int8(device: torch.device) -> bool:
+    """Whether there are kernels for it."""
+    engines = torch.backends.quantized.supported_engines
+    has = {INT8, FLOAT16} <= set(engines) and hasattr(torch.ops.quantized, "linear_prepack")
+    return has and device.type == "cpu"
+
+
 def check_int8(device: torch.device, compiled: bool) -> None:
     """Raise ValueError where nothing can be computed in 8 bits."""
-    has = {INT8, FLOAT16} <= set(torch.backends.quantized.supported_engines)
     if device.type != "cpu":
         raise ValueError(f"precision is int8, which is for CPUs; on {device.type} try bf16")
-    if not has or not hasattr(torch.ops.quantized, "linear_prepack"):
+    if not has_int8(device):
         raise ValueError(
             "precision is int8, for which this torch has no kernels on this processor; try fp32"
         )
