@@ -3,9 +3,10 @@
     bash scripts/benchmark.sh captioning [--quick]
 
 BLIP-base at 384 pixels with made-up weights, 3 beams. In all rows but the last no caption can end
-before its full length. "ours" is the copy for inference, made once before, "int8" that in 8 bits, beside
-the one in fp32, where a CPU has it; "as it is" the captioner itself; "encoder" is the copy's image encoder alone, the floor under all captioning with it. On a
-GPU "compiled" is a copy whose encoder and step are, the step into a CUDA graph.
+before its full length. "ours" is the copy for inference, made once before, "int8" that in 8 bits,
+beside the one in fp32, where a CPU has it; "as it is" the captioner itself; "encoder" is the copy's
+image encoder alone, the floor under all captioning with it. On a GPU "compiled" is a copy whose
+encoder and step are, the step into a CUDA graph.
 """
 
 from collections.abc import Iterator
