@@ -145,8 +145,8 @@ def _export(
 def to_int8(path: Path) -> None:
     """Give a graph's matrices weights in 8 bits by channel, and activations as they come.
 
-    Without VNNI's instructions onnxruntime's sums of two products would be cut off, so weights then
-    have 7 bits.
+    Of the 8 bits weights use 7: where it runs may be a processor without VNNI's instructions, on
+    which onnxruntime's sums of two products would be cut off.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -156,7 +156,7 @@ def to_int8(path: Path) -> None:
             staged,
             op_types_to_quantize=["MatMul"],
             per_channel=True,
-            reduce_range=not torch.cpu._is_vnni_supported(),
+            reduce_range=True,
             weight_type=QuantType.QInt8,
         )
 

@@ -34,7 +34,7 @@ class Ended(NamedTuple):
 class OnnxCaptioner:
     """folder: what `BLIP.export` wrote. threads: 0 for onnxruntime's own choice.
 
-    Raises OSError and ValueError for a folder that lacks something.
+    Raises OSError and ValueError for a folder that lacks something or has it damaged.
     """
 
     def __init__(self, folder: Union[str, Path], threads: int = 0):
@@ -45,14 +45,13 @@ class OnnxCaptioner:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self.encoder, self.step = (
-            onnxruntime.InferenceSession(
-                str(folder / name), options, providers=["CPUExecutionProvider"]
-            )
-            for name in ("encoder.onnx", "decoder_step.onnx")
+            _session(folder / name, options) for name in ("encoder.onnx", "decoder_step.onnx")
         )
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """float32 (1, 3, S, S), as the captioner takes an image."""
+        if image.mode == "I" or image.mode.startswith("I;16"):  # whose 16 bits Pillow would clip
+            image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         side = (self.settings["image_size"],) * 2
         square = np.asarray(image.convert("RGB").resize(side, Image.BICUBIC), dtype=np.float32)
         mean, std = (np.float32(self.settings[f"image_{name}"]) for name in ("mean", "std"))
@@ -120,6 +119,13 @@ class OnnxCaptioner:
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def _session(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's have nothing else in common
+        raise ValueError(f"{path}: no graph that can be run: {error}".splitlines()[0]) from error
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -73,19 +73,21 @@ class Gathering:
     def _answer(self, batch: list[_Call]) -> None:
         """Answer each call, with an error where it is its own."""
         started, wanted = time.monotonic(), [call for call in batch if not call.gone.is_set()]
+        answers = None
         try:
             answers = self.make([call.item for call in wanted]) if wanted else []
         except Exception as error:
-            if len(wanted) > 1:  # one of them is to blame, or they are too many for the memory
-                for call in batch:
-                    self._answer([call])
-                return
-            wanted[0].error = error
-        else:
+            if len(wanted) == 1:
+                wanted[0].error = error
+        if answers is None and len(wanted) > 1:
+            # One is to blame, or they are too many for the memory, which the error held till here.
+            for call in batch:
+                self._answer([call])
+            return
+        if wanted and answers is not None:
             for call, answer in zip(wanted, answers):
                 call.answer = answer
-            if wanted:
-                self.told(len(wanted), time.monotonic() - started)
+            self.told(len(wanted), time.monotonic() - started)
         for call in batch:
             call.done = True
             if call not in wanted:

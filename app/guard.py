@@ -20,8 +20,12 @@ CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
 def checked_token(given: Optional[str]) -> Optional[str]:
     """The token of the command line, else of the environment, if any. Raises UserError."""
     token = os.environ.get(TOKEN) or None if given is None else given
-    if token is not None and not (token and token.isascii() and token.isprintable()):
-        raise UserError(f"--token (or {TOKEN}) has to be letters, digits and signs of ASCII")
+    if token is not None and (
+        not token or token != token.strip() or not (token.isascii() and token.isprintable())
+    ):
+        raise UserError(
+            f"--token (or {TOKEN}) has to be letters, digits and signs of ASCII, no space at an end"
+        )
     return token
 
 
@@ -41,7 +45,8 @@ class Guard:
     def __init__(self, app, bound: str, names: Iterable[str], token: Optional[str]):
         self.app, self.token = app, token
         self.bound = ipaddress.ip_address(bound)
-        self.names = {"localhost", socket.gethostname().lower(), *map(str.lower, names)}
+        given = {urlsplit(f"//{name}").hostname or name for name in names}
+        self.names = {"localhost", socket.gethostname().lower(), *map(str.lower, given)}
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -66,10 +71,12 @@ class Guard:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
+        if name in self.names:
+            return True
         try:
             address = ipaddress.ip_address(name)
         except ValueError:
-            return name in self.names
+            return False
         return self.bound.is_unspecified or address.is_loopback or address == self.bound
 
     def is_known(self, authorization: str) -> bool:

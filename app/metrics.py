@@ -9,7 +9,7 @@ PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """Middleware that answers GET /metrics and counts the requests to `path`, refused ones, too.
+    """Middleware that answers GET /metrics and counts the requests to `path` that have been let in.
 
     Nothing is kept by what a visitor may choose: there are as many rows as statuses.
     """

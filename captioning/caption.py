@@ -83,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--recursive", action=argparse.BooleanOptionalAction, default=True, help="folders within"
     )
     group.add_argument("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
-    group.add_argument("--root", type=Path, help="where paths of a list start; default: its folder")
+    group.add_argument("--root", help="where paths of a list start; default: its folder")
     group.add_argument("--column", help="of a list that holds the paths; default: image, path, ...")
     group.add_argument(
         "--existing", choices=EXISTING, default="skip", help="what of images that have a caption"
@@ -127,6 +127,8 @@ def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str,
     given["sample"] = arguments.do_sample or None
     if arguments.precision is None:
         given["precision"] = "bf16" if device.type == "cuda" else "fp32"
+    elif arguments.precision == "int8":
+        given["compile"] = False
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -19,7 +19,8 @@ if [[ -n ${NPROC_PER_NODE:-} || " $* " =~ [[:space:]](--device|device=) ]]; then
 else
     processes=1
     # What NVIDIA's, AMD's and Windows' drivers put there; to ask torch takes seconds.
-    if [[ -e /dev/nvidiactl || -e /dev/kfd || -e /dev/dxg ]]; then
+    if [[ -e /dev/nvidiactl || -e /proc/driver/nvidia || -e /dev/kfd || -e /dev/dxg ]] ||
+        command -v nvidia-smi >/dev/null; then
         processes="$("$PYTHON_BIN" -c 'import torch; print(max(1, torch.cuda.device_count()))')"
     fi
 fi

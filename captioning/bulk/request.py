@@ -30,7 +30,7 @@ class Request:
     existing: str = "skip"
     recursive: bool = True
     glob: Optional[str] = None
-    root: Optional[Path] = None
+    root: Optional[str] = None
     column: Optional[str] = None
     sidecar: Optional[str] = None
     prefix: str = ""
@@ -81,7 +81,9 @@ class Request:
         if not is_list:
             return iter([Listed(self.source)])
         first: dict[str, Any] = {}  # annotations name an image once for each of its captions
-        root = str(self.root) if self.root else os.path.dirname(self.source)
+        root = self.root or os.path.dirname(self.source)
+        if stores.is_store(root):
+            stores.check_address(root)
         for item in read_list(self.source, self.column):
             first.setdefault(stores.joined(root, item.image), item.image_id)
         return itertools.starmap(Listed, first.items())

@@ -195,7 +195,10 @@ class _ErrorsAsValues(Dataset):
     def __getitems__(self, keys: Sequence) -> list[Union[dict[str, Any], UserError]]:
         """The items of a batch."""
         if isinstance(self.dataset, TrainingDataset):
-            self.dataset.read_ahead(keys)
+            try:
+                self.dataset.read_ahead(keys)
+            except UserError as error:
+                return [error]
         return [self._item(key) for key in keys]
 
     def _item(self, key) -> Union[dict[str, Any], UserError]:

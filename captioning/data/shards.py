@@ -49,8 +49,8 @@ class Shards:
         return sum(summary["samples"] for summary in self.known)
 
     def __iter__(self) -> Iterator[Stored]:
-        for tar in self.tars:
-            yield from (stored(tar, row) for row in read_rows(tar) if "error" not in row)
+        for tar, summary in zip(self.tars, self.known):
+            yield from (stored(tar, row) for row in read_rows(tar, summary) if "error" not in row)
 
 
 def stored(tar: str, row: Row) -> Stored:
@@ -143,7 +143,7 @@ class ShardDataset(TrainingDataset):
 
     def _rows_of(self, tar: int) -> tuple[list[Row], list[int]]:
         if tar not in self._rows:
-            rows = read_rows(self.samples.tars[tar])
+            rows = read_rows(self.samples.tars[tar], self.samples.known[tar])
             items_up_to = list(accumulate(map(_items, rows)))
             items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:

@@ -85,6 +85,8 @@ def training_tars(config) -> list[str]:
     packed = [tar for tar in tars if not tar.endswith(".tar")]
     if packed:
         raise UserError(f"train_file: {packed[0]}: unpack it with gunzip: its samples lie anywhere")
+    if len({tar.partition("://")[0] for tar in tars if is_store(tar)}) > 1:
+        raise UserError("train_file: tars are in stores of two kinds: name those of one")
     if len(set(tars)) < len(tars):
         raise UserError(f"train_file: {max(tars, key=tars.count)} is named twice: name it once")
     return tars

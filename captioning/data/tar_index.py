@@ -1,6 +1,7 @@
 """Where the samples of a tar lie in it, and their captions: found once, and kept."""
 
 import hashlib
+import os
 import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,8 @@ Row = dict[str, Any]
 
 def index_path(tar: str) -> Path:
     """The file that is kept of a tar: a line that sums it up, then one for each sample."""
-    name = hashlib.sha256(tar.encode(errors="surrogateescape")).hexdigest()[:32]
+    place = tar if stores.is_store(tar) else os.path.abspath(tar)
+    name = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:32]
     return cache_folder() / "tars" / f"{name}.jsonl"
 
 
@@ -63,8 +65,7 @@ def _looked_into(tar: str) -> Optional[dict[str, Any]]:
     if stopping.asked():
         return None
     path, stamp = index_path(tar), stores.stamp(tar)
-    with stores.opened(tar) as file:
-        rows = list(rows_of(file, tar))
+    rows = _read(tar)
     captions = [len(row["captions"]) for row in rows if "error" not in row]
     errors = [row["error"] for row in rows if "error" in row]
     found = {"version": VERSION, "tar": tar, "stamp": stamp, "samples": len(captions)}
@@ -75,12 +76,26 @@ def _looked_into(tar: str) -> Optional[dict[str, Any]]:
     return found
 
 
-def read_rows(tar: str) -> list[Row]:
-    """The samples of a tar whose summary is known. Raises UserError."""
+def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
+    """The samples of a tar that was summed up so. Raises UserError where it has changed since.
+
+    Where what is kept is damaged, or of a tar that has this name on another machine, it is read.
+    """
     rows = list(read_lines(index_path(tar)))
-    if not rows or None in rows:
-        raise UserError(f"{index_path(tar)}: gone or damaged: start again, and it is made anew")
-    return rows[1:]
+    if rows and None not in rows and rows[0]["stamp"] == summary["stamp"]:
+        return rows[1:]
+    if stores.stamp(tar) != summary["stamp"]:
+        raise UserError(f"{tar}: it has changed since training began: start again")
+    return _read(tar)
+
+
+def _read(tar: str) -> list[Row]:
+    """Its samples. Raises UserError where the disk or store does not give it."""
+    try:
+        with stores.opened(tar) as file:
+            return list(rows_of(file, tar))
+    except OSError as error:
+        raise UserError(f"{tar}: cannot be read: {error.strerror or error}") from error
 
 
 def rows_of(file: BinaryIO, tar: str) -> Iterator[Row]:
@@ -98,7 +113,7 @@ def rows_of(file: BinaryIO, tar: str) -> Iterator[Row]:
                 key, members = found, {}
             members.setdefault(suffix, []).append(member)
         yield from _row(tar, key, members, keys)
-    except (tarfile.TarError, EOFError, OSError) as error:  # the sample before is not whole
+    except (tarfile.TarError, EOFError) as error:  # the sample before is not whole
         yield {"error": f"{tar}: cannot be read on: {error}"}
 
 

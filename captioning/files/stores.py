@@ -27,6 +27,10 @@ class StoreError(UserError):
     """A store that does not answer, or refuses: no fault of the one file that was asked for."""
 
 
+class Missing(UserError):
+    """A store has no file of this name."""
+
+
 def is_store(address: str) -> bool:
     return address.partition("://")[0] in LIBRARIES
 
@@ -84,9 +88,12 @@ def span(address: str, first: int, count: int) -> bytes:
         if isinstance(found, UserError):
             raise found
         return found
-    with opened(address) as file:
-        file.seek(first)
-        data = file.read(count)
+    try:
+        with opened(address) as file:
+            file.seek(first)
+            data = file.read(count)
+    except OSError as error:
+        raise UserError(f"{address}: cannot be read: {error.strerror or error}") from error
     if len(data) < count:
         raise UserError(f"{address}: it ends before byte {first + count}: it has changed")
     return data
@@ -254,7 +261,7 @@ def _tried(address: str, ask: Callable[[], T]) -> T:
 def _refusal(error: Exception) -> Any:
     """What makes the UserError of an answer that will stay the same; None where it may not."""
     if isinstance(error, FileNotFoundError):
-        return lambda address: UserError(f"{address}: no such file or bucket")
+        return lambda address: Missing(f"{address}: no such file or bucket")
     denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
     if denied or type(error).__name__ == "NoCredentialsError":
         return lambda address: StoreError(

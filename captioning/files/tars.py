@@ -39,6 +39,8 @@ def expand(source: str) -> list[str]:
     """
     from webdataset.shardlists import expand_urls
 
+    if stores.is_store(source):
+        stores.check_address(source)
     try:
         urls = expand_urls(source)
     except ValueError as error:

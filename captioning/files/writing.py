@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ def staged(path: Path) -> Iterator[BinaryIO]:
     Until then it has another name, and what was at `path` is as it was. Raises OSError, also where
     `path` is a folder.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")
+    # Machines that share a disk may have processes of one number.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}")
     try:
         with open(temporary, "wb") as file:
             yield file

@@ -39,8 +39,8 @@ PRETRAIN = "pretrain"
 OWN_KEYS = ("output_dir", "resume")
 QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
 SEVERAL = (
-    "Scores are means over {} seeds, their intervals over seeds and images. Captions, curves and "
-    "lengths are those of the first."
+    "Scores are means over up to {} seeds, their intervals over seeds and images. Captions, curves "
+    "and lengths are those of the first."
 )
 
 

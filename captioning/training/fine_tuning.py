@@ -156,9 +156,9 @@ class FineTuning:
         epochs = place_of(checkpoint).epoch if checkpoint else 0
         self.over = why_over(self.config, self.folder, epochs) if checkpoint else None
         self.rewards = None
+        if self.config.reward and epochs < self.config.max_epoch:
+            self.rewards = rewards_of(self.config, self.samples, self.device)
         if not self.over:
-            if self.config.reward:
-                self.rewards = rewards_of(self.config, self.samples, self.device)
             record_run(self.config, self.folder)
             say(minimised(self.config))
         return checkpoint

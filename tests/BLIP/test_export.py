@@ -1,6 +1,7 @@
 """The exported graphs in onnxruntime: the eager model's numbers and captions, on real photos."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from torch.export import Dim
 
 from BLIP.cached_step import CachedStep
 from BLIP.export import StepGraph, _export, main
+from BLIP.onnx_runner import OnnxCaptioner
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 
@@ -149,8 +151,6 @@ def test_a_shifted_first_token_is_a_word_to_the_server(make_captioner, vocabular
 
 def compared(captioner, folder, photos, settings):
     """Of each photo the runner's best caption, then the captioner's."""
-    from BLIP.onnx_runner import OnnxCaptioner
-
     runner = OnnxCaptioner(folder, threads=1)
     for photo in photos.split(1):
         right = captioner.generate_details(photo, settings)
@@ -228,6 +228,24 @@ def test_the_runner_needs_neither_torch_nor_transformers(exported, repository, t
     missing = subprocess.run([*given[:-1], "b.png"], cwd=tmp_path, capture_output=True, text=True)
     assert missing.returncode == 2 and missing.stderr.startswith("error: ")
     assert missing.stderr.count("\n") == 1
+
+
+def test_the_runner_sees_16_bits_and_says_what_is_damaged(exported, tmp_path):
+    from PIL import Image
+
+    folder = tmp_path / "damaged"
+    shutil.copytree(exported[1], folder)
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    Image.fromarray(ramp).save(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as photo:
+        seen = OnnxCaptioner(folder).pixels(photo)
+    right = evaluation_transform(SIZE)(load_image(tmp_path / "a.png"))[None].numpy()
+    assert np.abs(seen - right).max() < 0.02
+    for damage in (lambda path: path.write_bytes(b"no graph"), lambda path: path.unlink()):
+        damage(folder / "encoder.onnx")
+        with pytest.raises(ValueError, match=r"encoder\.onnx: no graph that can be run") as caught:
+            OnnxCaptioner(folder)
+        assert "\n" not in str(caught.value)
 
 
 def test_what_cannot_be_exported_is_said_in_a_line(tmp_path, capsys):

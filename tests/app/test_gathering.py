@@ -1,6 +1,7 @@
 """Calls that come together: one batch, each with its own answer or its own error."""
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -105,6 +106,27 @@ def test_calls_a_moment_apart_are_one_batch(monkeypatch):
         found = threads.map(lambda i: gathering.ask("a", i, threading.Event()), range(3))
         assert list(found) == [0, 2, 4]  # the third fills it: nobody waits for 20 s
     assert [sorted(batch) for batch in maker.batches] == [[0, 1, 2]] and told == [(3, True)]
+
+
+def test_a_batch_that_was_too_large_is_let_go_of_before_its_photos_are_made_alone(monkeypatch):
+    class Tensor:
+        pass
+
+    kept = []
+
+    def make(items):
+        large = Tensor()
+        assert all(each() is None for each in kept)
+        kept.append(weakref.ref(large))
+        if len(items) > 1:
+            raise MemoryError
+        return [2 * item for item in items]
+
+    monkeypatch.setattr("app.gathering.WINDOW_S", 20)
+    gathering = Gathering(make, 2)
+    with ThreadPoolExecutor(2) as threads:
+        found = threads.map(lambda i: gathering.ask("a", i, threading.Event()), range(2))
+        assert list(found) == [0, 2] and len(kept) == 3
 
 
 @pytest.fixture(scope="module")

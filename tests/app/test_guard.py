@@ -72,6 +72,13 @@ def test_only_its_own_hosts(bound, host, own):
     assert own or ("Host is not this page's" in line and "--host-name" in line)
 
 
+@pytest.mark.parametrize("name", ["203.0.113.9", "page.example:7860", "PAGE.example"])
+def test_names_may_be_addresses_and_have_ports(name):
+    guard = Guard(inside, "127.0.0.1", [name], None)
+    assert asked(guard, f"{name.partition(':')[0]}:80")[0] == 200
+    assert asked(guard, "203.0.113.8")[0] == 400
+
+
 def basic(secret):
     return "Basic " + base64.b64encode(f"anyone:{secret}".encode()).decode()
 
@@ -113,7 +120,7 @@ def test_a_token_comes_from_the_flag_or_the_environment(monkeypatch):
     assert checked_token(None) == "b" and checked_token("a") == "a"
     monkeypatch.setenv(TOKEN, "")
     assert checked_token(None) is None
-    for wrong in ("", "a\nb", "t\u00f6ken"):
+    for wrong in ("", "a\nb", "t\u00f6ken", "a "):
         with pytest.raises(UserError, match="--token") as caught:
             checked_token(wrong)
         assert "\n" not in str(caught.value)

@@ -39,7 +39,7 @@ MUTATIONS = [
     Mutation(
         "checkpoints are written in place",
         "captioning/files/writing.py",
-        'temporary = path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")',
+        'temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}")',
         "temporary = path",
         f"{CHECKPOINTS} -k killed_before",
     ),

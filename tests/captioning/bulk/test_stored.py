@@ -67,6 +67,9 @@ def test_lists_name_images_of_a_store(run, s3, photos, stored, tmp_path):
         s3.files.pipe_file(f"bucket/{name}", text.encode())
         found = list(Request(f"s3://bucket/{name}", tmp_path / "a.jsonl").images())
         assert found[0].image == f"{stored}/{first}"
+    (tmp_path / "names.txt").write_text(f"{first}\n")
+    (found,) = Request(str(tmp_path / "names.txt"), tmp_path / "a.jsonl", root=stored).images()
+    assert found.image == f"{stored}/{first}"
 
 
 def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path):

@@ -1,6 +1,8 @@
 """Training on tar shards: the samples of files, in an order that goes on anywhere."""
 
+import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from captioning.data import (
     training_transform,
 )
 from captioning.data import shards as of_shards
+from captioning.data.sources import training_tars
+from captioning.files.tars import expand
 from captioning.runtime.errors import UserError
 from tests.captioning.tar_files import write_members
 
@@ -154,6 +158,43 @@ def test_a_tar_is_looked_into_once_and_again_when_it_has_changed(tars, photos, m
     assert len(Shards(tars)) == 7 and opened == [tars[0]]
     with pytest.raises(UserError, match=r"0\.tar: it has changed since training began"):
         of_tars[0, 0]
+    with pytest.raises(UserError, match=r"0\.tar: it has changed") as caught:
+        list(training_loader(of_tars, 2, 0, 0, 1, 1))  # from a worker
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tar_that_has_the_name_on_another_machine_is_not_this_one(tars, photos, tmp_path):
+    of_tars = dataset(tars)
+    expected = [of_tars[0, i]["captions"] for i in range(len(of_tars))]
+    again = dataset(tars)
+    path = tar_index.index_path(tars[0])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["stamp"] = [1, 2]
+    for row in lines[1:]:
+        row.update(captions=["of another"] * len(row["captions"]), at=0)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [again[0, i]["captions"] for i in range(len(again))] == expected
+
+
+def test_a_disk_that_fails_for_a_moment_is_not_the_tar(tars, monkeypatch):
+    class Failing(io.BytesIO):
+        def read(self, *given):
+            raise OSError(116, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tar_index.stores, "opened", lambda path: Failing())
+        with pytest.raises(UserError, match="tar: cannot be read: Stale file handle"):
+            Shards(tars)
+    assert len(Shards(tars)) == 10
+
+
+def test_stores_of_two_kinds_are_refused():
+    config = SimpleNamespace(train_file=["s3://b/{0..1}.tar", "gs://b/a.tar"], ann_root=".")
+    with pytest.raises(UserError, match="stores of two kinds"):
+        training_tars(config)
+    with pytest.raises(UserError) as caught:
+        expand("s3://key:S3CR3T@bucket/{0..3.tar")
+    assert "S3CR3T" not in str(caught.value)
 
 
 def bad(photos, name):

@@ -56,7 +56,7 @@ def test_what_is_gone_is_told_beside_what_is_there(s3, address):
     found = stores.spans([(address, 0, 2), (lost, 0, 2), (address, 2, 2)])
     assert found[::2] == [DATA[:2], DATA[2:4]]
     assert str(found[1]) == f"{lost}: no such file or bucket"
-    assert type(found[1]) is UserError
+    assert type(found[1]) is stores.Missing
     with pytest.raises(UserError, match="no such file or bucket"):
         stores.opened("s3://no-bucket/a.bin")
 
