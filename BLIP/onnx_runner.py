@@ -19,6 +19,7 @@ import onnxruntime
 from PIL import Image
 
 NOT_STARTED = -1e9  # what beams but the first start from, so that they do not repeat it
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # and none that runs a program
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
 # How BERT's tokeniser closes the spaces that its pieces leave.
 CLOSED = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
@@ -143,11 +144,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         captioner = OnnxCaptioner(given.folder)
         for name in given.photos:
-            with Image.open(name) as photo:
+            with Image.open(name, formats=FORMATS) as photo:
                 pixels = captioner.pixels(photo)
             made = captioner.generate(pixels, given.num_beams, **lengths)
             print(f"{name}\t{captioner.text(made.tokens)}", flush=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, Image.DecompressionBombError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

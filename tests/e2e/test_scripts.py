@@ -53,8 +53,14 @@ def run_script(tmp_path, repository):
 @pytest.fixture
 def launch(run_script, tmp_path):
     """Return a function that runs a script and returns threads and arguments of its Python."""
+    tool = tmp_path / "driver" / "nvidia-smi"  # without which torch is not asked
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
 
     def call(script, *arguments, gpus=1, **variables):
+        if gpus > 1:
+            variables["PATH"] = f"{tool.parent}:{os.environ['PATH']}"
         result = run_script(script, *arguments, GPUS=str(gpus), **variables)
         assert result.returncode == 0, result.stderr
         folder, threads, *given = result.stdout.splitlines()
