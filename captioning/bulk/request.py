@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from filelock import FileLock, Timeout
 
@@ -30,7 +30,7 @@ class Request:
     existing: str = "skip"
     recursive: bool = True
     glob: Optional[str] = None
-    root: Optional[str] = None
+    root: Union[str, Path, None] = None
     column: Optional[str] = None
     sidecar: Optional[str] = None
     prefix: str = ""
@@ -81,7 +81,7 @@ class Request:
         if not is_list:
             return iter([Listed(self.source)])
         first: dict[str, Any] = {}  # annotations name an image once for each of its captions
-        root = self.root or os.path.dirname(self.source)
+        root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
         for item in read_list(self.source, self.column):
