@@ -34,6 +34,14 @@ def is_local(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
+def _name_in(host: str) -> str:
+    """A Host header's name, in lower case and without the port; empty where it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
 class Guard:
     """Middleware. bound: the address that the socket has; names: further ones of this page.
 
@@ -45,7 +53,7 @@ class Guard:
     def __init__(self, app, bound: str, names: Iterable[str], token: Optional[str]):
         self.app, self.token = app, token
         self.bound = ipaddress.ip_address(bound)
-        given = {urlsplit(f"//{name}").hostname or name for name in names}
+        given = {_name_in(name) or name for name in names}
         self.names = {"localhost", socket.gethostname().lower(), *map(str.lower, given)}
 
     async def __call__(self, scope, receive, send) -> None:
@@ -67,10 +75,7 @@ class Guard:
 
     def is_own(self, host: str) -> bool:
         """Whether a Host header, with a port or without, is this page's."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
+        name = _name_in(host)
         if name in self.names:
             return True
         try:
