@@ -1,6 +1,8 @@
 """A CLIP and a GPT-2 of a few thousand made-up weights, saved as transformers saves them."""
 
+import gc
 import json
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -132,3 +134,19 @@ def s3(s3_server, monkeypatch):
     s3_server.requests.clear()
     yield s3_server
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def no_child_stays():
+    """Return a check that of the processes begun since the test's start none still runs.
+
+    What other tests in this process left behind, such as the workers of a loader that lies in a
+    cycle, is not the test's.
+    """
+    gc.collect()
+    before = set(multiprocessing.active_children())
+
+    def check():
+        assert set(multiprocessing.active_children()) <= before
+
+    return check

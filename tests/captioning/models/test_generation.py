@@ -1,6 +1,5 @@
 """Captions of many images: each once, in order, and none for those that cannot be read."""
 
-import multiprocessing
 import shutil
 
 import pytest
@@ -50,7 +49,7 @@ def test_or_stop_the_run(caption):
         caption(damaged=["scene_000033.png"])
 
 
-def test_no_worker_stays_when_it_breaks_off(caption, monkeypatch):
+def test_no_worker_stays_when_it_breaks_off(caption, no_child_stays, monkeypatch):
     """Whoever holds the error: the program could not end."""
 
     def fail(*_):
@@ -59,7 +58,7 @@ def test_no_worker_stays_when_it_breaks_off(caption, monkeypatch):
     monkeypatch.setattr("BLIP.blip.BlipCaptioner.generate", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         caption("num_workers=1", "eval_batch_size=1")
-    assert multiprocessing.active_children() == []
+    no_child_stays()
 
 
 def test_weights_are_cast_once_for_all_batches(caption, monkeypatch):

@@ -5,7 +5,6 @@ What is needed to look into it is kept, and the step can be repeated.
 
 import json
 import math
-import multiprocessing
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def run(scenes_config, tmp_path):
     return make
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_weights_change(run):
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(run, no_child_stays):
     """And no worker stays, whoever holds the error: the program could not end."""
     tuning = run("max_epoch=1", "num_workers=1")
     tuning.captioner.text_decoder.cls["predictions"].bias.data[3] = float("nan")
@@ -39,7 +38,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(run):
     assert "\n" not in str(error.value)
     assert torch.equal(tuning.captioner.visual_encoder.cls_token, before)
     assert not list(tuning.folder.glob("checkpoint_*"))
-    assert multiprocessing.active_children() == []
+    no_child_stays()
 
 
 def test_of_accumulated_batches_the_one_whose_loss_failed_is_named(run, monkeypatch):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import multiprocessing
 import shutil
 import subprocess
 import sys
@@ -184,10 +183,10 @@ def test_the_objective_beside_it_and_the_kl_are_in_the_loss_and_the_log(run, cap
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, processes):
+def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, no_child_stays, processes):
     settings = ["reward_kl=0.1", "objective={smile: 0.1}", f"num_workers={processes}"]
     run(*settings, folder="whole").run()
-    assert multiprocessing.active_children() == []
+    no_child_stays()
     stopped = run(*settings, "checkpoint_every=2", folder="stopped")
     step = stopped.step
 
