@@ -134,7 +134,8 @@ def _check_shapes(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:
     """Raise CheckpointError where a value is NaN or infinite; name: the file, for the message."""
     for key, value in state.items():
-        if value.is_floating_point() and not value.isfinite().all():
+        # The sum is finite only where all values are, and is found much sooner.
+        if value.is_floating_point() and not (value.sum().isfinite() or value.isfinite().all()):
             raise CheckpointError(
                 f"{name} is of a run that broke: {key} holds values that are not finite; take an "
                 "earlier checkpoint"

@@ -183,7 +183,7 @@ def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
         save_file(state, staged, metadata={"format": "pt"})
     config = hf_config(captioner)
     size = config["vision_config"]["image_size"]
-    added = {token: words.bert.convert_tokens_to_ids(token) for token in ADDED}
+    added = {token: words.bert.token_to_id(token) for token in ADDED}
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     ends = {key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")}
     write_json(config, folder / "config.json")

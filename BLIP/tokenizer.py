@@ -1,12 +1,14 @@
-"""BERT's tokeniser with BLIP's two extra tokens, the same on every version of transformers; and
+"""BERT's tokeniser with BLIP's two extra tokens, the same with every version of them; and
 first-token shifting: a caption's first word is told apart from the same word later on."""
 
-import warnings
+import re
 from collections import Counter
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from BLIP.download import hub_file
 
@@ -26,44 +28,39 @@ class CaptionTokenizer:
 
     def __init__(self, source: str):
         self.bert = _load_bert(_find_vocabulary(source))
-        self.bert.add_special_tokens({"bos_token": "[DEC]"})
-        self.bert.add_special_tokens({"additional_special_tokens": ["[ENC]"]})
-        self.start = self.bert.bos_token_id
-        self.end = self.bert.sep_token_id
-        self.pad = self.bert.pad_token_id
-        self.unknown = self.bert.unk_token_id
+        self.bert.add_special_tokens(["[DEC]", "[ENC]"])
+        named = map(self.bert.token_to_id, ("[DEC]", "[SEP]", "[PAD]", "[UNK]"))
+        self.start, self.end, self.pad, self.unknown = named
 
     def __len__(self) -> int:
-        return len(self.bert)
+        return self.bert.get_vocab_size()
 
     def token(self, token_id: int) -> str:
-        return self.bert.convert_ids_to_tokens(token_id)
+        return self.bert.id_to_token(token_id)
+
+    def ids(self, text: str) -> list[int]:
+        """Of the text alone, nothing before or after it."""
+        return self.bert.encode(_unicode(text), add_special_tokens=False).ids
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
         """int64 ids and mask (1 real, 0 padding), each (R, n), n the longest and <= max_length.
 
         [DEC] stands first and [SEP] last, also where a text was cut.
         """
-        encoded = self.bert(
-            [_unicode(text) for text in texts],
-            padding="longest",
-            truncation=True,
-            max_length=max_length,
-            return_tensors="pt",
-        )
-        encoded.input_ids[:, 0] = self.start
-        return encoded.input_ids, encoded.attention_mask
+        rows = [[self.start, *self.ids(text)[: max_length - 2], self.end] for text in texts]
+        masks = [torch.ones(len(row), dtype=torch.int64) for row in rows]
+        ids = pad_sequence([torch.tensor(row) for row in rows], True, self.pad)
+        return ids, pad_sequence(masks, True)
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """int64 (n,): [DEC] and the prompt's tokens, without an end."""
-        ids = self.bert(_unicode(prompt)).input_ids[:-1]
-        return torch.tensor([self.start, *ids[1:]])
+        return torch.tensor([self.start, *self.ids(prompt)])
 
     def decode(self, ids: Tensor) -> str:
         """The text of ids (n,), without special tokens and without spaces before punctuation."""
-        return self.bert.decode(
-            ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=True
-        )
+        text = self.bert.decode(ids.tolist(), skip_special_tokens=True)
+        text = re.sub(r" ([.?!,])", r"\1", text).replace(" ' ", "'")
+        return re.sub(r" (n't|'(?:m|s|ve|re))", r"\1", text)
 
 
 def _unicode(text: str) -> str:
@@ -86,14 +83,9 @@ def _find_vocabulary(source: str) -> Path:
         ) from error
 
 
-def _load_bert(vocabulary: Path):
-    """transformers' BertTokenizer on a vocabulary file.
-
-    Checked here, since newer versions make up what a file lacks; and silenced, since 4.15.0 warns
-    of optional files that are not beside it.
-    """
-    from transformers import BertTokenizer, logging
-
+def _load_bert(vocabulary: Path) -> Tokenizer:
+    """What transformers' BertTokenizer is on a vocabulary file, without the seconds that it takes
+    to import. Raises TokenizerError."""
     words = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     lacking = [token for token in SPECIAL_TOKENS if token not in words]
     if lacking:
@@ -105,14 +97,13 @@ def _load_bert(vocabulary: Path):
         raise TokenizerError(
             f"tokenizer: {vocabulary} is no BERT vocabulary: {word!r} is on {count} of its lines"
         )
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return BertTokenizer.from_pretrained(str(vocabulary))
-    finally:
-        logging.set_verbosity(verbosity)
+    ids = {word: number for number, word in enumerate(words)}
+    bert = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    bert.normalizer = normalizers.BertNormalizer()
+    bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bert.decoder = decoders.WordPiece(cleanup=False)  # which differs between versions
+    bert.add_special_tokens(list(SPECIAL_TOKENS))
+    return bert
 
 
 class FirstTokenShift:

@@ -1,6 +1,7 @@
 """From a configuration, or from a checkpoint alone, to the captioner, weights loaded."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, Optional
 
@@ -16,6 +17,7 @@ from captioning.captioners.interface import BuildContext, Captioner
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, load_config
 from captioning.data import MEAN, STD, Preprocessing, decode, preprocess_caption, read_split
+from captioning.models.unfilled import Unfilled
 from captioning.runtime.errors import UserError
 
 
@@ -36,7 +38,9 @@ def captioner_from(
             raise UserError(f"{name} holds an adapter, and lora is not set: set it, or merge it")
         captions = partial(training_captions, config)
         context = BuildContext(content, name, captions, CaptionTokenizer, MEAN, STD)
-        captioner = package.build(config, context)
+        every_weight_comes = checkpoint is not None and config.lora is None
+        with Unfilled() if every_weight_comes else nullcontext():
+            captioner = package.build(config, context)
         check_interface(captioner)
         _check_lengths(config, captioner)
         if checkpoint is None:

@@ -122,7 +122,7 @@ def test_a_shifted_first_token_is_a_word_to_the_server(make_captioner, vocabular
     pieces = tmp_path / "vocab.txt"
     pieces.write_text(vocabulary.read_text() + "##a\n##the\n")
     captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
-    words = captioner.tokenizer.bert.convert_tokens_to_ids(["##a", "##the"])
+    words = list(map(captioner.tokenizer.bert.token_to_id, ("##a", "##the")))
     with torch.no_grad():
         captioner.text_decoder.cls["predictions"].bias[words] += 12
     inputs = {

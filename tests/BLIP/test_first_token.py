@@ -48,7 +48,7 @@ def test_input_and_label_of_the_first_word_become_its_piece(make_captioner, piec
 def test_a_generated_piece_is_read_as_a_word(make_captioner, pieces, shift, read):
     captioner = make_captioner(tokenizer=pieces, first_token_shift=shift)
     head = captioner.text_decoder.cls["predictions"]
-    piece = captioner.tokenizer.bert.convert_tokens_to_ids("##a")
+    piece = captioner.tokenizer.bert.token_to_id("##a")
     with torch.no_grad():
         head.bias[piece] = 1e4
     length = len(captioner.prompt_ids) + 3
@@ -80,7 +80,7 @@ def shifted(make_captioner, pieces):
     captioner = make_captioner(tokenizer=pieces, first_token_shift=True, prompt="a picture of ")
     words = captioner.tokenizer
     bias = captioner.text_decoder.cls["predictions"].bias
-    likely = [words.bert.convert_tokens_to_ids(piece) for piece in ("##a", "##the")]
+    likely = [words.bert.token_to_id(piece) for piece in ("##a", "##the")]
     with torch.no_grad():
         bias[[words.pad, words.unknown, words.start, words.start + 1, words.end, 2, 4]] = -100
         bias[likely] += 4

@@ -4,6 +4,7 @@ import hashlib
 import json
 
 import pytest
+import torch
 
 from BLIP.tokenizer import CaptionTokenizer, TokenizerError
 
@@ -43,6 +44,26 @@ def test_both_versions_agree_on_all_coco_captions(shared_data):
     text = "\n".join(tokenizer.decode(row) for row in ids)
     digest = hashlib.sha256(ids.numpy().tobytes() + text.encode()).hexdigest()
     assert digest == "111b7b7c8212d32fae87fbac84c7b749be0e4beb97886404e9e87762fc0238e9"
+
+
+TEXTS = (
+    *("", " ", "[CLS] a [MASK] [nothing]", "x" * 101, "tab\tand\nline", "\x00\ufffd\u200b?"),
+    *("naïve Ångström ÉCOLE", "東京 タワー", "don't... wait!?", "a\u0301 e\u0308", "3.5kg@home #1"),
+    *("the dog 's n't 'm ' s", "Straße İstanbul", "\u2014dash\u2019s", "🙂 smile"),
+)
+
+
+def test_it_is_transformers_tokeniser(shared_data):
+    from transformers import BertTokenizer
+
+    path = shared_data / "bert-base-uncased" / "vocab.txt"
+    theirs, ours = BertTokenizer.from_pretrained(str(path)), CaptionTokenizer(str(path))
+    for text in TEXTS:
+        ids = theirs(text).input_ids[1:-1]
+        assert ours.ids(text) == ids, text
+        said = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=True)
+        assert ours.decode(torch.tensor(ids, dtype=torch.int64)) == said
+    assert [ours.token(i) for i in range(30522)] == theirs.convert_ids_to_tokens(range(30522))
 
 
 def test_a_name_is_looked_up_on_the_hub(monkeypatch, tmp_path):

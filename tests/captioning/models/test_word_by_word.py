@@ -22,7 +22,11 @@ def test_probabilities_are_those_of_teacher_forcing(make_captioner, settings):
     captioner = make_captioner(prompt="a picture ")
     # No special token but the end, and no piece, so that the text has the tokens that were said.
     with torch.no_grad():
-        kept = [captioner.tokenizer.end, *captioner.tokenizer.bert("dog cat red on").input_ids[1:]]
+        kept = [
+            captioner.tokenizer.end,
+            *captioner.tokenizer.ids("dog cat red on"),
+            captioner.tokenizer.end,
+        ]
         bias = captioner.text_decoder.cls["predictions"].bias
         bias += torch.full_like(bias, -100).index_fill(0, torch.tensor(kept), 0)
     image = torch.randn(1, 3, 48, 48)
@@ -48,7 +52,7 @@ def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
 
 def test_pieces_of_a_word_are_one(make_captioner):
     tokenizer = make_captioner().tokenizer
-    ids = [*tokenizer.bert.convert_tokens_to_ids(["dog", "##s", "on"]), tokenizer.end]
+    ids = [*map(tokenizer.bert.token_to_id, ("dog", "##s", "on")), tokenizer.end]
     assert whole_words(tokenizer, torch.tensor(ids)) == (["dogs", "on", END], [[0, 1], [2], [3]])
 
 
@@ -57,7 +61,7 @@ def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_
     tokenizer = captioner.tokenizer
     with torch.no_grad():  # nothing but "##s" is ever said
         bias = captioner.text_decoder.cls["predictions"].bias
-        bias[tokenizer.bert.convert_tokens_to_ids("##s")] += 8
+        bias[tokenizer.bert.token_to_id("##s")] += 8
     settings = DecodingSettings(max_length=8, min_length=0, num_beams=1)
     told = caption_word_by_word(captioner, torch.randn(1, 3, 48, 48), settings)
     assert told.words == ["s" * (8 - len(captioner.prompt_ids))]
@@ -74,7 +78,7 @@ def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
         head = captioner.text_decoder.cls["predictions"].bias
         head += torch.full_like(head, -100)
         for word, bias in {"##a": 0.0, "dog": 0.0, "cat": 0.0}.items():
-            head[captioner.tokenizer.bert.convert_tokens_to_ids(word)] = bias
+            head[captioner.tokenizer.bert.token_to_id(word)] = bias
     said = set()
     for seed in range(8):
         torch.manual_seed(seed)

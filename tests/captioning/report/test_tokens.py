@@ -44,7 +44,7 @@ def test_costs(make_captioner):
     expected = list(naive_costs(captioner, image, caption))
     labels = "the man with a red ball and the dog -s on a box (end)"
     assert " ".join(token.label for token in tokens) == labels and len(expected) == len(tokens)
-    words = captioner.tokenizer.bert.convert_ids_to_tokens
+    words = captioner.tokenizer.token
     for token, (_, own, probabilities, mle, smile) in zip(tokens, expected):
         assert token.mle == pytest.approx(mle, abs=1e-4)
         assert token.smile == pytest.approx(smile, abs=1e-4)
