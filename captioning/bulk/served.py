@@ -22,7 +22,7 @@ from captioning.runtime.errors import UserError
 KEY = "CAPTION_API_KEY"  # of the environment
 PROMPT = "Describe this image in one sentence."
 TIMEOUT_S = 300  # without a byte: a busy server lets requests wait
-AHEAD = 2  # times the requests at once: so many images are asked for before they are waited for
+AHEAD = 4  # times the requests at once: so many images are asked for before they are waited for
 
 LONGEST_SIDE = 1344  # pixels; a larger image is made smaller
 SENT_AS_THEY_ARE = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}
