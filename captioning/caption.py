@@ -1,6 +1,8 @@
 """Caption a photo, a folder, a list or tar shards with a checkpoint.
 
     python -m captioning.caption output/caption_coco photos --out captions.jsonl
+    python -m captioning.caption Qwen/Qwen2.5-VL-7B photos --out captions.jsonl \\
+        --backend openai --url http://localhost:8000/v1
     python -m captioning.caption blip.pth 'shards/{00000..00099}.tar' --out captions.jsonl \\
         --config configs/caption_coco.yaml --num_beams 5 --num_return 3
 
@@ -15,10 +17,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
+from captioning.bulk import served_options
 from captioning.bulk.model import Captioning
 from captioning.bulk.request import EXISTING, Request
 from captioning.bulk.run import BulkCaptioning
@@ -57,7 +60,11 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("checkpoint", metavar="CHECKPOINT", help="a run's folder, or a file: path, URL or hf://")
+    add(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a run's folder, a file: path, URL or hf://, or a name",
+    )
     add(
         "input", metavar="INPUT", help="photo, folder, list (.txt .csv .json .jsonl) or .tar shards"
     )
@@ -77,6 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--num_return", "--num_return_sequences", type=int, default=1, help="captions an image"
     )
+
+    served_options.add_options(parser)
 
     group = parser.add_argument_group("which images")
     group.add_argument(
@@ -132,21 +141,33 @@ def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str,
     return {name: value for name, value in given.items() if value is not None}
 
 
-def caption(arguments: argparse.Namespace) -> None:
-    """Do what is asked. Raises UserError and Stopped."""
-    device = distributed.start(arguments.device)
+def loaded(
+    arguments: argparse.Namespace, device: torch.device
+) -> tuple[dict[str, Any], Callable[[], Captioning]]:
+    """What makes a checkpoint's captions what they are, and what makes its captioner."""
     checkpoint = checkpoints.named(arguments.checkpoint)
     changes = changes_of(arguments, device)
     load = partial(Captioning, checkpoint, arguments.config, changes, arguments.num_return, device)
-    names = set(Request.__dataclass_fields__) - {"source"}
-    request = Request(arguments.input, **{name: getattr(arguments, name) for name in names})
     only_speed = keys_of("speed")
     settings = {
         "checkpoint": checkpoint,
         "checkpoint_time": os.path.getmtime(checkpoint) if os.path.exists(checkpoint) else None,
         **{name: value for name, value in changes.items() if name not in only_speed},
-        **{name: getattr(arguments, name) for name in OF_THE_RUN},
     }
+    return settings, load
+
+
+def caption(arguments: argparse.Namespace) -> None:
+    """Do what is asked. Raises UserError and Stopped."""
+    served_options.check(arguments, DECODING)
+    if arguments.backend == "openai":
+        distributed.start("cpu")
+        settings, load = served_options.served(arguments)
+    else:
+        settings, load = loaded(arguments, distributed.start(arguments.device))
+    names = set(Request.__dataclass_fields__) - {"source"}
+    request = Request(arguments.input, **{name: getattr(arguments, name) for name in names})
+    settings.update({name: getattr(arguments, name) for name in OF_THE_RUN})
     settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])
     BulkCaptioning(request, settings, load, arguments.restart).run()
 

@@ -45,7 +45,7 @@ ONLY = {
         {"typ": "safe", "pure": True},
     ),
     "Image.open": ({"captioning/data/image.py", "BLIP/onnx_runner.py"}, {}),
-    "urllib.request.build_opener": ({"BLIP/download.py", "captioning/metrics/judge.py"}, {}),
+    "urllib.request.build_opener": ({"BLIP/download.py", "captioning/files/chat.py"}, {}),
 }
 MEASURED_BESIDE = "benchmarks/original_input.py"  # the original's way to read the images it draws
 

@@ -1,11 +1,13 @@
 """A checkpoint's captioner, ready for many images, and the lines that it writes of them."""
 
 import dataclasses
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, Optional
 
 import torch
 
-from captioning.bulk.reading import Batch
+from captioning.bulk.reading import Batch, transformed
 from captioning.bulk.request import Request
 from captioning.captioners.interface import Images
 from captioning.data.randomness import derived_seed
@@ -45,10 +47,16 @@ class Captioning:
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
         self.at_once = self.batch_size  # fewer once memory has run out
-        self.preprocessing = preprocessing_of(self.config)
+        self.num_workers = self.config.num_workers
+        made = preprocessing_of(self.config)
+        self.read, self.join = partial(transformed, made.evaluation), made.join
         told = named_as_transformers_does(self.settings, self.config.seed)
         told["precision"] = self.config.precision
         self.origin = {"checkpoint": checkpoint, "settings": told}
+
+    def ahead(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """The batches; a captioner elsewhere (`Served`) begins with some before their turn."""
+        return batches
 
     def lines(self, batch: Batch, after: int, job: Request) -> list[dict[str, Any]]:
         """A line for each entry of a batch, failed or captioned, `after` so many of its shard.
@@ -59,20 +67,8 @@ class Captioning:
         drawn = iter(self._captions(batch.image, (batch.shard, after)))
         lines = []
         for entry in batch.entries:
-            known = {key: entry[key] for key in ("image", "image_id") if key in entry}
-            if "error" in entry:
-                lines.append({**known, "error": entry["error"]})
-                continue
-            captions, scores = next(drawn)
-            captions = [job.prefix + caption + job.suffix for caption in captions]
-            captions = job.joined(entry.get("old", []), captions)
-            line = {**known, "caption": captions[0]}
-            if len(captions) > 1:
-                line["captions"] = captions
-            line["score"] = scores[0]
-            if len(scores) > 1:
-                line["scores"] = scores
-            lines.append({**line, **self.origin})
+            captions, scores = (None, None) if "error" in entry else next(drawn)
+            lines.append(line_of(entry, captions, scores, job, self.origin))
         return lines
 
     def _captions(
@@ -112,6 +108,32 @@ class Captioning:
         say(f"out of GPU memory with {images} images at once; from now on {self.at_once}")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def line_of(
+    entry: dict[str, Any],
+    captions: Optional[list[str]],
+    scores: Optional[list[float]],
+    job: Request,
+    origin: dict[str, Any],
+) -> dict[str, Any]:
+    """The line of an entry, which has an "error" or captions, these with scores or without.
+
+    origin: of the captions, for the end of the line.
+    """
+    known = {key: entry[key] for key in ("image", "image_id") if key in entry}
+    if "error" in entry:
+        return {**known, "error": entry["error"]}
+    captions = [job.prefix + caption + job.suffix for caption in captions]
+    captions = job.joined(entry.get("old", []), captions)
+    line = {**known, "caption": captions[0]}
+    if len(captions) > 1:
+        line["captions"] = captions
+    if scores:
+        line["score"] = scores[0]
+    if scores and len(scores) > 1:
+        line["scores"] = scores
+    return {**line, **origin}
 
 
 # Told where they are on.

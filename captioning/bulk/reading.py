@@ -5,7 +5,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import torch
 from PIL import Image
@@ -38,13 +38,14 @@ class ShardImages(IterableDataset):
 
     shards: their numbers, and how many images of each are done already. Every worker process has
     whole shards for itself, so a tar is read once, from its beginning to its end. Where a batch
-    begins depends on nothing but the plan: what is made again comes out as it did.
+    begins depends on nothing but the plan: what is made again comes out as it did. read: makes what
+    the captioner takes of a file, by its path and, if it is none on disk, its content.
     """
 
     plan: Plan
     shards: list[tuple[int, int]]
     batch_size: int
-    transform: Callable[[Image.Image], Any]
+    read: Callable[[str, Optional[BinaryIO]], Any]
     join: Callable[[list], Images] = torch.stack
 
     def __iter__(self) -> Iterator[Batch]:
@@ -69,7 +70,7 @@ class ShardImages(IterableDataset):
                 elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
                 content = None if data is None else io.BytesIO(data)
-                images.append(self.transform(load_image(entry["image"], content)))
+                images.append(self.read(entry["image"], content))
             except UserError as error:
                 entry["error"] = str(error)
             except Exception as error:  # whatever else an image does, the others have captions
@@ -93,6 +94,13 @@ def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         told = str(error.args[0]).partition(" @ ")[0] if error.args else ""
         reason = " ".join(told.split()) or type(error).__name__
         yield {"image": entry["tar"], "error": f"{entry['tar']}: cannot be read on: {reason}"}
+
+
+def transformed(
+    transform: Callable[[Image.Image], Any], path: str, data: Optional[BinaryIO] = None
+) -> Any:
+    """What a captioner's `transform` makes of a file's RGB image. Raises UserError."""
+    return transform(load_image(path, data))
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterable[Batch]:

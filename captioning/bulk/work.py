@@ -98,9 +98,8 @@ def caption_shards(
     unread = [(shard, len(part.lines)) for shard, part in parts.items()]
     if not unread:
         return
-    made = model.preprocessing
-    dataset = reading.ShardImages(plan, unread, model.batch_size, made.evaluation, made.join)
-    for batch in reading.batches(dataset, model.config.num_workers):
+    dataset = reading.ShardImages(plan, unread, model.batch_size, model.read, model.join)
+    for batch in model.ahead(reading.batches(dataset, model.num_workers)):
         if ranks.asked_to_stop():
             return
         part = parts[batch.shard]

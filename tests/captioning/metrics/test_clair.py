@@ -1,92 +1,37 @@
 """CLAIR's question to a server of the test's own, which answers well, badly, late or never."""
 
 import json
-import threading
-from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from captioning.evaluate import main
-from captioning.metrics import judge as judging
+from captioning.files import chat
 from captioning.metrics.clair import QUESTION, question, read_reply
 from captioning.metrics.evaluator import Settings
 from captioning.metrics.judge import KEY, Judge
 from captioning.metrics.registry import build_evaluators
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
+from tests.captioning.chat_server import said, serving
 
 CAPTIONS = {1: "a dog on a sofa", 2: "two red\nballs", 3: "a kite"}
 REFERENCES = {1: ["a puppy sleeps", "a dog lies down"], 2: ["balls"], 3: ["the sky"]}
 SECRET = "sk-very-secret"
 
 
-def said(text):
-    return 200, {}, json.dumps({"choices": [{"message": {"content": text}}]})
-
-
 def good(score=80, reason="alike"):
     return said(json.dumps({"score": score, "reason": reason}))
 
 
-class Server(ThreadingHTTPServer):
-    """answers: what it says to one request after the other, then `usual`; asked: what came."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-        self.answers, self.asked, self.usual = [], [], good
-        self.models = (200, {}, "{}")
-        self.over = threading.Event()
-
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        self.answer(self.server.models)
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append((self.path, dict(self.headers), body))
-        answers = self.server.answers
-        self.answer(answers.pop(0) if answers else self.server.usual())
-
-    def answer(self, answer):
-        if answer == "hang":
-            self.server.over.wait(20)
-        elif answer == "drip":
-            self.send_response(200)
-            self.end_headers()
-            while not self.server.over.wait(0.02):
-                self.wfile.write(b" ")
-        elif answer != "close":
-            code, headers, text = answer
-            self.send_response(code)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(judging, "WAITS_S", (0, 0.01, 0.01))
-    monkeypatch.setattr(judging, "TIMEOUT_S", 0.3)
-    monkeypatch.setattr(judging, "ANSWER_S", 0.3)
+    monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
+    monkeypatch.setattr(chat, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(chat, "ANSWER_S", 0.3)
     monkeypatch.delenv(KEY, raising=False)
-    with closing(Server()) as server:
-        server.close = server.server_close
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    with serving() as server:
+        server.usual = good
         yield server
-        server.over.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -196,7 +141,7 @@ BUSY = (503, {}, "busy")
         [BUSY, (429, {"Retry-After": "0"}, ""), (502, {"Retry-After": "Sunday"}, "")],
         ["close", "hang", "drip"],
         [(200, {}, "<html>"), (200, {}, '{"choices": []}'), said(None)],
-        [(200, {}, "[" * 100), (200, {}, "x" * (2 << 20)), (408, {}, "")],
+        [(200, {}, "[" * 100), (200, {}, "x" * (5 << 20)), (408, {}, "")],
     ],
 )
 def test_passing_trouble_is_waited_out(ask, server, trouble):
@@ -271,7 +216,7 @@ def test_addresses_that_are_refused(tmp_path, monkeypatch, url, told):
     with pytest.raises(UserError, match=told) as caught:
         build_evaluators(["clair"], Settings(judge_url=url, judge_model="wise"))
     assert "secret" not in str(caught.value)
-    assert Judge("http://localhost:1/v1", "wise", tmp_path).key == SECRET
+    assert Judge("http://localhost:1/v1", "wise", tmp_path).server.key == SECRET
     monkeypatch.setenv(KEY, "sk\nsecret")
     with pytest.raises(UserError, match="what no key has") as caught:
         Judge("https://host/v1", "wise", tmp_path)

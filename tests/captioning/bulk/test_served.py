@@ -1,0 +1,343 @@
+"""A model that is served, by a server of the test's own that answers well, badly, late or never."""
+
+import base64
+import io
+import json
+import os
+import signal
+import threading
+
+import pytest
+from PIL import Image
+
+from captioning import caption
+from captioning.bulk import served
+from captioning.bulk.model import Captioning
+from captioning.bulk.served import KEY, LONGEST_SIDE, as_data_url
+from captioning.bulk.shards import Part
+from captioning.files import chat
+from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.chat_server import said, serving
+
+SECRET = "sk-very-secret"
+
+
+def photo_in(body):
+    """The bytes and the media type of the photo of a request."""
+    url = body["messages"][0]["content"][0]["image_url"]["url"]
+    kind, _, text = url.partition(";base64,")
+    return base64.b64decode(text), kind
+
+
+def is_grey(body):
+    return photo_in(body)[0] == base64.b64decode(served.GREY.partition(",")[2])
+
+
+@pytest.fixture
+def server(monkeypatch, photos):
+    """Return a server that tells a photo's name, and has faults: by name, answers to begin with."""
+    monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
+    monkeypatch.setattr(served, "TIMEOUT_S", 5)
+    monkeypatch.setattr(Captioning, "__init__", lambda *_: pytest.fail("a captioner was loaded"))
+    monkeypatch.delenv(KEY, raising=False)
+    names = {path.read_bytes(): path.stem for path in photos.rglob("*.png")}
+    with serving() as server:
+        server.faults, taking = {}, threading.Lock()
+
+        def answer():
+            with taking:
+                body = server.asked[-1][2]
+                name = names.get(photo_in(body)[0], "grey")
+                faults = server.faults.get(name, [])
+                # The last is kept: it is said for ever.
+                fault = faults[0] if len(faults) == 1 else faults.pop(0) if faults else None
+            return fault or said(*[f" a {name},\nit is {i} " for i in range(body.get("n", 1))])
+
+        server.usual = answer
+        yield server
+
+
+@pytest.fixture
+def run(server, tmp_path, capsys):
+    """Return a function that captions an input, and returns the lines and what was said."""
+
+    def call(source, *flags, code=0, url=server.url):
+        out = tmp_path / "out" / "captions.jsonl"
+        given = ["tiny-vlm", str(source), "--out", str(out), "--backend", "openai", "--url", url]
+        assert caption.main([*given, "--num_workers", "0", *flags]) == code
+        return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err
+
+    # One request is looked at after the other, or the server would mix up who asked.
+    return lambda *given, **named: call(*given, "--concurrency", "1", **named)
+
+
+def test_photos_are_sent_as_they_are_and_captioned(run, server, photos, tmp_path, monkeypatch):
+    monkeypatch.setenv(KEY, SECRET)
+    lines, told = run(photos, "--prefix", "see ", "--max_length", "30", "--prompt", "What?")
+    paths = sorted(photos.rglob("*.png"))
+    assert {line["image"] for line in lines} == {str(path) for path in paths} and len(lines) == 10
+    settings = {"prompt": "What?", "max_tokens": 30, "temperature": 0, "num_return_sequences": 1}
+    for line in lines:
+        name = os.path.basename(line["image"])[:-4]
+        assert line["caption"] == f"see a {name}, it is 0"
+        assert (line["checkpoint"], line["settings"]) == ("tiny-vlm", settings)
+    path, headers, body = server.asked[1]
+    assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {SECRET}"
+    data, kind = photo_in(body)
+    assert (data, kind) == (paths[0].read_bytes(), "data:image/png")
+    assert body["messages"][0]["content"][1] == {"type": "text", "text": "What?"}
+    assert set(body) == {"model", "messages", "max_tokens", "temperature"}
+    assert (body["model"], body["max_tokens"], body["temperature"]) == ("tiny-vlm", 30, 0)
+    assert is_grey(server.asked[0][2]) and len(server.asked) == 11
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert files and SECRET not in told
+    assert not any(SECRET.encode() in path.read_bytes() for path in files)
+    assert len(run(photos)[0]) == 10 and len(server.asked) == 11  # nothing is left to ask
+
+
+def test_sampling_has_the_fields_and_a_seed_an_image(run, server, photos, tmp_path):
+    flags = ["--do_sample", "--temperature", "0.5", "--top_p", "0.9", "--top_k", "20", "--min_p"]
+    flags += ["0.1", "--repetition_penalty", "1.2", "--num_return", "2", "--sidecar"]
+    lines, _ = run(photos, *flags)
+    assert all(len(line["captions"]) == 2 for line in lines)
+    first = lines[0]
+    with open(os.path.splitext(first["image"])[0] + ".txt") as file:
+        assert file.read().splitlines() == first["captions"]
+    bodies = [body for _, _, body in server.asked]
+    wanted = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "n": 2}
+    wanted.update(repetition_penalty=1.2, max_tokens=256)
+    assert all(wanted.items() <= body.items() for body in bodies)
+    seeds = {body["seed"] for body in bodies[1:]}
+    assert len(seeds) == 10 and all(0 <= seed < 2**31 for seed in seeds)
+    run(photos, *flags, "--existing", "overwrite")
+    assert {body["seed"] for _, _, body in server.asked[12:]} == seeds
+    run(photos, *flags, "--existing", "overwrite", "--seed", "7")
+    assert not {body["seed"] for _, _, body in server.asked[23:]} & seeds
+
+
+@pytest.mark.parametrize("division", ["--batch_size", "--shard_size"])
+def test_many_are_asked_at_once_and_no_more(division, server, photos, tmp_path, monkeypatch):
+    """The server holds every answer back until four requests are there."""
+    together, now, most = threading.Barrier(4), [], []
+
+    def answer():
+        if is_grey(server.asked[-1][2]):
+            return said("grey")
+        now.append(1)
+        most.append(len(now))
+        together.wait(20)
+        now.pop()
+        return said("a photo")
+
+    server.usual = answer
+    for path in sorted(photos.glob("*.png"))[:2]:
+        path.unlink()
+    given = ["m", str(photos), "--out", str(tmp_path / "c.jsonl"), "--backend", "openai", "--url"]
+    flags = ["--concurrency", "4", division, "1", "--num_workers", "0"]
+    assert caption.main([*given, server.url, *flags]) == 0
+    assert len(read_lines(tmp_path / "c.jsonl")) == 8 and max(most) == 4
+
+
+BUSY = (503, {}, "busy")
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [BUSY, (500, {}, "oh"), None],
+        [(429, {"Retry-After": "0"}, "slow down"), None],
+        ["close", (200, {}, "<html>"), None],
+        ["hang", None],
+        [(200, {}, '{"error": "none"}'), (200, {}, '{"choices": [{}]}'), None],
+    ],
+)
+def test_passing_trouble_is_waited_out(run, server, photos, monkeypatch, faults):
+    monkeypatch.setattr(served, "TIMEOUT_S", 0.5)
+    asked, trouble = len(faults) - 1, list(faults)
+    server.faults["scene_000001"] = trouble
+    trouble[-1] = said("at last")
+    lines, told = run(photos)
+    assert "done 10" in told and "failed 0" in told
+    assert sum(line["caption"] == "at last" for line in lines) == 1
+    assert len(server.asked) == 11 + asked
+
+
+def test_retry_after_is_waited_for(server, monkeypatch):
+    waited = []
+
+    class Patient(threading.Event):
+        def wait(self, timeout=None):
+            waited.append(timeout)
+            return False
+
+    server.usual = lambda: said("now")
+    server.answers = [(429, {"Retry-After": "7"}, ""), (429, {"Retry-After": "9999"}, "")]
+    client = chat.ChatServer(server.url, "--url", KEY)
+    assert client.ask(served.Question("m", "p", {}, 1, None).body("", ""), Patient()) == ["now"]
+    assert waited == [7, chat.LONGEST_WAIT_S]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ((400, {}, "cannot identify image"), "400 cannot identify image"),
+        ((413, {}, ""), "413 Request Entity Too Large"),
+        ((500, {}, "crash"), "500 Internal Server Error, after 4 tries"),
+        (said(" \n"), "the answer has no caption"),
+        (said(None), "the answer has no caption"),
+        ((200, {}, '{"choices": []}'), "the answer is not of OpenAI's chat interface"),
+    ],
+)
+def test_what_one_image_makes_fail_costs_that_image_alone(
+    run, server, photos, tmp_path, fault, reason
+):
+    (photos / "broken.png").write_bytes(b"no image")
+    server.faults["scene_000001"] = [fault]
+    lines, told = run(photos)
+    assert len(lines) == 9 and "failed 2" in told
+    broken, refused = read_lines(tmp_path / "out" / "failed.jsonl")
+    assert "broken.png: not a readable image" in broken["error"]
+    assert refused["image"].endswith("scene_000001.png")
+    assert refused["error"].startswith(refused["image"]) and reason in refused["error"]
+    server.faults.clear()
+    assert len(run(photos)[0]) == 9  # it is left alone
+    (photos / "broken.png").unlink()
+    lines, told = run(photos, "--retry-failed")
+    assert len(lines) == 10 and "done 1" in told
+
+
+def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
+    whole, _ = run(photos)
+    for path in (tmp_path / "out").iterdir():
+        path.unlink()
+    faults = {f"scene_{i:06d}": ["close"] for i in range(5, 10)}
+    server.faults.update(faults, grey=[said("well"), *["close"] * 99])
+    asked = len(server.asked)
+    _, told = run(photos, "--batch_size", "2", code=2)
+    [line] = [line for line in told.splitlines() if line.startswith("error: ")]
+    assert server.url in line and "after 4 tries; the same command goes on from here" in line
+    server.faults.clear()
+    before = len(server.asked)
+    assert before > asked
+    lines, told = run(photos, "--batch_size", "2")
+    assert lines == whole and "going on with" in told
+    made = [photo_in(body)[0] for _, _, body in server.asked[before:]]
+    assert len(made) < 10  # what had been captioned was not asked again
+
+
+def test_an_unfinished_run_goes_on_elsewhere_but_not_with_another_question(
+    run, server, photos, monkeypatch
+):
+    add = Part.add
+
+    def stopping(self, lines):
+        add(self, lines)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "add", stopping)
+        lines, told = run(photos, "--batch_size", "2")
+    assert not lines and "stopped by SIGTERM" in told
+    for flags, name in ((["--prompt", "Why?"], "prompt"), (["--max_length", "9"], "max_tokens")):
+        assert f"an unfinished run had {name}" in run(photos, *flags, code=2)[1]
+    monkeypatch.setenv(KEY, SECRET)
+    elsewhere = server.url.replace("127.0.0.1", "localhost").replace("/v1", "")  # which is added
+    lines, told = run(photos, "--batch_size", "2", url=elsewhere)
+    assert len(lines) == 10 and "going on with" in told
+
+
+@pytest.mark.parametrize(
+    ("models", "answer", "reason"),
+    [
+        ((401, {}, f"{SECRET}?"), None, f"401 (the key)? (is {KEY} right?)"),
+        ((404, {}, ""), (403, {}, "no"), f"403 no (is {KEY} right?)"),
+        (
+            (200, {}, json.dumps({"data": [{"id": "wise"}, {"id": "old"}]})),
+            (404, {}, "no such model"),
+            "404 no such model (it has wise, old)",
+        ),
+        ((200, {}, "[]"), (400, {}, "not a multimodal model"), "400 not a multimodal model"),
+        ((200, {}, "{}"), (200, {}, "<html>"), "not of OpenAI's chat interface, after 4 tries"),
+        ("close", None, "Remote end closed connection without response"),
+        (BUSY, BUSY, "503 Service Unavailable, after 4 tries"),
+    ],
+)
+def test_a_server_that_does_not_serve_the_model_is_one_line_at_once(
+    run, server, photos, tmp_path, monkeypatch, models, answer, reason
+):
+    monkeypatch.setenv(KEY, SECRET)
+    server.models, server.faults["grey"] = models, [answer]
+    _, told = run(photos, code=2)
+    [line] = told.splitlines()
+    assert line.startswith("error: ") and line.endswith(reason) and SECRET not in line
+    assert all(is_grey(body) for _, _, body in server.asked)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_address_nobody_answers(run, photos):
+    [line] = run(photos, url="http://127.0.0.1:9/v1", code=2)[1].splitlines()
+    assert line.startswith("error: http://127.0.0.1:9/v1: ") and "refused" in line
+
+
+def test_a_server_that_gives_one_caption_where_three_are_asked_for(run, server, photos):
+    server.faults["grey"] = [said("one")]
+    [line] = run(photos, "--do_sample", "--num_return", "3", code=2)[1].splitlines()
+    assert line.endswith("the answer has 1 captions: use --num_return 1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--num_beams", "3"], "--num_beams is none of what --backend openai can ask"),
+        (["--typical_p", "0.5"], "--typical_p is none"),
+        (["--precision", "bf16"], "--precision is none"),
+        (["--config", "a.yaml"], "--config is none"),
+        (["--device", "cuda"], "--device is none"),
+        (["--temperature", "0.7"], "--temperature is of sampling, and needs --do_sample"),
+        (["--num_return", "2"], "--num_return 2 needs --do_sample"),
+        (["--do_sample", "--top_p", "2"], "--top_p is 2.0; it must be 1 or less"),
+        (["--max_length", "0"], "--max_length is 0; it must be 1 or more"),
+        (["--prompt", " "], "--prompt is empty"),
+        (["--concurrency", "0"], "--concurrency is 0"),
+        (["--url", "https://me:secret@host/v1"], "--url: give the address alone, and a key in"),
+        (["--url", "host:8000"], "--url: host:8000 is no address"),
+        (["--url", ""], "--backend openai needs --url"),
+        (["--backend", "checkpoint"], "--url is for --backend openai"),
+    ],
+)
+def test_flags_that_do_not_go_together(server, photos, tmp_path, capsys, flags, reason):
+    given = ["m", str(photos), "--out", str(tmp_path / "c.jsonl"), "--backend", "openai"]
+    assert caption.main([*given, "--url", server.url, *flags]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and reason in line and "secret" not in line
+    assert not server.asked and [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def sent(path):
+    kind, _, text = as_data_url(str(path)).partition(";base64,")
+    data = base64.b64decode(text)
+    return kind.rpartition("/")[2], data, Image.open(io.BytesIO(data))
+
+
+def test_what_endpoints_do_not_take_becomes_a_jpeg(tmp_path):
+    square = Image.new("RGB", (40, 20), (200, 100, 50))
+    for name in ("a.jpg", "a.png", "a.webp"):
+        square.save(tmp_path / name)
+        kind, data, _ = sent(tmp_path / name)
+        assert data == (tmp_path / name).read_bytes()
+        assert kind == {"a.jpg": "jpeg"}.get(name, name[2:])
+    square.save(tmp_path / "a.bmp")
+    moving = {"save_all": True, "append_images": [Image.new("RGB", (40, 20))]}
+    square.save(tmp_path / "moving.webp", lossless=True, **moving)
+    Image.new("I;16", (40, 20), 200 << 8).save(tmp_path / "deep.png")
+    orange, grey = (200, 100, 50), (200, 200, 200)
+    for name, pixel in (("a.bmp", orange), ("moving.webp", orange), ("deep.png", grey)):
+        kind, data, image = sent(tmp_path / name)
+        assert (kind, image.format, image.size) == ("jpeg", "JPEG", (40, 20))
+        found = image.getpixel((5, 5))
+        assert all(abs(a - b) < 4 for a, b in zip(found, pixel))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (3 * LONGEST_SIDE, 300)).save(tmp_path / "large.jpg", exif=exif)
+    kind, data, image = sent(tmp_path / "large.jpg")
+    assert image.size == (LONGEST_SIDE, 100) and image.getexif()[0x0112] == 6

@@ -1,0 +1,68 @@
+"""A server with the chat interface that answers as a test wants: well, badly, late or never."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+def said(*texts):
+    """Return the answer with these choices."""
+    return 200, {}, json.dumps({"choices": [{"message": {"content": text}} for text in texts]})
+
+
+class Server(ThreadingHTTPServer):
+    """answers: what it says to one request after the other, then `usual`; asked: what came."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.answers, self.asked, self.usual = [], [], None
+        self.models = (200, {}, "{}")
+        self.over = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.answer(self.server.models)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, dict(self.headers), body))
+        answers = self.server.answers
+        self.answer(answers.pop(0) if answers else self.server.usual())
+
+    def answer(self, answer):
+        if answer == "hang":
+            self.server.over.wait(20)
+        elif answer == "drip":
+            self.send_response(200)
+            self.end_headers()
+            while not self.server.over.wait(0.02):
+                self.wfile.write(b" ")
+        elif answer != "close":
+            code, headers, text = answer
+            self.send_response(code)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+
+@contextmanager
+def serving():
+    """Give a server until the block ends."""
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.over.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
