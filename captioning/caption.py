@@ -5,10 +5,12 @@
         --config configs/caption_coco.yaml --num_beams 5 --num_return 3
 
 One JSON line an image. Called again, it goes on where it was stopped; docs/captioning.md tells
-more. With torchrun the work is divided among the processes.
+more. --engine ray divides the work among GPUs and machines.
 """
 
 import argparse
+import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -19,14 +21,19 @@ from typing import Any, Optional
 
 import torch
 
+from captioning.bulk.cluster import Cluster
+from captioning.bulk.many import ManyActors
 from captioning.bulk.model import Captioning
 from captioning.bulk.request import EXISTING, Request
 from captioning.bulk.run import BulkCaptioning
+from captioning.bulk.work import OneProcess
 from captioning.config import Config, keys_of
 from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
+from captioning.runtime.progress import say
 
 # The flags of the keys that say how captions are drawn; `sample` is --do_sample.
 DECODING = {
@@ -67,6 +74,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--precision", choices=tuple(DTYPES), help="default: bf16 on a GPU, else fp32")
     add("--batch_size", type=int, help="images at once; default: the configuration's")
     add("--num_workers", type=int, help="processes that read images; default: the configuration's")
+
+    add("--engine", choices=("process", "ray"), help="default: one process; ray for several GPUs")
+    add("--ray-address", "--ray_address", metavar="HOST:PORT", help="of a cluster, or auto")
 
     group = parser.add_argument_group("how captions are drawn (default: as the checkpoint's run)")
     for name, text in DECODING.items():
@@ -114,6 +124,8 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
             parser.error(f"--{name} is {value}; it has to be {smallest} or more")
     if arguments.verify and arguments.existing != "skip":
         parser.error(f"--verify leaves captions that are there; --existing {arguments.existing} no")
+    if arguments.ray_address and arguments.engine != "ray":
+        parser.error("--ray-address goes with --engine ray")
     extension = arguments.sidecar
     if extension is not None and (not extension.startswith(".") or os.sep in extension):
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
@@ -132,14 +144,41 @@ def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str,
     return {name: value for name, value in given.items() if value is not None}
 
 
+def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
+    """The cluster to caption on; None for this process. Raises UserError."""
+    if distributed.announced() > 1:
+        raise UserError("several processes caption with --engine ray, and not under torchrun")
+    if arguments.engine is None and arguments.device == "auto" and torch.cuda.device_count() > 1:
+        if importlib.util.find_spec("ray"):
+            return Cluster(None, "auto")
+        say(f"captioning on one of {torch.cuda.device_count()} GPUs; for all: pip install ray")
+    if arguments.engine != "ray":
+        return None
+    return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
+
+
 def caption(arguments: argparse.Namespace) -> None:
     """Do what is asked. Raises UserError and Stopped."""
-    device = distributed.start(arguments.device)
-    checkpoint = checkpoints.named(arguments.checkpoint)
-    changes = changes_of(arguments, device)
-    load = partial(Captioning, checkpoint, arguments.config, changes, arguments.num_return, device)
+    cluster = cluster_of(arguments)
+    with contextlib.closing(cluster) if cluster else contextlib.nullcontext():
+        device = cluster.device if cluster else distributed.start(arguments.device)
+        checkpoint = checkpoints.named(arguments.checkpoint)
+        changes, count = changes_of(arguments, device), arguments.num_return
+        load = partial(Captioning, checkpoint, arguments.config, changes, count, device)
+        engine = ManyActors(cluster, load) if cluster else OneProcess(load)
+        request, settings = request_of(arguments), settings_of(arguments, checkpoint, changes)
+        BulkCaptioning(request, settings, engine, arguments.restart).run()
+
+
+def request_of(arguments: argparse.Namespace) -> Request:
     names = set(Request.__dataclass_fields__) - {"source"}
-    request = Request(arguments.input, **{name: getattr(arguments, name) for name in names})
+    return Request(arguments.input, **{name: getattr(arguments, name) for name in names})
+
+
+def settings_of(
+    arguments: argparse.Namespace, checkpoint: str, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """What has to be the same for an unfinished run to go on."""
     only_speed = keys_of("speed")
     settings = {
         "checkpoint": checkpoint,
@@ -148,7 +187,7 @@ def caption(arguments: argparse.Namespace) -> None:
         **{name: getattr(arguments, name) for name in OF_THE_RUN},
     }
     settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])
-    BulkCaptioning(request, settings, load, arguments.restart).run()
+    return settings
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
