@@ -22,6 +22,7 @@ CPUS = 4  # of an actor on a machine without a GPU, where it has as many
 SHARDS_AT_ONCE = 16  # of an actor, at most: one for each process that reads
 STORE_BYTES = 256 << 20  # of a Ray of our own; captions are all that it holds
 ANSWER_S = 10
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # with which both sides of gRPC begin: RFC 9113, 6.5
 
 
 class Machine(NamedTuple):
@@ -135,11 +136,16 @@ def _look(address: str) -> None:
             "a machine of that cluster"
         )
     try:
-        socket.create_connection((host, int(port)), ANSWER_S).close()
+        with socket.create_connection((host, int(port)), ANSWER_S) as connection:
+            connection.settimeout(ANSWER_S)
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+            answer = connection.recv(len(SETTINGS))
     except (OSError, OverflowError) as error:
         raise UserError(
             f"--ray-address {address}: nobody answers ({error}); start one with `ray start --head`"
         ) from error
+    if answer[3:4] != SETTINGS[3:4] and os.environ.get("RAY_USE_TLS") != "1":
+        raise UserError(f"--ray-address {address}: what answers is not Ray; give the head's port")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import pytest
 from captioning import caption
 from captioning.bulk import many
 from captioning.bulk.crew import Crew
+from captioning.bulk.model import Captioning
 from captioning.bulk.request import Request
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.bulk.ray_cluster import Nodes, after_each_batch, caption_lightly
@@ -43,7 +44,7 @@ def caption_on(checkpoint, photos, nodes, node, tmp_path, capsys):
     def call(folder, *more, code=0, ray=True):
         out = tmp_path / folder / "captions.jsonl"
         given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
-        given += ["--shard_size", "2", "--batch_size", "1", "--num_workers", "0", *more]
+        given += ["--shard_size", "1", "--batch_size", "1", "--num_workers", "0", *more]
         given += ["--engine", "ray", "--ray-address", nodes.address] if ray else []
         assert caption.main(given) == code, capsys.readouterr().err
         return contents(out.parent), capsys.readouterr().err
@@ -60,7 +61,7 @@ def contents(folder):
 def test_lost_added_and_killed_it_writes_the_file_of_one_process(
     caption_on, photos, nodes, node, tmp_path, monkeypatch
 ):
-    """A node joins, an actor is killed, the node that joined is lost."""
+    """A node joins and captions; then both actors are lost in mid-shard, one with that node."""
     import ray
 
     (photos / "bad.png").write_bytes(b"no image")
@@ -69,30 +70,50 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
     sidecars = contents(photos)
     for path in photos.rglob("*.txt"):
         path.unlink()
-    sent_by, joined = [], []
-    take, freest = many._Work._take, Crew.freest
+    hold, sent_by, joined, lost = tmp_path / "hold", [], [], []
+    take, freest, lose = many._Work._take, Crew.freest, Crew.lose
 
-    def watched(self, hand, stream, made):
-        sent_by.append(hand.machine.id)
+    class Held(Captioning):
+        def lines(self, batch, after, job):
+            import time
+
+            while hold.exists():
+                time.sleep(0.05)
+            return super().lines(batch, after, job)
+
+    def taken(self, hand, stream, made):
         take(self, hand, stream, made)
+        sent_by.append(hand.machine.id)
         if len(sent_by) == 1:
             joined.append(nodes.add())
-        elif sent_by.count(joined[0]) == 1 and joined[0] in [n.node_id for n in nodes.nodes]:
-            (victim,) = (one for one in self.crew.hands if one.machine.id == node and not one.lost)
+        elif joined[0] in sent_by and not lost:
+            hold.touch()
+
+    def handed_out(self):
+        """Nothing more before the node that joined captions as well."""
+        ready = [hand for hand in self.hands if hand.at_once]
+        if joined and joined[0] not in sent_by and len(ready) < 2:
+            return None
+        if hold.exists() and not lost and all(hand.parts for hand in ready):
+            lost.append("soon")
+            (victim,) = (hand for hand in ready if hand.machine.id == node)
             ray.kill(victim.actor)
             nodes.lose(joined[0])
+        return freest(self)
 
-    def both(self):
-        """Hand out nothing more before the node that joined captions as well."""
-        ready = {hand.machine.id for hand in self.hands if hand.at_once}
-        early = joined and joined[0] not in sent_by and len(ready) < 2
-        return None if early else freest(self)
+    def losing(self, hand, error):
+        lose(self, hand, error)
+        lost.append(hand.machine.id)
+        if {node, *joined} <= set(lost):
+            hold.unlink(missing_ok=True)
 
-    monkeypatch.setattr(many._Work, "_take", watched)
-    monkeypatch.setattr(Crew, "freest", both)
+    monkeypatch.setattr(caption, "Captioning", Held)
+    monkeypatch.setattr(many._Work, "_take", taken)
+    monkeypatch.setattr(Crew, "freest", handed_out)
+    monkeypatch.setattr(Crew, "lose", losing)
     found, said = caption_on("disturbed", *flags, str(tmp_path / "disturbed" / "tars"))
-    assert set(sent_by) == {node, *joined} and len(nodes.nodes) == 1
-    assert said.count("lost a captioner on") == 2
+    assert set(sent_by) == {node, *joined} == set(lost[1:]) and not hold.exists()
+    assert "lost a captioner on" in said
     assert "11/11" in said and "done 10 (" in said and "failed 1 (" in said
     assert contents(photos) == sidecars
     assert {name: data.replace(b"/disturbed/", b"/alone/") for name, data in found.items()} == alone
