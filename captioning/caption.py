@@ -7,14 +7,16 @@
         --config configs/caption_coco.yaml --num_beams 5 --num_return 3
 
 One JSON line an image. Called again, it goes on where it was stopped; docs/captioning.md tells
-more. With torchrun the work is divided among the processes.
+more. --engine ray divides the work among GPUs and machines.
 """
 
 import argparse
+import contextlib
+import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -22,14 +24,19 @@ from typing import Any, Callable, Optional
 import torch
 
 from captioning.bulk import served_options
+from captioning.bulk.cluster import Cluster
+from captioning.bulk.many import ManyActors
 from captioning.bulk.model import Captioning
 from captioning.bulk.request import EXISTING, Request
-from captioning.bulk.run import BulkCaptioning
+from captioning.bulk.run import BulkCaptioning, Engine
+from captioning.bulk.work import OneProcess
 from captioning.config import Config, keys_of
 from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
+from captioning.runtime.progress import say
 
 # The flags of the keys that say how captions are drawn; `sample` is --do_sample.
 DECODING = {
@@ -74,6 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--precision", choices=tuple(DTYPES), help="default: bf16 on a GPU, else fp32")
     add("--batch_size", type=int, help="images at once; default: the configuration's")
     add("--num_workers", type=int, help="processes that read images; default: the configuration's")
+
+    add("--engine", choices=("process", "ray"), help="default: one process; ray for several GPUs")
+    add("--ray-address", "--ray_address", metavar="HOST:PORT", help="of a cluster, or auto")
 
     group = parser.add_argument_group("how captions are drawn (default: as the checkpoint's run)")
     for name, text in DECODING.items():
@@ -123,6 +133,8 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
             parser.error(f"--{name} is {value}; it has to be {smallest} or more")
     if arguments.verify and arguments.existing != "skip":
         parser.error(f"--verify leaves captions that are there; --existing {arguments.existing} no")
+    if arguments.ray_address and arguments.engine != "ray":
+        parser.error("--ray-address goes with --engine ray")
     extension = arguments.sidecar
     if extension is not None and (not extension.startswith(".") or os.sep in extension):
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
@@ -141,6 +153,19 @@ def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str,
     return {name: value for name, value in given.items() if value is not None}
 
 
+def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
+    """The cluster to caption on; None for this process. Raises UserError."""
+    if distributed.announced() > 1:
+        raise UserError("several processes caption with --engine ray, and not under torchrun")
+    if arguments.engine is None and arguments.device == "auto" and torch.cuda.device_count() > 1:
+        if importlib.util.find_spec("ray"):
+            return Cluster(None, "auto")
+        say(f"captioning on one of {torch.cuda.device_count()} GPUs; for all: pip install ray")
+    if arguments.engine != "ray":
+        return None
+    return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
+
+
 def loaded(
     arguments: argparse.Namespace, device: torch.device
 ) -> tuple[dict[str, Any], Callable[[], Captioning]]:
@@ -157,19 +182,36 @@ def loaded(
     return settings, load
 
 
-def caption(arguments: argparse.Namespace) -> None:
-    """Do what is asked. Raises UserError and Stopped."""
+@contextlib.contextmanager
+def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
+    """What makes captions what they are, by which an unfinished run goes on, and what makes them.
+
+    Raises UserError.
+    """
     served_options.check(arguments, DECODING)
     if arguments.backend == "openai":
         distributed.start("cpu")
         settings, load = served_options.served(arguments)
-    else:
+        yield settings, OneProcess(load)
+        return
+    cluster = cluster_of(arguments)
+    if cluster is None:
         settings, load = loaded(arguments, distributed.start(arguments.device))
+        yield settings, OneProcess(load)
+        return
+    with contextlib.closing(cluster):
+        settings, load = loaded(arguments, cluster.device)
+        yield settings, ManyActors(cluster, load)
+
+
+def caption(arguments: argparse.Namespace) -> None:
+    """Do what is asked. Raises UserError and Stopped."""
     names = set(Request.__dataclass_fields__) - {"source"}
     request = Request(arguments.input, **{name: getattr(arguments, name) for name in names})
-    settings.update({name: getattr(arguments, name) for name in OF_THE_RUN})
-    settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])
-    BulkCaptioning(request, settings, load, arguments.restart).run()
+    with engine_of(arguments) as (settings, engine):
+        settings.update({name: getattr(arguments, name) for name in OF_THE_RUN})
+        settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])
+        BulkCaptioning(request, settings, engine, arguments.restart).run()
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -4,7 +4,13 @@
 #   bash scripts/caption.sh CHECKPOINT INPUT --out captions.jsonl [--flag ...]
 #
 # CHECKPOINT is a run's folder or a file. docs/captioning.md has the flags. Called again, it goes on
-# where it was stopped. Processes as in scripts/launch.sh.
+# where it was stopped. It runs in the repository's root: relative paths start there.
 set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-exec bash "$(dirname "$0")/launch.sh" captioning.caption "$@"
+if [[ ${NNODES:-1} != 1 || ${NPROC_PER_NODE:-1} != 1 ]]; then
+    echo "error: NNODES and NPROC_PER_NODE are for training; to caption in more processes: --engine ray" >&2
+    exit 2
+fi
+PYTHON_BIN="$(bash scripts/setup.sh)"
+exec "$PYTHON_BIN" -m captioning.caption "$@"

@@ -13,7 +13,6 @@ from captioning.captioners.interface import Images
 from captioning.data.randomness import derived_seed
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
-from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 from decoding import DecodingSettings, Generated
@@ -39,8 +38,7 @@ class Captioning:
             self.settings = dataclasses.replace(settings, num_return=num_return)
         except ValueError as error:
             raise UserError(str(error)) from error
-        with distributed.first_on_each_machine():
-            captioner, self.report = captioner_from(self.config, checkpoint)
+        captioner, self.report = captioner_from(self.config, checkpoint)
         self.precision = Precision(self.config.precision, device)
         captioner = captioner.to(device)
         self.captioner = captioner.for_inference(self.precision.dtype, self.config.compile)

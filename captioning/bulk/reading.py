@@ -12,7 +12,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from captioning.bulk import tars
-from captioning.bulk.shards import Plan
 from captioning.captioners.interface import Images
 from captioning.data import load_image
 from captioning.files import stores
@@ -36,13 +35,14 @@ class Batch(NamedTuple):
 class ShardImages(IterableDataset):
     """Batches of `batch_size` images of shards, each from an image of it on.
 
-    shards: their numbers, and how many images of each are done already. Every worker process has
-    whole shards for itself, so a tar is read once, from its beginning to its end. Where a batch
-    begins depends on nothing but the plan: what is made again comes out as it did. read: makes what
-    the captioner takes of a file, by its path and, if it is none on disk, its content.
+    entries: those of a shard. shards: their numbers, and how many images of each are done already.
+    Every worker process has whole shards for itself, so a tar is read once, from its beginning to
+    its end. Where a batch begins depends on nothing but the plan: what is made again comes out as
+    it did. read: makes what the captioner takes of a file, by its path and, if it is none on disk,
+    its content.
     """
 
-    plan: Plan
+    entries: Callable[[int], list[dict[str, Any]]]
     shards: list[tuple[int, int]]
     batch_size: int
     read: Callable[[str, Optional[BinaryIO]], Any]
@@ -52,7 +52,7 @@ class ShardImages(IterableDataset):
         worker = get_worker_info()
         own = self.shards[worker.id :: worker.num_workers] if worker else self.shards
         for shard, done in own:
-            sources = itertools.chain.from_iterable(map(_sources, self.plan.entries(shard)))
+            sources = itertools.chain.from_iterable(map(_sources, self.entries(shard)))
             sources = itertools.islice(sources, done, None)
             while chosen := list(itertools.islice(sources, self.batch_size)):
                 yield self._batch(shard, chosen)
@@ -105,7 +105,7 @@ def transformed(
 
 def batches(dataset: ShardImages, workers: int) -> Iterable[Batch]:
     """workers: processes that read, of which one photo needs none."""
-    entries = dataset.plan.entries(dataset.shards[0][0]) if len(dataset.shards) == 1 else []
+    entries = dataset.entries(dataset.shards[0][0]) if len(dataset.shards) == 1 else []
     if len(entries) == 1 and "tar" not in entries[0]:
         workers = 0
     return DataLoader(

@@ -126,10 +126,10 @@ class Request:
         except Timeout:
             raise UserError(f"{self.out}: another program is writing it; wait for it") from None
         try:
-            for path in self._begun():
-                path.unlink(missing_ok=True)
+            self._clear()
             yield
         finally:
+            self._clear()
             if not begun(self.parts):
                 remove_plan(self.parts)
                 (self.parts / LOCK).unlink(missing_ok=True)
@@ -137,8 +137,12 @@ class Request:
                     self.parts.rmdir()
             lock.release()
 
+    def _clear(self) -> None:
+        """Remove what a killed program, or an actor that was lost, had begun to write."""
+        for path in self._begun():
+            path.unlink(missing_ok=True)
+
     def _begun(self) -> Iterator[Path]:
-        """What a killed program had begun to write."""
         for path in (self.out, self.failed, self.marker):
             yield from self.out.parent.glob(f".{path.name}.*{SUFFIX}")
         if self.write_shards:

@@ -1,41 +1,43 @@
-"""One call from its plan to its summary, on every process."""
+"""One call from its plan to its summary."""
 
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Optional
+from contextlib import ExitStack
+from typing import Any, Callable, Protocol
 
 from captioning.bulk.merging import merge, printable, write_parquet
-from captioning.bulk.model import Captioning
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, find, parts_of, remove_plan
-from captioning.bulk.work import Ranks, caption_shards, done_before
+from captioning.bulk.work import Count, disks_told_of, done_before
 from captioning.files.reading import read_lines
 from captioning.files.tars import is_tars
-from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress, say
 
 EXAMPLES = 3
 
 
+class Engine(Protocol):
+    """What captions shards: `OneProcess`, or many on a cluster."""
+
+    def start(self, request: Request, shards: int) -> None:
+        """Have a captioner loaded, before each `caption` of so many shards. Raises UserError."""
+
+    def caption(self, request: Request, plan: Plan, shards: list[int], count: Count) -> None:
+        """Finish those shards, or raise Stopped, UserError or OSError: what is done is kept."""
+
+
 class BulkCaptioning:
     """settings: what makes captions what they are, by which an unfinished run is recognised;
-    load: makes the captioner, if one is needed at all; restart: drop an unfinished run."""
+    engine: captions, if there is anything to caption; restart: drop an unfinished run."""
 
     def __init__(
-        self,
-        request: Request,
-        settings: dict[str, Any],
-        load: Callable[[], Captioning],
-        restart: bool,
-    ):
-        self.request, self.settings, self.load, self.restart = request, settings, load, restart
-        self.model: Optional[Captioning] = None
+        self, request: Request, settings: dict[str, Any], engine: Engine, restart: bool
+    ) -> None:
+        self.request, self.settings, self.engine = request, settings, engine
+        self.restart = restart
         self.tally = Tally()
-        self.rounds = 0
         self.captioned = self.failed = 0
         self.images, self.seconds = 0, 0.0  # of this call
 
@@ -43,22 +45,21 @@ class BulkCaptioning:
         """Raises UserError, and Stopped when asked to stop: all that is done is kept."""
         before = 0
         with ExitStack() as held:
-            self._on_main(lambda: self._begin(held))
-            # Rank 0 alone looks: another machine that looked too early would remember no plan.
-            planned = distributed.is_main() and find(self.request.parts) is not None
-            resumed = distributed.broadcast_from_main(planned)
+            self._to_disk(lambda: self._begin(held))
+            resumed = find(self.request.parts) is not None
             if resumed:
                 self._finish()
                 before, self.failed = self.captioned, 0  # which the next plan counts again
             # Of a plan that overwrites or appends nothing is left to do when it is finished.
             if not resumed or self.request.keeps():
-                self._on_main(self._plan)
+                self._to_disk(self._plan)
                 self.tally.skipped -= before
                 self._finish()
-            self._on_main(self._end)
+            self._to_disk(self._end)
 
-    def _on_main(self, do: Callable[[], None]) -> None:
-        distributed.main_alone(disks_told_of(self.request)(do))
+    def _to_disk(self, do: Callable[[], None]) -> None:
+        with disks_told_of(self.request):
+            do()
 
     def _begin(self, held: ExitStack) -> None:
         self.request.check_outputs()
@@ -97,38 +98,26 @@ class BulkCaptioning:
             )
 
     def _finish(self) -> None:
-        """Caption what is left of the plan, on all processes, and put it together."""
-        left = None
-        if distributed.is_main():
-            plan = find(self.request.parts)
-            parts = parts_of(self.request.parts, plan)
-            left = [part.shard for part in parts if not part.marker.exists()], plan.header
-        shards, header = distributed.broadcast_from_main(left)
-        if shards:
-            self._caption(shards, Plan(self.request.parts, header))
-        self._on_main(self._merge)
+        """Caption what is left of the plan, and put it together."""
+        plan = find(self.request.parts)
+        parts = parts_of(self.request.parts, plan)
+        left = [part.shard for part in parts if not part.marker.exists()]
+        if left:
+            self._caption(left, plan)
+        self._to_disk(self._merge)
 
     def _caption(self, shards: list[int], plan: Plan) -> None:
-        if self.model is None:
-            self.model = self.load()
-            say(self.model.report)
-        self.rounds += 1
-        ranks = Ranks(f"captions/{self.rounds}")
-        begun = done_before(self.request, plan) if distributed.is_main() else 0
-        own = shards[distributed.rank() :: distributed.world_size()]
+        self.engine.start(self.request, len(shards))
+        begun = done_before(self.request, plan)
         started = time.monotonic()
         with progress(plan.header["images"], "captions", initial=begun) as bar:
 
-            def show(images: int) -> None:
-                bar.update(begun + images - bar.n)
+            def count(images: int) -> None:
+                self.images += images
+                bar.update(images)
 
-            with disks_told_of(self.request):
-                caption_shards(self.request, plan, own, self.model, ranks, show)
-            ranks.wait_for_all(show)
-        self.images += ranks.add("images", 0)
+            self._to_disk(lambda: self.engine.caption(self.request, plan, shards, count))
         self.seconds += time.monotonic() - started
-        if ranks.asked_to_stop():
-            raise stopping.Stopped
 
     def _merge(self) -> None:
         plan = find(self.request.parts)
@@ -150,13 +139,3 @@ class BulkCaptioning:
             say(printable(f"{line['image']}: {line['caption']}"))
         say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
         say(f"captions are in {request.out}")
-
-
-@contextmanager
-def disks_told_of(request: Request) -> Iterator[None]:
-    """Make a disk's refusal the one line that a user can do something about."""
-    try:
-        yield
-    except OSError as error:
-        place = error.filename or request.out
-        raise UserError(f"cannot write {place}: {error.strerror or error}") from error

@@ -45,6 +45,8 @@ def check(arguments: argparse.Namespace, decoding: dict[str, str]) -> None:
         if given:
             raise UserError(f"--{given[0]} is for --backend openai")
         return
+    if arguments.engine == "ray" or arguments.ray_address is not None:
+        raise UserError("--engine ray is for a checkpoint; --backend openai has --concurrency")
     if not arguments.url:
         raise UserError("--backend openai needs --url, such as http://localhost:8000/v1")
     if arguments.concurrency is not None and arguments.concurrency < 1:

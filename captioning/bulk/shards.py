@@ -9,7 +9,7 @@ NUMBER.done says that it is there.
 import json
 import os
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from captioning.files.reading import parse_line, read_lines
 from captioning.files.writing import json_line, write_lines
@@ -18,6 +18,31 @@ HEADER, LOCK = "plan.json", "lock"
 BASE = "base.jsonl"  # what `out` held before, under a name that keeps it
 
 Line = dict[str, Any]
+
+
+class Handed(NamedTuple):
+    """A shard for an actor of a cluster. number: of its tar. lines: those that are made already.
+
+    seen: a file on disk that it begins with, which the one who hands it out sees.
+    """
+
+    shard: int
+    number: int
+    entries: list[dict[str, Any]]
+    lines: list[Line]
+    seen: Optional[str]
+
+
+class Made(NamedTuple):
+    """What an actor has made of a shard since it told last. counts: for the marker, at its end.
+
+    said: lines for the user. problem: the one that ends the run.
+    """
+
+    lines: list[Line]
+    said: list[str]
+    counts: Optional[dict[str, Any]] = None
+    problem: Optional[str] = None
 
 
 def captions_of(line: Line) -> list[str]:

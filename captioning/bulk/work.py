@@ -1,67 +1,64 @@
-"""The shards of one process of several: captioned batch by batch, and finished one by one."""
+"""The shards of a plan, captioned batch by batch in this process, and finished one by one."""
 
-import time
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Callable, Optional
-
-import torch.distributed as dist
 
 from captioning.bulk import reading, tars
 from captioning.bulk.model import Captioning
 from captioning.bulk.planning import write_sidecar
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Part, Plan, captions_of, parts_of
+from captioning.bulk.shards import Line, Part, Plan, captions_of, parts_of
 from captioning.files import stores
 from captioning.files.writing import staged, write_lines
-from captioning.runtime import distributed, stopping
+from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
 
-PATIENCE_S = 10  # of a process that was asked to stop, for the others
-PAUSE_S = 0.1
+Count = Callable[[int], None]  # is told of images as they are done, so many more each time
 
 
-class Ranks:
-    """All processes of a run, by the store through which they have met; there may be one alone.
+class OneProcess:
+    """This process alone, the engine where no other is asked for. load: makes the captioner."""
 
-    A collective operation would make all wait for the slowest at every batch, and fail where the
-    last shard of one takes longer than the group is patient. `name` keeps two uses apart.
-    """
+    def __init__(self, load: Callable[[], Captioning]):
+        self.load = load
+        self.model: Optional[Captioning] = None
 
-    def __init__(self, name: str):
-        self.here: Counter[str] = Counter()
-        self.store = None
-        if dist.is_initialized():
-            self.store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    def start(self, request: Request, shards: int) -> None:
+        """Be ready to caption. Raises UserError."""
+        if self.model is None:
+            self.model = self.load()
+            say(self.model.report)
 
-    def add(self, what: str, count: int) -> int:
-        """Count something; the sum over all processes so far."""
-        self.here[what] += count
-        return self.here[what] if self.store is None else self.store.add(what, count)
-
-    def asked_to_stop(self) -> bool:
-        """Whether any process was."""
-        if self.store is None:
-            return bool(stopping.asked())
-        if stopping.asked():
-            self.store.set("stop", "")
-        return self.store.check(["stop"])
-
-    def wait_for_all(self, show: Callable[[int], None]) -> None:
-        """Return when every process has come here; after a while, where one was asked to stop.
-
-        show: is told of all images meanwhile.
-        """
-        if self.store is None:
+    def caption(self, request: Request, plan: Plan, shards: list[int], count: Count) -> None:
+        """Caption those shards, or what is left of them. Raises Stopped where asked to, OSError."""
+        parts: dict[int, Part] = {}
+        for shard in shards:
+            part = Part(request.parts, shard)
+            if part.path.exists():
+                publish(request, plan, part)
+            else:
+                parts[shard] = part.recover()
+        unread = [(shard, len(part.lines)) for shard, part in parts.items()]
+        if not unread:
             return
-        self.store.set(f"rank {distributed.rank()}", "")
-        everyone = [f"rank {rank}" for rank in range(distributed.world_size())]
-        waited = 0.0
-        while not self.store.check(everyone) and waited < PATIENCE_S:
-            show(self.add("images", 0))
-            time.sleep(PAUSE_S)
-            waited = waited + PAUSE_S if self.asked_to_stop() else 0.0
-        show(self.add("images", 0))
+        model = self.model
+        dataset = reading.ShardImages(
+            plan.entries, unread, model.batch_size, model.read, model.join
+        )
+        for batch in model.ahead(reading.batches(dataset, model.num_workers)):
+            if stopping.asked():
+                raise stopping.Stopped
+            part = parts[batch.shard]
+            if batch.last:
+                part.seal()
+                publish(request, plan, part)
+                del parts[batch.shard]
+                continue
+            lines = model.lines(batch, len(part.lines), request)
+            part.add(lines)
+            count(len(lines))
 
 
 def done_before(request: Request, plan: Plan) -> int:
@@ -76,59 +73,30 @@ def done_before(request: Request, plan: Plan) -> int:
     return count
 
 
-def caption_shards(
-    request: Request,
-    plan: Plan,
-    shards: Iterable[int],
-    model: Captioning,
-    ranks: Ranks,
-    show: Callable[[int], None],
-) -> None:
-    """Caption those shards, or what is left of them, until asked to stop. Raises OSError.
+def publish(request: Request, plan: Plan, part: Part) -> None:
+    """Write what comes of a sealed part besides itself, then its marker."""
+    number, entries = plan.header["first_shard"] + part.shard, plan.entries(part.shard)
+    write_lines(part.marker, [write_beside(request, number, entries, part.read())])
 
-    show: is told how many images all processes have done in this call.
+
+def write_beside(
+    request: Request, number: int, entries: list[dict[str, Any]], lines: list[Line]
+) -> dict[str, Any]:
+    """Write the sidecars and the tar of a shard; what its marker holds.
+
+    number: of the tar. entries, lines: all of the shard's. Whole files, the same each time: what
+    was interrupted can be called again.
     """
-    parts: dict[int, Part] = {}
-    for shard in shards:
-        part = Part(request.parts, shard)
-        if part.path.exists():
-            _publish(request, plan, part)
-        else:
-            parts[shard] = part.recover()
-    unread = [(shard, len(part.lines)) for shard, part in parts.items()]
-    if not unread:
-        return
-    dataset = reading.ShardImages(plan, unread, model.batch_size, model.read, model.join)
-    for batch in model.ahead(reading.batches(dataset, model.num_workers)):
-        if ranks.asked_to_stop():
-            return
-        part = parts[batch.shard]
-        if batch.last:
-            part.seal()
-            _publish(request, plan, part)
-            del parts[batch.shard]
-            continue
-        lines = model.lines(batch, len(part.lines), request)
-        part.add(lines)
-        show(ranks.add("images", len(lines)))
-
-
-def _publish(request: Request, plan: Plan, part: Part) -> None:
-    """Write what comes of a part besides itself, then its marker."""
-    lines = part.read()
     captioned = [line for line in lines if "error" not in line]
     if request.sidecar:
         for line in captioned:
             write_sidecar(request.sidecar_of(line["image"]), captions_of(line))
-    tar = plan.entries(part.shard)[0].get("tar")
+    tar = entries[0].get("tar")
     if request.write_shards:
-        number = plan.header["first_shard"] + part.shard
         with staged(request.write_shards / f"{number:05d}.tar") as file:
             tars.write(file, number, captioned, tar)
     counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
-    if tar is not None:
-        counts = {"tar": tar, "bytes": _size(tar), **counts}
-    write_lines(part.marker, [counts])
+    return counts if tar is None else {"tar": tar, "bytes": _size(tar), **counts}
 
 
 def _size(tar: str) -> Optional[int]:
@@ -139,3 +107,13 @@ def _size(tar: str) -> Optional[int]:
         raise
     except UserError:
         return None
+
+
+@contextmanager
+def disks_told_of(request: Request) -> Iterator[None]:
+    """Make a disk's refusal the one line that a user can do something about."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or request.out
+        raise UserError(f"cannot write {place}: {error.strerror or error}") from error

@@ -9,10 +9,21 @@ from tqdm import tqdm
 
 from captioning.runtime.distributed import is_main
 
+_kept: Optional[list[str]] = None
+
+
+def keep_said() -> list[str]:
+    """In a process whose lines another one prints: what is said from now on, as it comes."""
+    global _kept
+    _kept = []
+    return _kept
+
 
 def say(line: str) -> None:
     """Print a line for the user, once, however many processes there are."""
-    if is_main():
+    if _kept is not None:
+        _kept.append(line)
+    elif is_main():
         tqdm.write(line, file=sys.stderr)
 
 

@@ -99,10 +99,19 @@ def test_eval_adds_the_split_before_the_users(launch):
 
 def test_caption_passes_everything_on(launch):
     arguments = ["my runs/a", "shards/{00..99}.tar", "--out", "a b.jsonl", "--num_return", "3"]
-    assert launch("caption.sh", *arguments)[1] == ["-m", "captioning.caption", *arguments]
-    _, given = launch("caption.sh", *arguments, NNODES="2", RDZV_ENDPOINT="node0:29400", gpus=8)
-    assert given[-8:] == ["-m", "captioning.caption", *arguments]
-    assert given[:6] == ["-m", "captioning.launch", "--nnodes", "2", "--nproc_per_node", "8"]
+    for gpus in (1, 8):
+        given = launch("caption.sh", *arguments, gpus=gpus)[1]
+        assert given == ["-m", "captioning.caption", *arguments]
+
+
+@pytest.mark.parametrize("name", ["NNODES", "NPROC_PER_NODE"])
+def test_captions_are_divided_by_ray_alone(run_script, name):
+    result = run_script("caption.sh", "a", "b", "--out", "c.jsonl", **{name: "2"})
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "error: NNODES and NPROC_PER_NODE are for training; to caption in more processes: "
+        "--engine ray"
+    ]
 
 
 def test_a_setting_that_names_a_yaml_is_no_configuration(launch):

@@ -1,9 +1,11 @@
 """What cannot be is one line, said before a captioner is loaded."""
 
+import functools
 import os
 import shutil
 
 import pytest
+import torch
 from filelock import FileLock
 
 from captioning import caption
@@ -56,3 +58,54 @@ def test_settings_that_do_not_go_together(run, photos, tmp_path):
     assert not list((tmp_path / "out").iterdir())  # nothing is left that would be another run
     lines, _ = run(photos)
     assert len(lines) == 10
+
+
+ADDRESSES = [
+    ("127.0.0.1:1", "nobody answers"),
+    ("ray://127.0.0.1:10001", "it has to be auto or HOST:PORT"),
+    ("node1", "it has to be auto or HOST:PORT"),
+    ("auto", "--ray-address auto: "),
+]
+
+
+@pytest.mark.parametrize(("address", "reason"), ADDRESSES)
+def test_a_cluster_that_cannot_be_had(run, photos, monkeypatch, no_captioner, address, reason):
+    pytest.importorskip("ray", reason="requirements-cluster.txt has it")
+    none_here = functools.lru_cache(lambda: set())  # not even those of other tests
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", none_here)
+    _, said = run(photos, "--engine", "ray", "--ray-address", address, code=2)
+    assert len(said.splitlines()) == 1 and reason in said
+
+
+def test_ray_that_is_not_there_or_not_meant(run, photos, monkeypatch, no_captioner, capsys):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    _, said = run(photos, "--engine", "ray", code=2)
+    assert said.splitlines() == ["error: --engine ray needs the ray library: pip install ray"]
+    monkeypatch.undo()
+    with pytest.raises(SystemExit):
+        run(photos, "--ray-address", "auto")
+    assert "--ray-address goes with --engine ray" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    _, said = run(photos, code=2)
+    assert "several processes caption with --engine ray" in said
+
+
+def test_one_gpu_of_several_is_not_for_ray(run, photos, no_captioner):
+    pytest.importorskip("ray", reason="requirements-cluster.txt has it")
+    given = [str(photos), "--out", f"{photos}.jsonl", "--engine", "ray", "--device", "cuda:1"]
+    assert caption.main(["x.pth", *given]) == 2
+
+
+def test_several_gpus_are_ray_s_where_it_is_there(monkeypatch, capsys):
+    def engine(*given):
+        arguments = caption.parse_arguments(["x.pth", "photos", "--out", "a.jsonl", *given])
+        cluster = caption.cluster_of(arguments)
+        return "process" if cluster is None else "ray"
+
+    assert engine() == "process"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for found, expected in ((None, "process"), (True, "ray")):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name, found=found: found)
+        assert engine() == expected
+        assert engine("--device", "cpu") == engine("--engine", "process") == "process"
+        assert ("on one of 2 GPUs" in capsys.readouterr().err) == (expected == "process")

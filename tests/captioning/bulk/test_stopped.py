@@ -1,4 +1,4 @@
-"""Runs that are stopped, go on, or are shared by several processes."""
+"""Runs that are stopped, and go on."""
 
 import os
 import shutil
@@ -8,11 +8,8 @@ import pytest
 import torch
 
 from BLIP import BlipCaptioner
-from captioning import caption
 from captioning.bulk.model import Captioning
 from captioning.bulk.shards import Part
-from tests.captioning.bulk.conftest import read_lines
-from tests.soak.processes import Processes
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -100,54 +97,3 @@ def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
     assert "or drop it with --restart" in said
     lines, _ = run(photos, "--num_beams", "1", "--restart")
     assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_processes_share_the_shards(run, photos, checkpoint, tmp_path, processes):
-    """Three have two shards among them: one has nothing to do."""
-    (photos / "text.jpg").write_text("no image")
-    alone, _ = run(photos)
-    out = tmp_path / "shared" / "captions.jsonl"
-    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
-    given += ["--shard_size", "6", "--num_workers", "1"]
-
-    def record(rank):
-        add = Part.add
-
-        def recorded(self, lines):
-            add(self, lines)
-            with open(tmp_path / f"rank{rank}", "a") as file:
-                file.writelines(line["image"] + "\n" for line in lines)
-
-        Part.add = recorded
-
-    shared = Processes(caption.main, given, tmp_path / "said", processes, record)
-    assert shared.wait() == [0] * processes, shared.said()
-    assert read_lines(out) == alone
-    counts = [len(path.read_text().splitlines()) for path in sorted(tmp_path.glob("rank*"))]
-    assert counts == [6, 5]
-    assert "11/11" in shared.said() and "done 10 (" in shared.said()
-
-
-def test_a_signal_to_one_of_two_processes_stops_both(run, photos, checkpoint, tmp_path):
-    out = tmp_path / "shared" / "captions.jsonl"
-    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
-    given += ["--shard_size", "5", "--batch_size", "1", "--num_workers", "0"]
-
-    def stop(rank):
-        add = Part.add
-
-        def stopped(self, lines):
-            add(self, lines)
-            if rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        Part.add = stopped
-
-    both = Processes(caption.main, given, tmp_path / "said", 2, stop)
-    assert both.wait() == [0, 0], both.said()
-    assert "the same command goes on" in both.said() and not out.exists()
-    both = Processes(caption.main, given, tmp_path / "said", 2)
-    assert both.wait() == [0, 0], both.said()
-    alone, _ = run(photos)
-    assert read_lines(out) == alone

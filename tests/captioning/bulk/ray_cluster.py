@@ -1,0 +1,94 @@
+"""A Ray cluster of several nodes on this machine, and actors of it that caption without a model."""
+
+import contextlib
+
+from captioning.bulk.cluster import Cluster
+from captioning.bulk.many import ManyActors
+from captioning.bulk.shards import Part
+from captioning.runtime.program import exit_code
+
+
+class Nodes:
+    """One node without a CPU, where the driver is, and others that tests add and take away."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 3}
+        self._own = {"include_dashboard": False, "object_store_memory": 80 << 20}
+        head = {**self._own, "num_cpus": 0, "_system_config": quick}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = self.cluster.address
+        self.nodes = []
+
+    def add(self):
+        """A node with room for one actor; its id."""
+        self.nodes.append(self.cluster.add_node(num_cpus=1, **self._own))
+        return self.nodes[-1].node_id
+
+    def lose(self, node_id):
+        """As a machine that is switched off."""
+        (node,) = (node for node in self.nodes if node.node_id == node_id)
+        self.nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def close(self):
+        self.cluster.shutdown()
+
+
+def light_actor(trap=None):
+    """An actor's class, sent as it is: it imports no torch, and so is there within a second.
+
+    trap: called with an image before its line is made, there.
+    """
+
+    class Light:
+        def __init__(self, folder):
+            pass
+
+        def load(self, load, request):
+            return load()
+
+        def stop(self):
+            pass
+
+        def caption(self, handed):
+            for place, entry in enumerate(handed.entries[len(handed.lines) :]):
+                if trap is not None:
+                    trap(entry["image"])
+                line = {"image": entry["image"], "caption": f"of {entry['image']}", "score": 0.0}
+                done = len(handed.lines) + place + 1 == len(handed.entries)
+                counts = {"images": len(handed.entries), "failed": 0}
+                yield [line], [], counts if done else None, None
+
+    return Light
+
+
+def caption_lightly(address, request, trap=None, loaded=("light", 1, None)):
+    """The exit code of a run of such actors."""
+    from captioning.bulk.run import BulkCaptioning
+
+    def program():
+        with contextlib.closing(Cluster(address, "cpu")) as cluster:
+            engine = ManyActors(cluster, lambda: loaded, light_actor(trap))
+            BulkCaptioning(request, {"checkpoint": "light"}, engine, False).run()
+
+    return exit_code(program)
+
+
+@contextlib.contextmanager
+def after_each_batch(do):
+    """Call `do` with the number of batches that the driver has kept so far."""
+    add, kept = Part.add, 0
+
+    def added(self, lines):
+        nonlocal kept
+        add(self, lines)
+        kept += 1
+        do(kept)
+
+    Part.add = added
+    try:
+        yield
+    finally:
+        Part.add = add

@@ -1,0 +1,80 @@
+"""What an actor of a cluster does with a shard, called as Ray would call it."""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+
+from captioning.bulk import actors
+from captioning.bulk.actors import CaptioningActor
+from captioning.bulk.model import Captioning
+from captioning.bulk.request import Request
+from captioning.bulk.shards import Handed
+from captioning.runtime import progress
+
+
+@pytest.fixture
+def actor(checkpoint, photos, tmp_path, monkeypatch):
+    """Return an actor with its captioner loaded; relative paths begin at the photos."""
+    monkeypatch.setattr(progress, "_kept", None)
+    monkeypatch.chdir(tmp_path)
+    actor = CaptioningActor(str(photos))
+    changes = {"eval_batch_size": 2, "num_workers": 0, "precision": "fp32"}
+    load = partial(Captioning, str(checkpoint), None, changes, 1, torch.device("cpu"))
+    assert actor.load(load, Request(str(photos), tmp_path / "a.jsonl"))[1:] == (1, None)
+    return actor
+
+
+@pytest.fixture
+def entries(photos):
+    return [{"image": path.name} for path in sorted(photos.glob("*.png"))]
+
+
+def test_a_shard_is_what_is_told_of_it(actor, entries, run, photos, monkeypatch):
+    whole, _ = run(photos)
+    known = {os.path.basename(line["image"]): line["caption"] for line in whole}
+    monkeypatch.setattr(actors, "TELL_S", 0)
+    told = list(actor.caption(Handed(0, 0, entries, [], entries[0]["image"])))
+    assert [len(made.lines) for made in told] == [2, 2, 2, 2, 1, 0]
+    lines = [line for made in told for line in made.lines]
+    assert {line["image"]: line["caption"] for line in lines}.items() <= known.items()
+    assert [made.counts for made in told[:-1]] == [None] * 5
+    assert told[-1].counts == {"images": 9, "failed": 0}
+    (rest,) = list(actor.caption(Handed(0, 0, entries, lines[:8], None)))[:1]
+    assert rest.lines == lines[8:]
+
+
+def test_asked_to_stop_it_sends_what_it_has(actor, entries):
+    stream = actor.caption(Handed(0, 0, entries, [], None))
+    actor.stop()
+    (made,) = stream
+    assert made.lines == [] and made.counts is None and made.problem is None
+
+
+def test_a_machine_that_lacks_the_images_does_not_fail_them(actor):
+    entries = [{"image": "/elsewhere/a.png"}]
+    (made,) = actor.caption(Handed(0, 0, entries, [], "/elsewhere/a.png"))
+    assert made.problem.startswith("/elsewhere/a.png is not on this machine") and not made.lines
+    (made,) = actor.caption(Handed(0, 0, entries, [], None))  # the driver lacks it as well
+    assert made.counts == {"images": 0, "failed": 1}
+
+
+def test_what_it_says_is_sent(actor, entries, monkeypatch):
+    generate = type(actor._model.captioner).generate_details
+
+    def short_of_memory(self, image, settings):
+        if len(image) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return generate(self, image, settings)
+
+    monkeypatch.setattr(type(actor._model.captioner), "generate_details", short_of_memory)
+    (made,) = actor.caption(Handed(0, 0, entries, [], None))
+    assert made.said == ["out of GPU memory with 2 images at once; from now on 1"]
+    assert len(made.lines) == 9
+
+
+def test_a_checkpoint_that_is_not_there_is_a_line(actor, tmp_path):
+    load = partial(Captioning, "none.pth", None, {}, 1, torch.device("cpu"))
+    loaded = actor.load(load, None)
+    assert "none.pth" in loaded.problem and "\n" not in loaded.problem

@@ -1,0 +1,213 @@
+"""Captions of many actors on a Ray cluster: whatever is lost, the file is that of one process."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from captioning import caption
+from captioning.bulk import many
+from captioning.bulk.crew import Crew
+from captioning.bulk.model import Captioning
+from captioning.bulk.request import Request
+from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.bulk.ray_cluster import Nodes, after_each_batch, caption_lightly
+
+pytest.importorskip("ray", reason="requirements-cluster.txt has it")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Let a lost actor be replaced at once."""
+    monkeypatch.setattr("captioning.bulk.crew.LOOK_S", 0.2)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    cluster = Nodes()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def node(nodes):
+    """The id of a node that stays."""
+    return nodes.add()
+
+
+@pytest.fixture
+def caption_on(checkpoint, photos, nodes, node, tmp_path, capsys):
+    """Return a function that captions the photos, and returns the files and what was said."""
+
+    def call(folder, *more, code=0, ray=True):
+        out = tmp_path / folder / "captions.jsonl"
+        given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
+        given += ["--shard_size", "1", "--batch_size", "1", "--num_workers", "0", *more]
+        given += ["--engine", "ray", "--ray-address", nodes.address] if ray else []
+        assert caption.main(given) == code, capsys.readouterr().err
+        return contents(out.parent), capsys.readouterr().err
+
+    return call
+
+
+def contents(folder):
+    """The bytes of each file by its name."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def test_lost_added_and_killed_it_writes_the_file_of_one_process(
+    caption_on, photos, nodes, node, tmp_path, monkeypatch
+):
+    """A node joins and captions; then both actors are lost in mid-shard, one with that node."""
+    import ray
+
+    (photos / "bad.png").write_bytes(b"no image")
+    flags = ["--sidecar", "--write-shards"]
+    alone, _ = caption_on("alone", *flags, str(tmp_path / "alone" / "tars"), ray=False)
+    sidecars = contents(photos)
+    for path in photos.rglob("*.txt"):
+        path.unlink()
+    hold, sent_by, joined, lost = tmp_path / "hold", [], [], []
+    take, freest, lose = many._Work._take, Crew.freest, Crew.lose
+
+    class Held(Captioning):
+        def lines(self, batch, after, job):
+            import time
+
+            while hold.exists():
+                time.sleep(0.05)
+            return super().lines(batch, after, job)
+
+    def taken(self, hand, stream, made):
+        take(self, hand, stream, made)
+        sent_by.append(hand.machine.id)
+        if len(sent_by) == 1:
+            joined.append(nodes.add())
+        elif joined[0] in sent_by and not lost:
+            hold.touch()
+
+    def handed_out(self):
+        """Nothing more before the node that joined captions as well."""
+        ready = [hand for hand in self.hands if hand.at_once]
+        if joined and joined[0] not in sent_by and len(ready) < 2:
+            return None
+        if hold.exists() and not lost and all(hand.parts for hand in ready):
+            lost.append("soon")
+            (victim,) = (hand for hand in ready if hand.machine.id == node)
+            ray.kill(victim.actor)
+            nodes.lose(joined[0])
+        return freest(self)
+
+    def losing(self, hand, error):
+        lose(self, hand, error)
+        lost.append(hand.machine.id)
+        if {node, *joined} <= set(lost):
+            hold.unlink(missing_ok=True)
+
+    monkeypatch.setattr(caption, "Captioning", Held)
+    monkeypatch.setattr(many._Work, "_take", taken)
+    monkeypatch.setattr(Crew, "freest", handed_out)
+    monkeypatch.setattr(Crew, "lose", losing)
+    found, said = caption_on("disturbed", *flags, str(tmp_path / "disturbed" / "tars"))
+    assert set(sent_by) == {node, *joined} == set(lost[1:]) and not hold.exists()
+    assert "lost a captioner on" in said
+    assert "11/11" in said and "done 10 (" in said and "failed 1 (" in said
+    assert contents(photos) == sidecars
+    assert {name: data.replace(b"/disturbed/", b"/alone/") for name, data in found.items()} == alone
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from captioning.bulk.request import Request
+from tests.captioning.bulk.ray_cluster import after_each_batch, caption_lightly
+with after_each_batch(lambda kept: kept == 3 and os.kill(os.getpid(), 9)):
+    caption_lightly(sys.argv[1], Request(sys.argv[2], Path(sys.argv[3]), shard_size=2))
+"""
+
+
+def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_path, capsys):
+    """An actor that outlived its driver would keep the only place for the next one's."""
+    request = Request(str(photos), tmp_path / "captions.jsonl", shard_size=2)
+    command = [sys.executable, "-c", KILLED, nodes.address, str(photos), str(request.out)]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    made = [line for part in request.parts.glob("0*.jsonl") for line in read_lines(part)]
+    assert len(made) == 2 and not request.out.exists()  # and a third in its journal
+    with after_each_batch(lambda kept: kept == 2 and os.kill(os.getpid(), signal.SIGTERM)):
+        assert caption_lightly(nodes.address, request) == 0
+    said = capsys.readouterr().err
+    assert "stopped by SIGTERM; the same command goes on from here" in said
+    assert "going on with" in said and "| 3/10" in said and not request.out.exists()
+    assert caption_lightly(nodes.address, request) == 0
+    assert [line["caption"] for line in read_lines(request.out)] == [
+        f"of {path}" for path in sorted(map(str, photos.rglob("*.png")))
+    ]
+
+
+def test_shards_that_actors_die_of(photos, nodes, node, tmp_path, capsys):
+    """One that is too much once is made by another; one that always is, is named, and the rest
+    is there."""
+    names = sorted(str(path) for path in photos.glob("*.png"))
+    once, always = names[1], names[4]
+
+    def trap(image):
+        import os
+
+        if image == once:
+            try:
+                os.mkdir(f"{once}.tried")
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), 9)
+        if image == always and not os.path.exists(f"{always}.mended"):
+            os.kill(os.getpid(), 9)
+
+    request = Request(str(photos), tmp_path / "captions.jsonl", shard_size=2)
+    assert caption_lightly(nodes.address, request, trap) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("error: shard 2: 3 captioners were lost at") and always in said[-1]
+    assert sum(line.startswith("lost a captioner on") for line in said) == 4
+    assert len(list(request.parts.glob("*.done"))) == 4 and not request.out.exists()
+    (photos / f"{always}.mended").mkdir()
+    assert caption_lightly(nodes.address, request, trap) == 0
+    assert [line["caption"] for line in read_lines(request.out)] == [
+        f"of {path}" for path in sorted(map(str, photos.rglob("*.png"))) if os.path.isfile(path)
+    ]
+
+
+def test_what_an_actor_refuses_ends_the_run_in_its_line(photos, nodes, node, tmp_path, capsys):
+    request = Request(str(photos), tmp_path / "captions.jsonl")
+    loaded = ("", 0, "x.pth: no such file")
+    assert caption_lightly(nodes.address, request, loaded=loaded) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: [") and last.endswith("] x.pth: no such file")
+
+
+def test_a_bug_in_an_actor_is_shown(photos, nodes, node, tmp_path, monkeypatch):
+    monkeypatch.setattr(many, "TRIES", 1)
+
+    def trap(image):
+        raise ZeroDivisionError("a bug")
+
+    request = Request(str(photos), tmp_path / "captions.jsonl")
+    with pytest.raises(ZeroDivisionError):
+        caption_lightly(nodes.address, request, trap)
+
+
+def test_a_ray_of_our_own(photos, tmp_path, capsys):
+    request = Request(str(photos), tmp_path / "captions.jsonl")
+    assert caption_lightly(None, request) == 0
+    assert len(read_lines(request.out)) == 10 and "done 10 (" in capsys.readouterr().err
+
+
+def test_a_ray_of_another_version_is_one_line(photos, nodes, tmp_path, capsys, monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray, "__version__", "2.0.0")
+    request = Request(str(photos), tmp_path / "captions.jsonl")
+    assert caption_lightly(nodes.address, request) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "Ray: 2.0.0" in said[0] and str(nodes.address) in said[0]
