@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from captioning.files import stores, uploads
+from captioning.files.manifest import manifest_path
+from captioning.files.reading import read_json
 from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
@@ -113,9 +115,12 @@ def _check_what_is_there(folder, epoch, kept):
     assert len(lines) > content["epoch"]
     for earlier in range(content["epoch"]):
         assert (folder / f"result/val_epoch{earlier:02d}/metrics.json").exists()
+    assert all(manifest_path(path).exists() for path in checkpoints.saved(folder))
     best = checkpoints.best(folder)
     if content["epoch"] > 0:
         assert checkpoints.read(best)["epoch"] in (epoch, epoch - 1)
+    if (folder / RECORD).exists():  # of an epoch that is not yet best it would be believed
+        assert read_json(folder / RECORD)["epoch"] <= checkpoints.read(best)["epoch"]
 
 
 def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
