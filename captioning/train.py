@@ -46,14 +46,14 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     output.begin()
     # Decided once: machines that do not share the folder would take different weights.
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
-    checkpoint = distributed.broadcast_from_main(checkpoint)
+    checkpoint = distributed.broadcast_from_main(checkpoint and output.name_of(checkpoint))
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, output.here(checkpoint))
     say(loaded)
 
     def before_writing() -> None:
         remove_scores(folder, split)  # of other weights or settings
-        record_run(config, folder / "result" / split, checkpoint=output.name_of(checkpoint))
+        record_run(config, folder / "result" / split, checkpoint=checkpoint)
 
     evaluation.run(captioner.to(device), split, before_writing)
     output.keep()

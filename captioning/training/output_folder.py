@@ -63,16 +63,18 @@ class OutputFolder:
         if self.address:
             distributed.main_alone(self._keep)
 
-    def here(self, name: str) -> str:
-        """A checkpoint as it is named; of one of the folder, on another machine, its copy."""
-        address = self.name_of(name)
-        return name if address == name or Path(name).exists() else str(fetched(address))
-
     def name_of(self, name: str) -> str:
-        """What a file of the folder is called for good; the name of any other as it is."""
+        """What a file of the folder is called on every machine; the name of any other as it is."""
         if not self.address or self.folder not in Path(name).parents:
             return name
         return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
+
+    def here(self, name: str) -> str:
+        """Where a checkpoint of `name_of` is on this machine; not rank 0's, it has a copy."""
+        if not self.address or not name.startswith(f"{self.address}/"):
+            return name
+        path = self.folder / name[len(self.address) + 1 :]
+        return str(path if path.exists() else fetched(name))
 
     def move_aside(self) -> Optional[str]:
         """Copy what the store's folder has to another, and remove it; its address. Rank 0 alone."""

@@ -45,12 +45,12 @@ def starting_point(
             _check_batches(config, content, folder)
             for line in problems:
                 say(line)
-    path = distributed.broadcast_from_main(path)
-    if path is None:
+    name = distributed.broadcast_from_main(path and output.name_of(str(path)))
+    if name is None:
         return None
-    content = content or checkpoints.read(Path(output.here(str(path))))
+    content = content or checkpoints.read(Path(output.here(name)))
     over = why_over(config, folder, place_of(content).epoch) if distributed.is_main() else None
-    say(over or f"resuming from {output.name_of(str(path))}")
+    say(over or f"resuming from {name}")
     return content
 
 

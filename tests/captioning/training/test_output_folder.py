@@ -1,5 +1,7 @@
 """A run's folder in a store: after a stop at any write, what is there is a run that goes on."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -168,6 +170,22 @@ def test_what_was_not_written_stays_where_it_is(s3, on):
     assert checkpoints.read_newest(on("one").folder)[1]["epoch"] == 1
     aside = again.folder.with_name(f"{again.folder.name}.1")
     assert checkpoints.read_newest(aside)[1]["epoch"] == 7
+
+
+def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch):
+    output = on("one")
+    save(output.folder, 0)
+    output.keep()
+    path = str(output.folder / "checkpoint_00.pth")
+    name = output.name_of(path)
+    assert name == f"{ADDRESS}/checkpoint_00.pth" and output.here(name) == path
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
+    other = OutputFolder(ADDRESS)
+    copy = other.here(name)
+    assert copy.startswith(str(tmp_path / "two")) and not other.folder.exists()
+    assert checkpoints.read(Path(copy))["epoch"] == 0
+    on_disk = OutputFolder(str(tmp_path))
+    assert on_disk.name_of(path) == on_disk.here(path) == path
 
 
 def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
