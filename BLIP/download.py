@@ -9,7 +9,7 @@ import re
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Optional, Union
+from typing import Callable, Optional, Union
 from urllib.parse import unquote, urlsplit
 
 import torch
@@ -22,7 +22,12 @@ from BLIP.pickled import first_line
 CHUNK = 1 << 20
 TIMEOUT_S = 60
 HUB_TIMEOUT_S = 10
+STORES = ("s3", "gs", "az")
 LARGEST = 16 << 30  # bytes; with its optimiser a BLIP of ViT-L takes 5
+
+# What gives the local path of a file with an address of another scheme, such as s3, where a
+# program has put it; the programs of this package read no object stores.
+FETCHERS: dict[str, Callable[[str], Path]] = {}
 
 
 class DownloadError(ValueError):
@@ -34,10 +39,18 @@ def fetch(source: str) -> Path:
 
     https://host/file is kept in torch.hub's folder, under a name that the whole URL decides.
     hf://owner/name/file and hf://spaces/owner/name@revision/file go through huggingface_hub and
-    its cache. Raises DownloadError.
+    its cache. Other schemes are FETCHERS'. Raises DownloadError, and what a fetcher does.
     """
     if source.startswith("hf://"):
         return _fetch_from_hub(source)
+    scheme = source.partition("://")[0]
+    if scheme in FETCHERS:
+        return FETCHERS[scheme](source)
+    if scheme in STORES:
+        raise DownloadError(
+            f"{source} is in an object store: fetch it first, with python -m captioning.gather "
+            f"{source} FILE"
+        )
     if "://" in source:
         _check_tls(source)
         name = Path(unquote(urlsplit(source).path)).name

@@ -176,7 +176,7 @@ def loaded(
     only_speed = keys_of("speed")
     settings = {
         "checkpoint": checkpoint,
-        "checkpoint_time": os.path.getmtime(checkpoint) if os.path.exists(checkpoint) else None,
+        "checkpoint_time": checkpoints.version_of(checkpoint),
         **{name: value for name, value in changes.items() if name not in only_speed},
     }
     return settings, load

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, Optional, get_args, get_origin, get_type_hints
 
 from captioning.data.caption_files import read_predictions, read_references, with_references
+from captioning.files.local_copies import local
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
@@ -131,7 +132,7 @@ def _read(path, references, is_main):
 def _evaluators(arguments, predictions, device):
     images = None
     if arguments.images and set(NEED_IMAGES).intersection(arguments.metrics):
-        images = find_images(arguments.images, Path(arguments.references), predictions)
+        images = find_images(arguments.images, local(arguments.references), predictions)
     # Of a file {image id: image file} the images start in its folder, and so do a split's.
     root = arguments.images
     root = root.parent if root and root.is_file() else root

@@ -9,7 +9,6 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Optional
 
 from captioning.config import Config, load_config
@@ -21,6 +20,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import say
 from captioning.training.fine_tuning import FineTuning
+from captioning.training.output_folder import OutputFolder, working_folder
 from captioning.training.run_log import record_run
 from captioning.training.selection import in_words, read_record
 from captioning.training.split_evaluation import SplitEvaluation, remove_scores
@@ -40,13 +40,15 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> None:
     """Caption and score `split` with the weights that `checkpoint_to_evaluate` names."""
-    folder = Path(config.output_dir)
+    output = OutputFolder(config.output_dir)
+    folder = output.folder
     evaluation = SplitEvaluation(config, split, folder, device)
+    output.begin()
     # Decided once: machines that do not share the folder would take different weights.
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
-    checkpoint = distributed.broadcast_from_main(checkpoint)
+    checkpoint = distributed.broadcast_from_main(checkpoint and output.name_of(checkpoint))
     with distributed.first_on_each_machine():
-        captioner, loaded = captioner_from(config, checkpoint)
+        captioner, loaded = captioner_from(config, output.here(checkpoint))
     say(loaded)
 
     def before_writing() -> None:
@@ -54,13 +56,14 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
         record_run(config, folder / "result" / split, checkpoint=checkpoint)
 
     evaluation.run(captioner.to(device), split, before_writing)
-    say(f"captions and scores are in {folder / 'result'}")
+    output.keep()
+    say(f"captions and scores are in {output.name_of(str(folder / 'result'))}")
 
 
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     """`pretrained` where the command line gives it, else the run's best, else the config's."""
     given = any(override.startswith("pretrained=") for override in overrides)
-    folder = Path(config.output_dir)
+    folder = working_folder(config.output_dir)
     best = checkpoints.best(folder)
     if best and not (given and config.pretrained):
         if record := read_record(folder):

@@ -13,8 +13,9 @@ from ruamel.yaml import YAML
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
+from captioning.files.local_copies import located
 from captioning.files.reading import parse_yaml
-from captioning.files.stores import check_on_disk
+from captioning.files.stores import check_address, check_on_disk, is_store
 from captioning.files.tars import is_tars
 from captioning.files.writing import write_text
 from captioning.metrics.metric_sum import MetricSum
@@ -105,7 +106,7 @@ class Config(*keys_of_captioners(), Keys):
         if self.reward:
             self._check_reward()
         try:
-            check_on_disk("output_dir", self.output_dir)
+            self._check_output()
         except UserError as error:
             raise ValueError(str(error)) from error
         if self.reads_tars:
@@ -113,6 +114,13 @@ class Config(*keys_of_captioners(), Keys):
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
+
+    def _check_output(self) -> None:
+        """Raise UserError for an address that no run can be written to."""
+        if is_store(self.output_dir) and not self.output_dir.startswith("https"):
+            check_address(self.output_dir)
+        else:
+            check_on_disk("output_dir", self.output_dir)
 
     @property
     def reads_tars(self) -> bool:
@@ -148,19 +156,19 @@ class Config(*keys_of_captioners(), Keys):
     @property
     def facts_path(self) -> Optional[Path]:
         """Where facts_file is, or None without one."""
-        return Path(self.ann_root, self.facts_file) if self.facts_file else None
+        return located(self.ann_root, self.facts_file) if self.facts_file else None
 
     @property
     def objects_paths(self) -> tuple[Path, ...]:
         """Where objects_file is, or the several that it names; none without one."""
         named = self.objects_file or ()
         names = [named] if isinstance(named, str) else named
-        return tuple(Path(self.ann_root, name) for name in names)
+        return tuple(located(self.ann_root, name) for name in names)
 
     @property
     def train_captions_path(self) -> Optional[Path]:
         """Where train_captions is, or None without one."""
-        return Path(self.ann_root, self.train_captions) if self.train_captions else None
+        return located(self.ann_root, self.train_captions) if self.train_captions else None
 
     def decoding_settings(self) -> DecodingSettings:
         """How this run draws captions."""

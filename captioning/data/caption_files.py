@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any, Union
 
 from captioning.data.annotations import ImageId, read_annotations
+from captioning.files.local_copies import local
 from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError
 
@@ -19,7 +19,7 @@ def read_predictions(path: Union[str, PathLike]) -> Captions:
     Raises UserError for a file that is missing, empty or something else, and for an image that has
     two captions. The same caption twice, which shards of several processes can hold, is one.
     """
-    return predictions_by_id(read_json(Path(path)), str(path))
+    return predictions_by_id(read_json(local(path)), str(path))
 
 
 def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
@@ -44,7 +44,8 @@ def read_references(path: Union[str, PathLike]) -> References:
     list of {image, caption}, see `captioning.data`) or a mapping {image id: [captions]}. Raises
     UserError for a file that is missing, empty or something else.
     """
-    document = read_json(Path(path))
+    path = local(path)
+    document = read_json(path)
     if isinstance(document, list) and document:
         return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}
     if isinstance(document, dict) and isinstance(document.get("annotations"), list):

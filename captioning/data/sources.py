@@ -7,7 +7,8 @@ from typing import NamedTuple, Optional, Union
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import by_id, read_references
 from captioning.data.shards import Shards
-from captioning.files.stores import is_store
+from captioning.files.local_copies import local
+from captioning.files.stores import is_store, joined
 from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError
 
@@ -81,7 +82,7 @@ def training_tars(config) -> list[str]:
         raise UserError("train_file: tars need the webdataset library: pip install webdataset")
     tars = []
     for name in names:
-        tars += expand(name if is_store(name) else str(Path(config.ann_root, name)))
+        tars += expand(joined(config.ann_root, name))
     packed = [tar for tar in tars if not tar.endswith(".tar")]
     if packed:
         raise UserError(f"train_file: {packed[0]}: unpack it with gunzip: its samples lie anywhere")
@@ -150,9 +151,14 @@ def _reference_path(config, split: str) -> Optional[Path]:
 
 
 def _located(folder: str, name: str, known_name: Optional[str]) -> Path:
-    """Return the path of a file, downloaded if it is missing and `known_name` is its name."""
-    path = Path(folder, name)
-    return fetched(BUCKET + name, path, SHA256.get(name)) if name == known_name else path
+    """Return the path of a file, downloaded if it is missing and `known_name` is its name.
+
+    Of one in a store, which has to be there, it is that of its copy.
+    """
+    place = joined(folder, name)
+    if name != known_name or is_store(place):
+        return local(place)
+    return fetched(BUCKET + name, Path(place), SHA256.get(name))
 
 
 def fetched(url: str, path: Path, sha256: Optional[str]) -> Path:

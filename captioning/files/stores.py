@@ -6,7 +6,7 @@ A store's own library finds the credentials. They are in no address, and so in n
 import io
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, TypeVar
 from urllib.parse import urlsplit
@@ -55,7 +55,7 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
 
     def ask() -> None:
         left = [place for place, data in enumerate(found) if data is None]
-        system, _ = _located(parts[left[0]][0])
+        system, _ = system_of(parts[left[0]][0])
         paths, starts, counts = zip(*(parts[place] for place in left))
         ends = [start + count for start, count in zip(starts, counts)]
         names = [system._strip_protocol(path) for path in paths]
@@ -75,7 +75,7 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
 
     if parts:
         try:
-            _tried(parts[0][0], ask)
+            tried(parts[0][0], ask)
         except StoreError as error:
             found = [error if data is None else data for data in found]
     return found
@@ -105,10 +105,10 @@ def whole(address: str) -> bytes:
         return Path(address).read_bytes()
 
     def ask() -> bytes:
-        system, path = _located(address)
+        system, path = system_of(address)
         return system.cat_file(path)
 
-    return _tried(address, ask)
+    return tried(address, ask)
 
 
 def joined(folder: str, name: str) -> str:
@@ -116,7 +116,8 @@ def joined(folder: str, name: str) -> str:
     if is_store(name):
         check_address(name)
         return name
-    return f"{folder.rstrip('/')}/{name}" if is_store(folder) else str(Path(folder, name))
+    within = is_store(folder) and not os.path.isabs(name)
+    return f"{folder.rstrip('/')}/{name}" if within else str(Path(folder, name))
 
 
 def listed(folder: str, recursive: bool) -> Iterator[str]:
@@ -132,10 +133,10 @@ def listed(folder: str, recursive: bool) -> Iterator[str]:
     else:
 
         def ask() -> list[str]:
-            system, path = _located(folder)
+            system, path = system_of(folder)
             return sorted(system.find(path, maxdepth=None if recursive else 1))
 
-        names = iter(_tried(folder, ask))
+        names = iter(tried(folder, ask))
     return (f"{scheme}://{name}" for name in names)
 
 
@@ -145,7 +146,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     if not recursive:
         asked["Delimiter"] = "/"
     while True:
-        page = _tried(folder, lambda: _located(folder)[0].call_s3("list_objects_v2", **asked))
+        page = tried(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **asked))
         for found in page.get("Contents", ()):
             if not found["Key"].endswith("/"):  # what some programs leave in place of a folder
                 yield f"{bucket}/{found['Key']}"
@@ -164,21 +165,53 @@ def check_on_disk(what: str, path: Any) -> None:
 
 
 def stamp(address: str) -> list[Any]:
-    """Size in bytes, and what differs when the file is written anew. Raises UserError."""
+    """Size in bytes, and what differs when the file is written anew. Raises UserError.
+
+    Missing where a store has no file of the name, and may have a folder.
+    """
     if is_store(address):
 
         def ask() -> list[Any]:
-            system, path = _located(address)
+            system, path = system_of(address)
             known = system.info(path)
-            names = ("ETag", "etag", "LastModified", "last_modified", "updated")
-            return [known["size"], str(next((known[n] for n in names if known.get(n)), ""))]
+            if known["type"] == "directory":
+                raise FileNotFoundError
+            return _stamp_of(known)
 
-        return _tried(address, ask)
+        return tried(address, ask)
     try:
         found = os.stat(address)
     except OSError as error:
         raise UserError(f"{address}: cannot be read: {error.strerror}") from None
     return [found.st_size, found.st_mtime_ns]
+
+
+def _stamp_of(known: Mapping[str, Any]) -> list[Any]:
+    names = ("ETag", "etag", "LastModified", "last_modified", "updated")
+    return [known["size"], str(next((known[n] for n in names if known.get(n)), ""))]
+
+
+def stamps(folder: str) -> dict[str, list[Any]]:
+    """The `stamp` of each file in a store's folder and those within, by its name there.
+
+    Nothing where there is no such folder. Raises UserError, also for a name that leads out of it.
+    """
+
+    def ask() -> dict[str, list[Any]]:
+        system, path = system_of(folder.rstrip("/"))
+        try:
+            found = system.find(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        # A name that ends in a slash is what some programs leave in place of a folder.
+        files = {name: of for name, of in found.items() if of["type"] == "file" and name[-1] != "/"}
+        return {name[len(path) + 1 :]: _stamp_of(of) for name, of in files.items() if name != path}
+
+    found = tried(folder, ask)
+    for name in found:
+        if not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise UserError(f"{folder}: it holds {name!r}, which no folder on disk can")
+    return found
 
 
 def opened(address: str) -> BinaryIO:
@@ -222,7 +255,7 @@ class _Stored(io.RawIOBase):
         return count
 
 
-def _located(address: str) -> tuple[Any, str]:
+def system_of(address: str) -> tuple[Any, str]:
     """The file system, that of this process, and the path within it."""
     import fsspec
 
@@ -234,7 +267,7 @@ def _located(address: str) -> tuple[Any, str]:
         raise UserError(f"{address}: needs the {library} library: pip install {library}") from None
 
 
-def _tried(address: str, ask: Callable[[], T]) -> T:
+def tried(address: str, ask: Callable[[], T]) -> T:
     """Ask, and ask again after a pause where a store is busy or broken. Raises UserError.
 
     A library's error may quote what it has sent: neither it nor its words are passed on.

@@ -11,14 +11,17 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 
 from BLIP.checkpoint import check_finite, holds_tensors
-from BLIP.in_parts import is_in_parts, read_rest
+from BLIP.download import STORES
+from BLIP.in_parts import REST, is_in_parts, read_rest
 from BLIP.pickled import read_pickled
+from captioning.files.local_copies import local, local_folder
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
+from captioning.files.stores import Missing, check_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     refusals_told,
@@ -89,11 +92,19 @@ def best(folder: Path) -> Optional[Path]:
     return path if path.exists() else None
 
 
+def is_checkpoint(name: str) -> bool:
+    """Whether a file or folder of this name in a run's folder is of a checkpoint."""
+    stem, _, suffix = name.rpartition(".")
+    return name == BEST or (suffix in ("pth", "json") and bool(_NAMED.fullmatch(stem)))
+
+
 def named(name: str) -> str:
     """The checkpoint that is meant: of a run's folder its best, else the newest.
 
-    Raises UserError for a folder without one.
+    The folder may be in a store. Raises UserError for one without a checkpoint.
     """
+    if name.partition("://")[0] in STORES:
+        return _named_in_store(name.rstrip("/"))
     folder = Path(name)
     if not folder.is_dir() or is_in_parts(folder):
         return name
@@ -101,6 +112,46 @@ def named(name: str) -> str:
     if found is None:
         raise UserError(f"{folder} holds no checkpoint of a run: name a file")
     return str(found)
+
+
+def _named_in_store(name: str) -> str:
+    check_address(name)
+    try:
+        stamp(name)
+        return name
+    except Missing as missing:
+        names = stamps(name)
+        if not names:
+            raise missing
+    if REST in names:
+        return name
+    tops = {within.removesuffix(f"/{REST}") for within in names}
+    own = [top for top in tops if top.endswith(".pth") and _NAME.fullmatch(top[: -len(".pth")])]
+    found = BEST if BEST in tops else max(own, key=lambda top: _age(Path(top)), default=None)
+    if found is None:
+        raise UserError(f"{name} holds no checkpoint of a run: name a file")
+    return f"{name}/{found}"
+
+
+def version_of(name: str) -> Union[float, str, None]:
+    """What differs when a checkpoint is written anew; None where it is not known."""
+    if name.partition("://")[0] in STORES:
+        try:
+            return stamp(name)[1]
+        except Missing:
+            return stamp(f"{name}/{REST}")[1]
+    return os.path.getmtime(name) if os.path.exists(name) else None
+
+
+def fetched(address: str) -> Path:
+    """The copy on this disk of a store's checkpoint, a file or one in parts. Raises UserError."""
+    try:
+        return local(address)
+    except Missing:
+        names = stamps(address)
+        if REST not in names:
+            raise
+        return local_folder(address, names)
 
 
 def of_epochs(folder: Path) -> list[Path]:

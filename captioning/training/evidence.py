@@ -23,6 +23,7 @@ from captioning.models.precision import Precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training import sharding
+from captioning.training.output_folder import working_folder
 from captioning.training.run_state import Place, RunState
 from smile import ObjectiveOutput
 
@@ -111,7 +112,7 @@ class Evidence:
         of what was before the step, unless the run began with it, and REPORT: of each rank the
         batches, their loss, and what they give when each is tried again by itself.
         """
-        folder = Path(self.config.output_dir, f"not_finite_step{step + 1:08d}")
+        folder = working_folder(self.config.output_dir) / f"not_finite_step{step + 1:08d}"
         about = {"what": what, "step": step + 1, "epoch": place.epoch}
         about["gradients"] = _not_finite_gradients(self.state.captioner)
         told = self._save(folder, step, place)

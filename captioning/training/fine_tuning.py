@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
@@ -34,6 +34,7 @@ from captioning.runtime.progress import progress, say
 from captioning.training import sharding
 from captioning.training.evidence import Evidence
 from captioning.training.optimiser import build_optimizer
+from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Place, RunState, place_of
@@ -62,7 +63,8 @@ class FineTuning:
         check_trains(config)
         sharding.check_sharding(config)
         self.config, self.device = config, device
-        self.folder = Path(config.output_dir)
+        self.output = OutputFolder(config.output_dir)
+        self.folder = self.output.folder
         self.precision = Precision(config.precision, device)
         self._find_data()
         checkpoint = self._find_beginning()
@@ -83,12 +85,14 @@ class FineTuning:
                 self.monitored = distributed.broadcast_from_main(found)
                 self._train_epoch(epoch)
                 self.state.save_epoch(self.folder, epoch)
+                self._keep()
                 self._evaluate(epoch)
             if not self.over:
                 for line in told(self.folder):
                     say(line)
         finally:
             self.close()
+        self.output.keep()
 
     def close(self) -> None:
         """End the loader's workers, close the log and let go of the distributed model; see
@@ -150,7 +154,8 @@ class FineTuning:
 
     def _find_beginning(self) -> Optional[dict[str, Any]]:
         """The checkpoint to go on from. A run that is over keeps the record of how it ran."""
-        checkpoint = starting_point(self.config)
+        self.output.begin()
+        checkpoint = starting_point(self.config, self.output)
         self.config = with_select(self.config, checkpoint, self.evaluation)
         self.selection = Selection(self.config.select, self.folder)
         epochs = place_of(checkpoint).epoch if checkpoint else 0
@@ -160,6 +165,7 @@ class FineTuning:
             self.rewards = rewards_of(self.config, self.samples, self.device)
         if not self.over:
             record_run(self.config, self.folder)
+            self.output.keep()
             say(minimised(self.config))
         return checkpoint
 
@@ -247,6 +253,7 @@ class FineTuning:
                     self.log.write("step", step + 1, values, epoch=epoch)
                 if stop or self._is_checkpoint(step + 1):
                     self.state.save_step(self.folder, self.place, step + 1)
+                    self._keep()
                 if stop:
                     raise stopping.Stopped
         self.watchdog.pause()
@@ -268,7 +275,10 @@ class FineTuning:
             return self.step(batches, step)
         except NotFiniteError as problem:
             self.watchdog.pause()
-            raise self.evidence.error(str(problem), step, self.place, self.step.kept) from None
+            error = self.evidence.error(str(problem), step, self.place, self.step.kept)
+            with suppress(UserError):  # what a store refuses is here, and this line tells more
+                self._keep()
+            raise error from None
 
     def _is_checkpoint(self, done: int) -> bool:
         """Whether one is due after so many steps; the end of an epoch has its own."""
@@ -281,6 +291,11 @@ class FineTuning:
         for group, share in zip(self.optimizer.param_groups, self.rate_shares):
             group["lr"] = rate * share
         return rate
+
+    def _keep(self) -> None:
+        """Bring what has been written to the store, where the run goes to one."""
+        self.log.flush()
+        self.output.keep()
 
     # After an epoch
 
@@ -296,6 +311,7 @@ class FineTuning:
             )
             self.evaluation.run(captioner, name)
         distributed.main_alone(lambda: self._after_evaluation(epoch, due))
+        self._keep()
 
     def _after_evaluation(self, epoch: int, due: bool) -> None:
         line = self.selection.keep(epoch + 1)

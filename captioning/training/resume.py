@@ -11,6 +11,7 @@ from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
+from captioning.training.output_folder import OutputFolder
 from captioning.training.run_state import batches, batches_of, place_of
 from captioning.training.validation_history import why_over
 
@@ -21,31 +22,35 @@ SPANNING = ("cosine", "cosine_steps", "cosine_restarts")
 REMAINS = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 
 
-def starting_point(config: Config) -> Optional[dict[str, Any]]:
+def starting_point(
+    config: Config, output: Optional[OutputFolder] = None
+) -> Optional[dict[str, Any]]:
     """The checkpoint to go on from, None for a new run; the same on every process.
 
-    Rank 0 decides. What an earlier run left where a new one begins is moved aside, not lost.
-    Raises UserError where the settings are not those of the run that would be resumed.
+    output: where the run goes, begun. Rank 0 decides. What an earlier run left where a new one
+    begins is moved aside, not lost. Raises UserError where the settings are not those of the run
+    that would be resumed.
     """
-    folder = Path(config.output_dir)
+    output = output or OutputFolder(config.output_dir)
+    folder = output.folder
     content = path = None
     if distributed.is_main():
         checkpoints.tidy(folder)
         newest = None if config.resume == "never" else checkpoints.read_newest(folder)
         if newest is None:
-            _move_aside(folder)
+            _move_aside(output)
         else:
             path, content, problems = newest
             _check_settings(config, content, folder)
             _check_batches(config, content, folder)
             for line in problems:
                 say(line)
-    path = distributed.broadcast_from_main(path)
-    if path is None:
+    name = distributed.broadcast_from_main(path and output.name_of(str(path)))
+    if name is None:
         return None
-    content = content or checkpoints.read(path)
+    content = content or checkpoints.read(Path(output.here(name)))
     over = why_over(config, folder, place_of(content).epoch) if distributed.is_main() else None
-    say(over or f"resuming from {path}")
+    say(over or f"resuming from {name}")
     return content
 
 
@@ -122,9 +127,12 @@ def _check_batches(config: Config, content: dict[str, Any], folder: Path) -> Non
     )
 
 
-def _move_aside(folder: Path) -> None:
+def _move_aside(output: OutputFolder) -> None:
+    folder = output.folder
     if not any(path for pattern in REMAINS for path in folder.glob(pattern)):
         return
+    if aside := output.move_aside():
+        say(f"copied what was in {output.address} to {aside}")
     number = 1
     while (target := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1

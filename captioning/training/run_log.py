@@ -85,6 +85,12 @@ class RunLog:
                 self.board.add_scalar(f"{event}/{name}", value, step)
         self.written.add((event, step))
 
+    def flush(self) -> None:
+        """Let what was written be in the files."""
+        if self.file is not None:
+            with contextlib.suppress(OSError):  # as in `close`
+                self.board.flush()
+
     def close(self) -> None:
         if self.file is not None:
             self.file.close()

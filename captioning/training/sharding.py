@@ -5,6 +5,7 @@ checkpoint holds is whole, or in parts that any number of processes can read, so
 depends on how the run that wrote it was divided.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from BLIP.in_parts import MODEL, OPTIMIZER, fill, sizes
 from captioning.config import Config
+from captioning.files.stores import is_store
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
@@ -44,6 +46,13 @@ def check_sharding(config: Config) -> None:
     for reason, holds in reasons.items():
         if config.sharding == "fsdp" and holds:
             raise UserError(f"sharding is fsdp, but {reason}, or sharding=none")
+    processes = distributed.world_size()
+    several = int(os.environ.get("LOCAL_WORLD_SIZE", processes)) < processes  # machines
+    if config.checkpoint_format == "sharded" and is_store(config.output_dir) and several:
+        raise UserError(
+            "checkpoint_format is sharded, but output_dir is in a store, and the processes are on "
+            "several machines, which share no disk; set checkpoint_format=whole"
+        )
     if config.checkpoint_format == "sharded" and config.sharding == "none":
         raise UserError(
             "checkpoint_format is sharded, but sharding is none, so that nothing is divided; set "

@@ -13,6 +13,7 @@ from torch import nn
 
 from captioning.config import Config
 from captioning.data import Sample, annotation_paths, read_split, references
+from captioning.files.local_copies import local, located
 from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Evaluator, Settings
 from captioning.metrics.registry import build_evaluators
@@ -105,7 +106,7 @@ def object_settings(config: Config) -> dict[str, Any]:
     """What a configuration says of objects, by the names of `Settings`."""
     return {
         "objects": config.objects_paths,
-        "synonyms": Path(config.ann_root, config.synonyms) if config.synonyms else None,
+        "synonyms": located(config.ann_root, config.synonyms) if config.synonyms else None,
         "singular": config.singular,
     }
 
@@ -120,7 +121,7 @@ def _pool(config: Config) -> Optional[Path]:
                 "of its images, one a line"
             )
         return first
-    return Path(config.pool) if config.pool else None
+    return local(config.pool) if config.pool else None
 
 
 def remove_scores(folder: Path, name: str) -> None:

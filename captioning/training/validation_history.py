@@ -9,6 +9,7 @@ from captioning.config import Config, load_config
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
+from captioning.training.output_folder import working_folder
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 
 
@@ -89,7 +90,7 @@ def is_done(trained: Config, scored: Config) -> bool:
 
 def is_trained(config: Config) -> bool:
     """Whether the run has no further epoch, and began where it should."""
-    folder = Path(config.output_dir)
+    folder = working_folder(config.output_dir)
     epochs, record = checkpoints.of_epochs(folder), folder / "config.yaml"
     if not epochs or not record.exists() or load_config(record).pretrained != config.pretrained:
         return False
@@ -99,7 +100,7 @@ def is_trained(config: Config) -> bool:
 
 def is_scored(config: Config, split: str = "test") -> bool:
     """Whether the best weights that are there have captioned and scored the split."""
-    folder = Path(config.output_dir)
+    folder = working_folder(config.output_dir)
     scored = folder / "result" / split / "metrics.json"
     settings = scored.with_name("config.yaml")
     weights = folder / checkpoints.BEST

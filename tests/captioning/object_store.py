@@ -3,18 +3,23 @@
 import threading
 import time
 from collections import Counter
+from typing import Optional
 
 ERROR = b"<Error><Code>%s</Code><Message>told to fail</Message></Error>"
 
 
 class FaultyStore:
-    """faults: names of what befalls each of the next requests for objects, the first one first."""
+    """faults: names of what befalls each of the next requests for objects, the first one first.
+
+    refused: how the path of an object ends that may not be written, or None.
+    """
 
     def __init__(self):
         from moto.server import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
 
         self.faults: list[str] = []
+        self.refused: Optional[str] = None
         self.requests: Counter[str] = Counter()  # by method
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
@@ -25,6 +30,9 @@ class FaultyStore:
         of_object = environ["PATH_INFO"].count("/") > 1
         self.requests[environ["REQUEST_METHOD"]] += 1
         fault = self.faults.pop(0) if of_object and self.faults else "none"
+        written = environ["REQUEST_METHOD"] == "PUT"
+        if self.refused and written and environ["PATH_INFO"].endswith(self.refused):
+            fault = "refused"
         if fault in REFUSALS:
             status, code = REFUSALS[fault]
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))

@@ -114,7 +114,7 @@ def test_a_store_that_refuses_to_list_is_one_line(run, s3, stored, no_captioner,
     def refuse(address):
         raise PermissionError("S3CR3T")
 
-    monkeypatch.setattr(stores, "_located", refuse)
+    monkeypatch.setattr(stores, "system_of", refuse)
     _, said = run(stored, code=2)
     assert f"{stored}: not allowed: give credentials as s3fs finds them" in said
     assert "S3CR3T" not in said

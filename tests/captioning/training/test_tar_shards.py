@@ -110,7 +110,7 @@ def test_the_words_of_a_vocabulary_come_from_tars_as_from_annotations(scenes_con
         ("train_file=['{tmp}/0.tar', '{tmp}/{{0..1}}.tar']", "0.tar is named twice"),
         ("train_file='{tmp}/{{0..3}}.tar'", "1 of 4 tars are missing, the first is .*3.tar"),
         ("train_file='{tmp}/{{0..3.tar'", "not a pattern of tars"),
-        ("output_dir=s3://key:S3CR3T@bucket/run", "output_dir is on s3://; it has to be on a disk"),
+        ("output_dir=s3://key:S3CR3T@bucket/run", "s3://bucket/run: an address with a user"),
         ("batch_size=999", "takes 999 training items"),
         ("bucket_batches=true", "bucket_batches needs annotations, and train_file names tars"),
         ("reward={cider: 1.0}", "reward needs annotations, and train_file names tars"),

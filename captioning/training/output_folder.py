@@ -1,0 +1,233 @@
+"""Where a run goes: a folder on this disk, or one of an object store that is written through it.
+
+In a store a file appears whole under its name, and nothing is renamed. What a kill leaves there is
+what it leaves on a disk: scores that are no more go first; the log, captions and scores come next,
+then of each checkpoint the manifest, the data and what it is known by, then the best one, and which
+epoch that is. Last goes what the run has removed.
+"""
+
+import hashlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Optional
+
+from BLIP.in_parts import REST
+from captioning.files import stores, uploads
+from captioning.files.cache import cache_folder
+from captioning.files.local_copies import fetch
+from captioning.files.reading import read_json
+from captioning.files.writing import SUFFIX, refusals_told, write_json
+from captioning.models.checkpoints import BEST, fetched, is_checkpoint
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
+
+# Names in a store's folder whose working folder was the last to write there: its token.
+WRITER = "writer.json"
+SELECTED = "selected.json"  # of `captioning.training.selection`
+
+
+def working_folder(output_dir: str) -> Path:
+    """The folder on this disk: the run's own, or where it is in a store that of its copy."""
+    if not stores.is_store(output_dir):
+        return Path(output_dir)
+    address = output_dir.rstrip("/")
+    digest = hashlib.sha256(address.encode()).hexdigest()[:8]
+    return cache_folder() / "runs" / f"{PurePosixPath(address).name}-{digest}"
+
+
+class OutputFolder:
+    """folder: on this disk. `keep` brings what is in it to the store, if it is of one.
+
+    Beside the folder, in NAME.stored.json, is which version of each file the store has.
+    """
+
+    def __init__(self, output_dir: str):
+        self.folder = working_folder(output_dir)
+        self.address = output_dir.rstrip("/") if stores.is_store(output_dir) else None
+        self._record = self.folder.with_name(f"{self.folder.name}.stored.json")
+        self._stored: dict[str, dict[str, Any]] = {}  # by name: its stamps here and there
+
+    def begin(self) -> None:
+        """Let the folder be what the store has, on rank 0; all ask. Raises UserError on all.
+
+        A folder that the last to write there was has all of that, and what it could not write yet.
+        """
+        if self.address:
+            distributed.main_alone(self._begin)
+
+    def keep(self) -> None:
+        """Write to the store what is new in the folder; all ask. Raises UserError on all."""
+        if self.address:
+            distributed.main_alone(self._keep)
+
+    def name_of(self, name: str) -> str:
+        """What a file of the folder is called on every machine; the name of any other as it is."""
+        if not self.address or self.folder not in Path(name).parents:
+            return name
+        return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
+
+    def here(self, name: str) -> str:
+        """Where a checkpoint of `name_of` is on this machine; not rank 0's, it has a copy."""
+        if not self.address or not name.startswith(f"{self.address}/"):
+            return name
+        path = self.folder / name[len(self.address) + 1 :]
+        return str(path if path.exists() else fetched(name))
+
+    def move_aside(self) -> Optional[str]:
+        """Copy what the store's folder has to another, and remove it; its address. Rank 0 alone."""
+        if not self.address:
+            return None
+        there, number = stores.stamps(self.address), 1
+        while stores.stamps(target := f"{self.address}.{number}"):
+            number += 1
+        for name, stamp in there.items():
+            uploads.copy(f"{self.address}/{name}", f"{target}/{name}", stamp[0])
+        for name in sorted(there, key=_is_marker, reverse=True):
+            uploads.remove(f"{self.address}/{name}")
+        self._stored = {}
+        return target if there else None
+
+    # On rank 0
+
+    def _begin(self) -> None:
+        there = stores.stamps(self.address)
+        with refusals_told(self.folder):
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            if not self._is_last_writer(there):
+                self._replace(there)
+            self.folder.mkdir(exist_ok=True)
+            known = self._read_record()
+            self._stored = {n: of for n, of in known.items() if of["there"] == there.get(n)}
+        say(f"{self.address} is written through {self.folder}")
+
+    def _is_last_writer(self, there: dict[str, Any]) -> bool:
+        own = self.folder / WRITER
+        if not own.exists():
+            return False
+        if not there:  # emptied since, unless nothing of this folder ever came there
+            return not self._read_record()
+        if WRITER not in there:
+            return False
+        return stores.whole(f"{self.address}/{WRITER}") == own.read_bytes()
+
+    def _replace(self, there: dict[str, Any]) -> None:
+        """Fetch the folder anew; one that has what the store never had is moved aside."""
+        known, here = self._read_record(), self._files()
+        new = (n for n, stamp in here.items() if known.get(n, {}).get("here") != stamp)
+        if here and (WRITER not in there or any(name != WRITER for name in new)):
+            number = 1
+            while (target := self.folder.with_name(f"{self.folder.name}.{number}")).exists():
+                number += 1
+            self.folder.rename(target)
+            say(f"{self.address} is not as it was left; moved {self.folder}, a copy, to {target}")
+        begun = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
+        for earlier in (self.folder, begun):
+            if earlier.exists():
+                shutil.rmtree(earlier)
+        self._record.unlink(missing_ok=True)
+        begun.mkdir()
+        of_folders = {name: name.rpartition("/")[0] for name in there if ".pth/" in name}
+        for name, stamp in there.items():
+            if name not in of_folders or f"{of_folders[name]}/{REST}" in there:
+                fetch(f"{self.address}/{name}", begun / name, stamp)
+        begun.rename(self.folder)
+        files = self._files()
+        self._stored = {n: {"here": files[n], "there": there[n]} for n in files}
+        self._write_token()
+        self._write_record()
+
+    def _keep(self) -> None:
+        try:
+            if not (self.folder / WRITER).exists():
+                self._write_token()
+            with refusals_told(self.folder):
+                self._bring()
+        except UserError as error:
+            raise UserError(
+                f"{error}; nothing is lost: what the run has written is in {self.folder}, and the "
+                "same command goes on with it on this machine"
+            ) from error
+
+    def _bring(self) -> None:
+        here = self._files()
+        changed = {n for n, at in here.items() if self._stored.get(n, {}).get("here") != at}
+        gone = self._stored.keys() - here.keys()
+        anew = {name.partition("/")[0] for name in changed}
+        early = {n for n in gone if n.partition("/")[0] in anew or not _of_checkpoint(n)}
+        # Of a checkpoint in parts that is written anew, what it is known by has to go first.
+        markers = {n for n in changed & self._stored.keys() if n.endswith(f".pth/{REST}")}
+        for name in sorted(early | markers, key=lambda n: (not _is_marker(n), n)):
+            self._remove(name)
+        for name in sorted(changed, key=_turn):
+            self._write(name, here)
+        for name in sorted(gone - early, key=lambda n: (not _is_marker(n), n)):
+            self._remove(name)
+
+    def _write(self, name: str, here: dict[str, list[int]]) -> None:
+        # The best checkpoint is a second name of another, which the store has.
+        same = (n for n, of in self._stored.items() if of["here"] == here[name] and n != name)
+        source, target = next(same, None), f"{self.address}/{name}"
+        if source is None:
+            there = uploads.upload(self.folder / name, target)
+        else:
+            there = uploads.copy(f"{self.address}/{source}", target, here[name][0])
+        self._stored[name] = {"here": here[name], "there": there}
+        self._write_record()
+
+    def _remove(self, name: str) -> None:
+        uploads.remove(f"{self.address}/{name}")
+        del self._stored[name]
+        self._write_record()
+
+    def _files(self) -> dict[str, list[int]]:
+        """Size, time and inode of each file of the folder, by its name."""
+
+        def stamped() -> Iterator[tuple[str, list[int]]]:
+            for path in self.folder.rglob("*"):
+                within = path.relative_to(self.folder)
+                if path.is_file() and not any(part.endswith(SUFFIX) for part in within.parts):
+                    known = path.stat()
+                    stamp = [known.st_size, known.st_mtime_ns, known.st_ino]
+                    yield within.as_posix(), stamp
+
+        return dict(stamped())
+
+    def _write_token(self) -> None:
+        write_json({"token": secrets.token_hex(8)}, self.folder / WRITER)
+
+    def _write_record(self) -> None:
+        write_json({"address": self.address, "files": self._stored}, self._record)
+
+    def _read_record(self) -> dict[str, dict[str, Any]]:
+        try:
+            return read_json(self._record)["files"]
+        except (UserError, KeyError, TypeError):  # without it every file is written again
+            return {}
+
+
+def _of_checkpoint(name: str) -> bool:
+    return is_checkpoint(name.partition("/")[0])
+
+
+def _is_marker(name: str) -> bool:
+    """Whether this is what a checkpoint is known by: a file, or REST of a folder."""
+    top, _, within = name.partition("/")
+    return is_checkpoint(top) and top.endswith(".pth") and within in ("", REST)
+
+
+def _turn(name: str) -> tuple:
+    """The order in which files are written; see the top."""
+    top = name.partition("/")[0]
+    if name == WRITER:
+        return (0,)
+    if name == SELECTED:
+        return (5,)
+    if top == BEST:
+        return (4, _is_marker(name), name)
+    if _of_checkpoint(name):
+        kind = (2,) if name.endswith(".json") else (3, not top.startswith("weights_"), top)
+        return (*kind, _is_marker(name), name)
+    return (1, name.endswith("/metrics.json"), name)

@@ -1,0 +1,222 @@
+"""A run's folder in a store: after a stop at any write, what is there is a run that goes on."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from captioning.files import stores, uploads
+from captioning.files.manifest import manifest_path
+from captioning.files.reading import read_json
+from captioning.files.writing import write_json, write_text
+from captioning.models import checkpoints
+from captioning.runtime.errors import UserError
+from captioning.training.output_folder import SELECTED, OutputFolder
+from captioning.training.selection import RECORD
+
+ADDRESS = "s3://bucket/run"
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def on(s3, tmp_path, monkeypatch):
+    """Return a function that gives the output folder, begun, on the machine of a name."""
+
+    def machine(name):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        output = OutputFolder(ADDRESS)
+        output.begin()
+        return output
+
+    return machine
+
+
+@pytest.fixture
+def killed_at(monkeypatch):
+    """Return a function that lets the n-th write from now on, or none, not happen any more."""
+    originals = {name: getattr(uploads, name) for name in ("upload", "copy", "remove")}
+    count = {"left": None}
+
+    def watched(name):
+        def call(*arguments):
+            if count["left"] is not None:
+                count["left"] -= 1
+                if count["left"] < 0:
+                    raise Killed
+            return originals[name](*arguments)
+
+        return call
+
+    for name in originals:
+        monkeypatch.setattr(uploads, name, watched(name))
+
+    def set_to(number):
+        count["left"] = number
+
+    return set_to
+
+
+def save(folder, epoch):
+    content = {"model": {"w": torch.full((9,), float(epoch))}, "optimizer": {}, "config": {}}
+    checkpoints.save({**content, "epoch": epoch}, checkpoints.epoch_path(folder, epoch))
+    checkpoints.remove_oldest(folder, 2)
+
+
+def rounds(output):
+    """What a run does, epoch by epoch; what it is that is kept, after each."""
+    for epoch in range(3):
+        write_text("".join(f"{n}\n" for n in range(epoch + 1)), output.folder / "log.jsonl")
+        save(output.folder, epoch)
+        yield epoch, "checkpoint"
+        write_json({"of": epoch}, output.folder / f"result/val_epoch{epoch:02d}/metrics.json")
+        checkpoints.keep_as_best(output.folder, epoch)
+        write_json({"epoch": epoch}, output.folder / RECORD)
+        yield epoch, "best"
+
+
+def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
+    assert SELECTED == RECORD
+    number = 0
+    while True:
+        output, done = on(f"one{number}"), (-1, "")
+        killed_at(number)
+        try:
+            for done in rounds(output):  # noqa: B007
+                output.keep()
+            finished = True
+        except Killed:
+            finished = False
+        killed_at(None)
+        _check_what_is_there(on(f"two{number}").folder, *done)
+        if finished:
+            break
+        s3.files.rm("bucket/run", recursive=True) if s3.files.exists("bucket/run") else None
+        number += 1
+    assert number == 3 * 6 + 1 + 2  # files of an epoch, the token, what is removed
+    names = set(stores.stamps(ADDRESS))
+    assert names == {
+        *("writer.json", "log.jsonl", "selected.json", "checkpoint_best.pth"),
+        *(f"checkpoint_{epoch:02d}.{end}" for epoch in (1, 2) for end in ("pth", "json")),
+        *(f"result/val_epoch{epoch:02d}/metrics.json" for epoch in range(3)),
+    }
+
+
+def _check_what_is_there(folder, epoch, kept):
+    """epoch, kept: what was being written."""
+    newest = checkpoints.read_newest(folder)
+    if newest is None:
+        assert epoch <= 0 and kept != "best"
+        return
+    _, content, problems = newest
+    assert content["epoch"] in ((epoch, epoch - 1) if kept == "checkpoint" else (epoch,))
+    assert problems == [] and content["model"]["w"].tolist() == [content["epoch"]] * 9
+    lines = (folder / "log.jsonl").read_text().split()
+    assert len(lines) > content["epoch"]
+    for earlier in range(content["epoch"]):
+        assert (folder / f"result/val_epoch{earlier:02d}/metrics.json").exists()
+    assert all(manifest_path(path).exists() for path in checkpoints.saved(folder))
+    best = checkpoints.best(folder)
+    if content["epoch"] > 0:
+        assert checkpoints.read(best)["epoch"] in (epoch, epoch - 1)
+    if (folder / RECORD).exists():  # of an epoch that is not yet best it would be believed
+        assert read_json(folder / RECORD)["epoch"] <= checkpoints.read(best)["epoch"]
+
+
+def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
+    def write(folder, text):
+        folder.mkdir(exist_ok=True)
+        for name in ("rest.pth", "__0_0.distcp", ".metadata"):
+            write_text(text, folder / name)
+
+    for number in range(9):
+        output = on(f"parts{number}")
+        write(output.folder / checkpoints.BEST, "first")
+        output.keep()
+        write(output.folder / checkpoints.BEST, "second")
+        killed_at(number)
+        try:
+            output.keep()
+            finished = True
+        except Killed:
+            finished = False
+        killed_at(None)
+        folder = on(f"other{number}").folder / checkpoints.BEST
+        texts = {path.read_text() for path in folder.iterdir()} if folder.exists() else set()
+        assert len(texts) <= 1 and (texts == {"second"}) == finished
+        if finished:
+            break
+        s3.files.rm("bucket/run", recursive=True)
+    assert number == 4  # what it is known by goes first and comes last
+
+
+def test_what_was_not_written_stays_where_it_is(s3, on):
+    output = on("one")
+    save(output.folder, 0)
+    s3.refused = "checkpoint_00.pth"
+    with pytest.raises(UserError, match=r"not allowed.*nothing is lost.*the same command"):
+        output.keep()
+    s3.refused = None
+    assert "checkpoint_00.pth" not in stores.stamps(ADDRESS)
+    again = on("one")  # nobody else has written
+    assert checkpoints.read_newest(again.folder)[1]["epoch"] == 0
+    again.keep()
+    elsewhere = on("two")
+    save(elsewhere.folder, 1)
+    elsewhere.keep()
+    save(again.folder, 7)  # of a machine that has not noticed
+    assert checkpoints.read_newest(on("one").folder)[1]["epoch"] == 1
+    aside = again.folder.with_name(f"{again.folder.name}.1")
+    assert checkpoints.read_newest(aside)[1]["epoch"] == 7
+
+
+def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch):
+    output = on("one")
+    save(output.folder, 0)
+    output.keep()
+    path = str(output.folder / "checkpoint_00.pth")
+    name = output.name_of(path)
+    assert name == f"{ADDRESS}/checkpoint_00.pth" and output.here(name) == path
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
+    other = OutputFolder(ADDRESS)
+    copy = other.here(name)
+    assert copy.startswith(str(tmp_path / "two")) and not other.folder.exists()
+    assert checkpoints.read(Path(copy))["epoch"] == 0
+    on_disk = OutputFolder(str(tmp_path))
+    assert on_disk.name_of(path) == on_disk.here(path) == path
+
+
+def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
+    output = on("one")
+    save(output.folder, 0)
+    output.keep()
+    s3.files.rm("bucket/run", recursive=True)
+    assert checkpoints.read_newest(on("one").folder) is None
+    aside = output.folder.with_name(f"{output.folder.name}.1")
+    assert checkpoints.read_newest(aside)[1]["epoch"] == 0
+
+
+def test_a_second_name_is_copied_by_the_store(s3, on):
+    output = on("one")
+    save(output.folder, 0)
+    output.keep()
+    checkpoints.keep_as_best(output.folder, 0)
+    calls = []
+    original = uploads.copy
+    try:
+        uploads.copy = lambda *given: calls.append(given) or original(*given)
+        output.keep()
+    finally:
+        uploads.copy = original
+    assert [given[:2] for given in calls] == [
+        (f"{ADDRESS}/checkpoint_00.pth", f"{ADDRESS}/{checkpoints.BEST}")
+    ]
+    assert (
+        stores.whole(f"{ADDRESS}/{checkpoints.BEST}")
+        == (output.folder / "checkpoint_00.pth").read_bytes()
+    )
+    s3.requests.clear()
+    output.keep()
+    assert not s3.requests
