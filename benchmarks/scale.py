@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,11 @@ def line_of(image: str) -> dict[str, Any]:
     """As long as BLIP's."""
     known = {"checkpoint": "output/caption_coco/checkpoint_best.pth", "settings": SETTINGS}
     return {"image": image, "caption": CAPTION, "score": -0.42424, **known}
+
+
+def names_of(images: int) -> Iterator[str]:
+    for number in range(images):
+        yield f"photos/{number // 1000:05d}/{number:09d}.jpg"
 
 
 def sleeper(shard_s: float, failures: float) -> type:
@@ -116,8 +121,8 @@ def measured(given: argparse.Namespace, images: int, size: int, folder: Path) ->
     from ray.cluster_utils import Cluster as Nodes
 
     listed = folder / "photos.txt"
-    names = [f"photos/{number // 1000:05d}/{number:09d}.jpg" for number in range(images)]
-    listed.write_text("".join(f"{name}\n" for name in names))
+    with open(listed, "w") as file:
+        file.writelines(f"{name}\n" for name in names_of(images))
     nodes = Nodes(initialize_head=True, head_node_args={**OWN, "num_cpus": 0})
     for _ in range(given.machines):
         nodes.add_node(num_cpus=given.actors * CPUS, **OWN)
@@ -150,7 +155,7 @@ def measured(given: argparse.Namespace, images: int, size: int, folder: Path) ->
         BulkCaptioning(request, {"checkpoint": "sleeps"}, engine, False).run()
     nodes.shutdown()
     with open(request.out) as file:
-        for name in names:
+        for name in names_of(images):
             line = file.readline()
             assert json.loads(line) == line_of(str(folder / name)), line
         assert not file.readline()
