@@ -1,6 +1,5 @@
 """What cannot be is one line, said before a captioner is loaded."""
 
-import functools
 import os
 import shutil
 
@@ -64,15 +63,12 @@ ADDRESSES = [
     ("127.0.0.1:1", "nobody answers"),
     ("ray://127.0.0.1:10001", "it has to be auto or HOST:PORT"),
     ("node1", "it has to be auto or HOST:PORT"),
-    ("auto", "--ray-address auto: "),
 ]
 
 
 @pytest.mark.parametrize(("address", "reason"), ADDRESSES)
-def test_a_cluster_that_cannot_be_had(run, photos, monkeypatch, no_captioner, address, reason):
+def test_a_cluster_that_cannot_be_had(run, photos, no_captioner, address, reason):
     pytest.importorskip("ray", reason="requirements-cluster.txt has it")
-    none_here = functools.lru_cache(lambda: set())  # not even those of other tests
-    monkeypatch.setattr("ray._private.services.find_gcs_addresses", none_here)
     _, said = run(photos, "--engine", "ray", "--ray-address", address, code=2)
     assert len(said.splitlines()) == 1 and reason in said
 
