@@ -182,7 +182,8 @@ def test_the_runner_searches_as_torch_does(exported, changes):
         captioner, folder, 2 * torch.randn(12, 3, SIZE, SIZE), settings
     ):
         assert ours == right
-        assert score == pytest.approx(expected, rel=1e-5) or settings.num_beams == 1
+        # The sum of sixteen words, times its length: digits that single precision has not are lost.
+        assert score == pytest.approx(expected, rel=1e-4) or settings.num_beams == 1
         lengths.add(len(ours))
         assert words.pad not in ours
     assert len(lengths) > 1 or changes.get("min_length") == 14
