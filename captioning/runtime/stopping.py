@@ -96,7 +96,7 @@ def ignore(worker: int = 0) -> None:
 
 
 @atexit.register
-def _end_workers() -> None:
+def end_workers() -> None:
     """What has been left of them. multiprocessing would send SIGTERM and wait, for ever."""
     for child in multiprocessing.active_children():
         if child.daemon:
