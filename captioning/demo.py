@@ -44,6 +44,8 @@ QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the whole one."
 )
+# What runs import, some of it late: seconds, for each of five processes.
+IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 RANKS = 2  # processes of pre-training on a CPU
 TRAINING = 0.85  # of a run, the rest being captions and scores
 EXAMPLES = 2  # of first captions
@@ -110,7 +112,8 @@ class Demo:
 
     def _fine_tune(self, shown: "Shown") -> None:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
-        at_once = 1 if self.on_gpu else cores()
+        # All three share two cores: one after the other two would leave a core idle.
+        at_once = len(jobs) if cores() > 1 and not self.on_gpu else 1
         preview = FirstCaptions(self)
 
         def meanwhile() -> None:
@@ -232,7 +235,7 @@ def _share_of_run(description: str, share: float) -> float:
 def run(demo: Demo) -> int:
     """All steps, up to one that fails, each announced with the time that all to come may take."""
     steps = demo.steps()
-    prepare(["captioning.train", "captioning.metrics.coco"])
+    prepare(IMPORTED)
     shown = Shown(steps)
     for number, step in enumerate(steps):
         shown.begin(number)

@@ -20,12 +20,18 @@ class Remaining:
         self.seconds, self.clock = list(seconds), clock
         self.step = self.share = 0
         self.began, self.done = clock(), 0.0  # expected seconds, of what was done since then
+        self.stepped = self.began
 
     def at(self, step: int, share: float, first: bool = False) -> None:
-        """So much of a step is done now, from 0 to 1; first: some of it may be of earlier times."""
+        """So much of a step is done now, from 0 to 1.
+
+        first: it may be of earlier times, and setting up has taken the time until now.
+        """
         if step != self.step:
-            self.step, self.share = step, 0.0
-        if not first:
+            self.step, self.share, self.stepped = step, 0.0, self.clock()
+        if first:
+            self.began, self.stepped = self.began + self.clock() - self.stepped, self.clock()
+        else:
             self.done += max(0.0, share - self.share) * self.seconds[step]
         self.share = max(share, self.share)
 
