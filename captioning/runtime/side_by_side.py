@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
@@ -21,7 +22,7 @@ from captioning.runtime.program import FAILED
 from captioning.runtime.progress import heard_by, say
 
 STOPPED = 3  # exit code: asked to stop, it has saved
-SECONDS_TO_SAVE = 60.0
+SECONDS_TO_SAVE = 60.0  # after which a job that was asked to stop is killed
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -34,11 +35,29 @@ class Job(NamedTuple):
     environment: Mapping[str, str] = {}
 
 
-class _Running(NamedTuple):
+@dataclass(eq=False)
+class _Running:
     job: Job
     process: multiprocessing.process.BaseProcess
     reports: connection.Connection
     log_began: int  # bytes of the log that are of earlier times
+    hears: bool = False  # a request to stop: earlier it would die of it, and others wait for it
+    asked: bool = False
+
+    def listen(self, heard: Callable[[str, str, float], None]) -> None:
+        with suppress(EOFError):
+            while self.reports.poll():
+                told = self.reports.recv()
+                if told is None:
+                    self.hears = True
+                else:
+                    heard(self.job.name, *told)
+
+    def ask_to_stop(self) -> None:
+        """Once, as soon as it hears."""
+        if self.hears and not self.asked:
+            self.process.terminate()  # SIGTERM
+            self.asked = True
 
 
 def cores() -> int:
@@ -79,6 +98,8 @@ def run_jobs(
 ) -> None:
     """Do all jobs, so many at once; where one fails the others are asked to save and end.
 
+    Those that then take longer than SECONDS_TO_SAVE are killed.
+
     heard: is told a job's name, what its progress bar is called, and its share from 0 to 1.
     meanwhile: is called again and again. Raises UserError for a job that failed, Stopped when this
     process was asked to stop and all have saved, KeyboardInterrupt after Ctrl-C twice.
@@ -93,7 +114,7 @@ def run_jobs(
                     running.append(_start(waiting.pop(0)))
                 connection.wait([each.process.sentinel for each in running], 0.1)
                 for each in list(running):
-                    _listen(each, heard)
+                    each.listen(heard)
                     code = each.process.exitcode
                     if code is not None:
                         running.remove(each)
@@ -105,10 +126,13 @@ def run_jobs(
                     ask_until = time.monotonic() + SECONDS_TO_SAVE
                     if stopping.asked():
                         say(f"stopping by {stopping.asked()}: saving")
+                if ask_until is not None:
                     for each in running:
-                        each.process.terminate()  # SIGTERM
-                if ask_until is not None and time.monotonic() > ask_until:
-                    break
+                        each.ask_to_stop()
+                    if running and time.monotonic() > ask_until:
+                        names = ", ".join(dict.fromkeys(each.job.name for each in running))
+                        say(f"killed, for want of an end within {SECONDS_TO_SAVE:g} s: {names}")
+                        break
         finally:
             for each in running:  # Ctrl-C twice, one that hangs, or a bug here
                 each.process.kill()
@@ -151,12 +175,6 @@ def _start(job: Job) -> _Running:
     return _Running(job, process, ours, began)
 
 
-def _listen(run: _Running, heard: Callable[[str, str, float], None]) -> None:
-    with suppress(EOFError):
-        while run.reports.poll():
-            heard(run.job.name, *run.reports.recv())
-
-
 def _do(job: Job, reports: connection.Connection) -> None:
     """In the process of a job."""
     os.setsid()  # Ctrl-C is for the program, which passes it on once
@@ -167,7 +185,8 @@ def _do(job: Job, reports: connection.Connection) -> None:
         os.dup2(log.fileno(), 2)
     code = 1
     try:
-        with heard_by(_sender(reports)):
+        with stopping.watch(), heard_by(_sender(reports)):
+            _send(reports, None)
             code = job.do() or 0
             code = code or (STOPPED if stopping.asked() else 0)
     except BaseException:
@@ -180,8 +199,10 @@ def _do(job: Job, reports: connection.Connection) -> None:
 
 
 def _sender(reports: connection.Connection) -> Callable[[str, float], None]:
-    def send(description: str, share: float) -> None:
-        with suppress(OSError):  # nobody listens any more: the program ends
-            reports.send((description, share))
+    return lambda description, share: _send(reports, (description, share))
 
-    return send
+
+def _send(reports: connection.Connection, told: Optional[tuple[str, float]]) -> None:
+    """told: what a bar is called and its share; None for a job that hears a request to stop."""
+    with suppress(OSError):  # nobody listens any more: the program ends
+        reports.send(told)

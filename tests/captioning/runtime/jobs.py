@@ -40,6 +40,36 @@ def until_asked(folder):
     return exit_code(wait)
 
 
+class SlowToCome:
+    """Is not there, for its job to begin, until a file `released` is."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __setstate__(self, state):
+        self.folder = state["folder"]
+        (Path(self.folder) / "coming").touch()
+        wait_for(Path(self.folder) / "released")
+
+    def __call__(self):
+        return until_asked(self.folder)
+
+
+def never_end(folder):
+    """Hear a request, and do not care."""
+    (Path(folder) / f"up.{os.getpid()}").touch()
+    while True:
+        time.sleep(1)
+
+
+def wait_for(file):
+    for _ in range(3000):
+        if file.exists():
+            return
+        time.sleep(0.02)
+    raise TimeoutError(file)
+
+
 def meet(folder, others):
     """Succeed where so many are at work at the same time."""
     (Path(folder) / f"met.{os.getpid()}").touch()

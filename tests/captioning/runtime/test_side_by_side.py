@@ -2,13 +2,11 @@
 
 import os
 import signal
-import threading
-import time
 from functools import partial
 
 import pytest
 
-from captioning.runtime import stopping
+from captioning.runtime import side_by_side, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.side_by_side import Job, ranks_of, run_jobs
 from tests.captioning.runtime import jobs
@@ -19,10 +17,20 @@ def job(tmp_path):
     return lambda name, do, *given: Job(name, partial(do, *given), tmp_path / f"{name}.log")
 
 
-def run(*given, at_once=2):
+def run(*given, at_once=2, meanwhile=lambda: None):
     heard = []
-    run_jobs(given, at_once, lambda *told: heard.append(told), lambda: None)
+    run_jobs(given, at_once, lambda *told: heard.append(told), meanwhile)
     return heard
+
+
+def ask_when(there, number=signal.SIGTERM):
+    """Return a `meanwhile` that asks this process to stop once `there` says so."""
+
+    def meanwhile():
+        if not stopping.asked() and there():
+            os.kill(os.getpid(), number)
+
+    return meanwhile
 
 
 def test_all_are_done_and_what_they_print_is_in_their_logs(job, tmp_path):
@@ -77,15 +85,35 @@ def test_one_that_is_killed_or_has_a_bug_is_told_in_a_line(job, tmp_path, do, ho
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_stop_is_passed_on_and_begins_no_other(job, tmp_path, number):
     waiting = [job(name, jobs.until_asked, str(tmp_path)) for name in "abc"]
-
-    def ask():
-        while len(list(tmp_path.glob("up.*"))) < 2:
-            time.sleep(0.02)
-        os.kill(os.getpid(), number)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
+    both_are_up = ask_when(lambda: len(list(tmp_path.glob("up.*"))) == 2, number)
     with pytest.raises(stopping.Stopped):
-        run(*waiting)
-    asking.join()
+        run(*waiting, meanwhile=both_are_up)
     assert len(list(tmp_path.glob("up.*"))) == len(list(tmp_path.glob("asked.*"))) == 2
+
+
+def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
+    ask = ask_when((tmp_path / "coming").exists)
+    calls_since = []
+
+    def meanwhile():
+        ask()
+        if stopping.asked():
+            calls_since.append(1)
+        if len(calls_since) == 3:  # it has been passed on, if it ever is
+            (tmp_path / "released").touch()
+
+    with pytest.raises(stopping.Stopped):
+        run(job("late", jobs.SlowToCome(str(tmp_path))), meanwhile=meanwhile)
+    assert len(list(tmp_path.glob("asked.*"))) == 1
+
+
+def test_one_that_does_not_end_is_killed_and_named(job, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(side_by_side, "SECONDS_TO_SAVE", 0.5)
+    deaf, good = job("deaf", jobs.never_end, str(tmp_path)), job("good", jobs.say_and_end, "", 0)
+    up = ask_when(lambda: list(tmp_path.glob("up.*")))
+    with pytest.raises(stopping.Stopped):
+        run(deaf, good, meanwhile=up)
+    said = ["stopping by SIGTERM: saving", "killed, for want of an end within 0.5 s: deaf"]
+    assert capsys.readouterr().err.splitlines() == said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(next(tmp_path.glob("up.*")).suffix[1:]), 0)
