@@ -179,7 +179,11 @@ def _do(job: Job, reports: connection.Connection) -> None:
     """In the process of a job."""
     os.setsid()  # Ctrl-C is for the program, which passes it on once
     os.environ.update(job.environment)
-    os.environ[stopping.PARENT] = str(os.getppid())  # which ends when the program does
+    os.environ[stopping.PARENT] = str(os.getppid())
+    # It forks jobs and ends once nobody holds this: with the program, then, not with the last job.
+    os.close(forkserver._forkserver._forkserver_alive_fd)
+    # Data is loaded as in a program of its own, by processes that leave no semaphores behind.
+    multiprocessing.set_start_method(None, force=True)
     with open(job.log, "ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -49,7 +49,7 @@ class SlowToCome:
     def __setstate__(self, state):
         self.folder = state["folder"]
         (Path(self.folder) / "coming").touch()
-        wait_for(Path(self.folder) / "released")
+        wait_for_all(Path(self.folder), "released", 1)
 
     def __call__(self):
         return until_asked(self.folder)
@@ -62,12 +62,13 @@ def never_end(folder):
         time.sleep(1)
 
 
-def wait_for(file):
+def wait_for_all(folder, pattern, count):
+    """Until so many files of the name are in the folder."""
     for _ in range(3000):
-        if file.exists():
+        if len(list(folder.glob(pattern))) == count:
             return
         time.sleep(0.02)
-    raise TimeoutError(file)
+    raise TimeoutError(pattern)
 
 
 def meet(folder, others):

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -117,3 +119,24 @@ def test_one_that_does_not_end_is_killed_and_named(job, tmp_path, monkeypatch, c
     assert capsys.readouterr().err.splitlines() == said
     with pytest.raises(ProcessLookupError):
         os.kill(int(next(tmp_path.glob("up.*")).suffix[1:]), 0)
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+from captioning.runtime.side_by_side import Job, run_jobs
+from tests.captioning.runtime import jobs
+
+do = partial(jobs.until_asked, sys.argv[1])
+given = [Job(name, do, Path(sys.argv[1], name)) for name in "ab"]
+run_jobs(given, 2, lambda *told: None, lambda: None)
+"""
+
+
+def test_jobs_end_with_the_program_that_is_killed(tmp_path, repository):
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=repository)
+    jobs.wait_for_all(tmp_path, "up.*", 2)
+    program.kill()
+    program.wait()
+    jobs.wait_for_all(tmp_path, "asked.*", 2)
