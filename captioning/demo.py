@@ -8,24 +8,30 @@ done already is not done again: a demo that was stopped goes on where it was.
 """
 
 import argparse
+import re
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
+import torch
+
 from captioning import train
-from captioning.config import keys_of, load_config
-from captioning.metrics.meteor import shared_process
+from captioning.config import Config, keys_of, load_config
+from captioning.data import read_split
 from captioning.models import checkpoints
+from captioning.models.build import captioner_from
+from captioning.models.generation import caption_images
 from captioning.report.comparison import compare
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import example_lines, write_report
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import FAILED, exit_code_unwatched
-from captioning.runtime.progress import part_of, say
+from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.progress import heard_by, part_of, say
+from captioning.runtime.remaining import Remaining, StatusLine, spoken
+from captioning.runtime.side_by_side import Job, cores, prepare, ranks_of, run_jobs
 from captioning.scenes.make import SPLITS, make_scenes
 from captioning.training.validation_history import is_scored
 
@@ -38,6 +44,14 @@ QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the whole one."
 )
+# What runs import, some of it late: seconds, for each of five processes.
+IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
+RANKS = 2  # processes of pre-training on a CPU
+TRAINING = 0.85  # of a run, the rest being captions and scores
+EXAMPLES = 2  # of first captions
+TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
+# CIDEr and METEOR would choose among epochs, of which only the last is validated.
+IN_TRAINING = "metrics=[length, facts]"
 # What the demo's runs differ in or share. eval_every, as max_epoch: one value for pre-training and
 # fine-tuning would suit neither.
 OWN_KEYS = (
@@ -47,11 +61,11 @@ OWN_KEYS = (
 
 
 class Step(NamedTuple):
-    """title: what is done; seconds: what it takes on two cores, roughly; do: its exit code."""
+    """title: what is done; seconds: what it takes on two cores, roughly; do: given the step."""
 
     title: str
     seconds: float
-    do: Callable[[], Optional[int]]
+    do: Callable[["Shown"], None]
 
 
 class Demo:
@@ -70,38 +84,60 @@ class Demo:
                     f"{key} is what the demo's runs differ in or share: it sets it itself"
                 )
         for config in (PRETRAIN, FINETUNE):
-            load_config(REPOSITORY / config, self.overrides, self.flags)
+            chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
+        self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()
 
     def steps(self) -> list[Step]:
-        named = {"mle": "MLE", "smile": "SMILE", "mle_smile": "MLE and SMILE"}
         scale = 0.25 if self.quick else 1
-        steps = [
+        fine_tunings = (105 * scale + 20) * 2 / (1 if self.on_gpu else min(cores(), 3))
+        return [
             Step("drawing the world", 8 * scale, self._draw),
-            Step("pre-training with MLE", 130 * scale, partial(self._train, PRETRAIN, "pretrain")),
+            Step("pre-training with MLE", 140 * scale / min(cores(), 2), self._pretrain),
+            Step("fine-tuning, captioning and scoring", fine_tunings / 2, self._fine_tune),
+            Step("report", 8, self._report),
         ]
-        for name, title in named.items():
-            train_it = partial(self._train, FINETUNE, name)
-            steps.append(Step(f"fine-tuning with {title}", 40 * scale, train_it))
-        for name, title in named.items():
-            steps.append(Step(f"captioning and scoring, {title}", 6, partial(self._evaluate, name)))
-        return [*steps, Step("report", 10, self._report)]
 
-    def _draw(self) -> None:
+    def _draw(self, shown: "Shown") -> None:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
-    def _train(self, config: str, name: str) -> int:
-        # CIDEr and METEOR would choose among epochs, of which only the last is validated.
-        overrides = [*self._overrides(config, name), "metrics=[length, facts]"]
-        if config == FINETUNE:
-            overrides.append(f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}")
-        return self._program(config, name, overrides)
+    def _pretrain(self, shown: "Shown") -> None:
+        """Two processes on a CPU, however many cores there are: the figures are the same."""
+        overrides = self._overrides(PRETRAIN, "pretrain")
+        batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
+        ranks = RANKS if batch % RANKS == 0 and not self.on_gpu else 1
+        overrides.append(f"batch_size={batch // ranks}")
+        do = partial(self._program, PRETRAIN, "pretrain", [*overrides, IN_TRAINING])
+        jobs = ranks_of(self._job("pretrain", do), ranks)
+        run_jobs(jobs, ranks, partial(shown.heard, ["pretrain"]), shown.draw)
 
-    def _evaluate(self, name: str) -> int:
+    def _fine_tune(self, shown: "Shown") -> None:
+        jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
+        # All three share two cores: one after the other two would leave a core idle.
+        at_once = len(jobs) if cores() > 1 and not self.on_gpu else 1
+        preview = FirstCaptions(self)
+
+        def meanwhile() -> None:
+            shown.draw()
+            preview.show_if_there()
+
+        run_jobs(jobs, at_once, partial(shown.heard, list(OBJECTIVES)), meanwhile)
+
+    def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:
+        return Job(name, do, self.folder / f"{name}.log")
+
+    def _fine_tune_one(self, name: str) -> Optional[int]:
+        """Train it, then caption and score the test split, in a process of its own."""
         overrides = self._overrides(FINETUNE, name)
-        flags = {"output_dir": str(self.folder / name), **self.flags}
-        if is_scored(load_config(REPOSITORY / FINETUNE, overrides, flags)):
-            return 0
+        pretrained = f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}"
+        code = self._program(FINETUNE, name, [*overrides, pretrained, IN_TRAINING])
+        if code or stopping.asked() or is_scored(self.scored(name)):
+            return code
         return self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
+
+    def scored(self, name: str) -> Config:
+        """The configuration in which a run is captioned and scored."""
+        flags = {"output_dir": str(self.folder / name), **self.flags}
+        return load_config(REPOSITORY / FINETUNE, self._overrides(FINETUNE, name), flags)
 
     def _overrides(self, config: str, name: str) -> list[str]:
         overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
@@ -114,12 +150,9 @@ class Demo:
         """What scripts/train.sh and scripts/eval.sh run."""
         flags = {"config": REPOSITORY / config, "output_dir": self.folder / name, **self.flags}
         given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
-        code = train.main([*given, *more, *overrides])
-        if code == 0 and stopping.asked():
-            raise stopping.Stopped
-        return code
+        return train.main([*given, *more, *overrides])
 
-    def _report(self) -> None:
+    def _report(self, shown: "Shown") -> None:
         comparison = compare([self.folder / name for name in OBJECTIVES])
         path = self.folder / "report.html"
         write_report(comparison, path, QUICK_NOTE if self.quick else None)
@@ -127,28 +160,91 @@ class Demo:
         say(f"\nthe report is {path}: open it in a browser")
 
 
+class FirstCaptions:
+    """What the runs of MLE and of SMILE say of two images after their first epoch."""
+
+    def __init__(self, demo: Demo):
+        self.configs = [demo.scored(name) for name in ("mle", "smile")]
+        self.shown = all(is_scored(config) for config in self.configs)
+
+    def show_if_there(self) -> None:
+        if self.shown:
+            return
+        newest = [checkpoints.of_epochs(Path(config.output_dir)) for config in self.configs]
+        if not all(newest):
+            return
+        self.shown = True
+        samples = read_split(self.configs[0], "test")
+        samples = samples[:: len(samples) // EXAMPLES][:EXAMPLES]
+        said = []
+        with heard_by(lambda description, share: None):
+            for config, epochs in zip(self.configs, newest):
+                config = config.model_copy(update={"num_workers": 0})
+                captioner, _ = captioner_from(config, str(epochs[-1]))
+                results = caption_images(captioner, samples, config, torch.device("cpu"), "")
+                said.append([result["caption"] for result in results])
+        say("\nthe first captions, after an epoch of fine-tuning:")
+        for sample, mle, smile in zip(samples, *said):
+            say(f"{Path(sample.image)}\n  MLE    {mle}\n  SMILE  {smile}")
+        say("")
+
+
+class Shown:
+    """The line that says how far the demo is."""
+
+    def __init__(self, steps: Sequence[Step]):
+        self.steps, self.number, self.line = steps, 0, StatusLine()
+        self.remaining = Remaining([step.seconds for step in steps])
+        self.shares: dict[str, float] = {}
+
+    def begin(self, number: int) -> None:
+        self.number, self.shares = number, {}
+        self.remaining.at(number, 0.0)
+        left = spoken(self.remaining.left())
+        say(f"\n{self._place()} {self.steps[number].title} (about {left} to go in all)")
+
+    def heard(self, names: Sequence[str], name: str, description: str, share: float) -> None:
+        """A process of the step tells what its bar is called, and how much of it is done."""
+        first = name not in self.shares
+        self.shares[name] = max(self.shares.get(name, 0.0), _share_of_run(description, share))
+        mean = sum(self.shares.get(each, 0.0) for each in names) / len(names)
+        self.remaining.at(self.number, mean, first)
+
+    def draw(self) -> None:
+        parts = [f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items()]
+        left = spoken(self.remaining.left())
+        if parts:
+            self.line.show(f"{self._place()} {', '.join(parts)}; about {left} to go in all")
+
+    def end(self) -> None:
+        self.remaining.at(self.number, 1.0, first=not self.shares and self.number > 0)
+        self.line.clear()
+
+    def _place(self) -> str:
+        return f"[{self.number + 1}/{len(self.steps)}]"
+
+
+def _share_of_run(description: str, share: float) -> float:
+    """How much of a run is done, by what a progress bar of it is called and shows."""
+    epoch = re.match(r"epoch (\d+)/(\d+)$", description)
+    if epoch:
+        return TRAINING * (int(epoch[1]) - 1 + share) / int(epoch[2])
+    return TRAINING + (1 - TRAINING) * share / 2 if description.endswith("test") else 0.0
+
+
 def run(demo: Demo) -> int:
-    """All steps up to one that fails, each announced with the time that all to come may take."""
+    """All steps, up to one that fails, each announced with the time that all to come may take."""
     steps = demo.steps()
-    taken = expected = 0.0
-    for number, step in enumerate(steps, 1):
-        left = sum(later.seconds for later in steps[number - 1 :])
-        pace = taken / expected if expected >= 10 else 1.0
-        say(f"\n[{number}/{len(steps)}] {step.title} (about {_spoken(left * pace)} to go in all)")
-        began = time.monotonic()
-        with part_of(f"[{number}/{len(steps)}]"):
-            if step.do():
-                return FAILED
-        seconds = time.monotonic() - began
-        if seconds > step.seconds / 5:  # less was left of it, and tells nothing of the others
-            taken, expected = taken + seconds, expected + step.seconds
+    prepare(IMPORTED)
+    shown = Shown(steps)
+    for number, step in enumerate(steps):
+        shown.begin(number)
+        try:
+            with part_of(f"[{number + 1}/{len(steps)}]"):
+                step.do(shown)
+        finally:
+            shown.end()
     return 0
-
-
-def _spoken(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(10, round(seconds, -1)):.0f} s"
-    return f"{seconds / 60:.1f} min"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -161,8 +257,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def program() -> int:
         demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
-        with shared_process():
-            return run(demo)
+        return run(demo)
 
     return exit_code_unwatched(program, "\nstopped; the same command goes on from here")
 

@@ -52,6 +52,9 @@ class Loader(DataLoader):
         self.skipped = 0
         self._logged: set[str] = set()
 
+    def check_worker_number_rationality(self) -> None:
+        """Nothing, where torch warns on the screen: they are as many as the user has asked for."""
+
     def __iter__(self) -> Iterator[Batch]:
         self.skipped = 0
         for batch in super().__iter__():

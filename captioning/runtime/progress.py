@@ -1,9 +1,10 @@
 """What a program shows while it works: lines and progress bars, once for all processes."""
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterator
-from typing import Optional
+from typing import Callable, Optional
 
 from tqdm import tqdm
 
@@ -40,6 +41,28 @@ def part_of(work: str) -> Iterator[None]:
         _work.pop()
 
 
+class _Told(tqdm):
+    """A bar that is not drawn: somebody is told what it is called, and its share from 0 to 1."""
+
+    def display(self, msg=None, pos=None) -> None:
+        if self.total and _listener is not None:
+            _listener(self.desc, self.n / self.total)
+
+
+_listener: Optional[Callable[[str, float], None]] = None
+
+
+@contextlib.contextmanager
+def heard_by(listener: Callable[[str, float], None]) -> Iterator[None]:
+    """Let the bars within be told to `listener`, and not drawn."""
+    global _listener
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:
     """A bar that counts images (or `unit`), how many a second and the time left; on rank 0 alone.
 
@@ -47,6 +70,15 @@ def progress(total: Optional[int], description: str, unit: str = "img", initial:
 
     Where nobody watches (a log file), it prints a line every half minute instead of ten a second.
     """
+    if _listener is not None:
+        return _Told(
+            total=total,
+            initial=initial,
+            desc=description,
+            disable=not is_main(),
+            mininterval=0.3,
+            file=io.StringIO(),
+        )
     interval = 0.1 if sys.stderr.isatty() else 30.0
     return tqdm(
         total=total,

@@ -23,20 +23,25 @@ class Stopped(Exception):
 
 _asked: Optional[str] = None
 _launcher: Optional[int] = None  # the process that must live for this one to go on
+_watches = 0  # each within the one before
 
 
 @contextlib.contextmanager
 def watch() -> Iterator[None]:
     """Within the block the signals set the flag, and nothing else; Ctrl-C twice ends at once.
 
-    A process that torchrun or a sweep started is asked to stop, too, by its parent's death.
+    A process that torchrun or a sweep started is asked to stop, too, by its parent's death. Within
+    another watch it forgets no request that came before.
     """
-    global _asked, _launcher
-    _asked, _launcher = None, _parent()
+    global _asked, _launcher, _watches
+    if _watches == 0:
+        _asked, _launcher = None, _parent()
+    _watches += 1
     before = {number: signal.signal(number, _ask) for number in SIGNALS}
     try:
         yield
     finally:
+        _watches -= 1
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -56,7 +61,7 @@ def _ask(number: int, frame) -> None:
 
 
 def asked() -> Optional[str]:
-    """By what this process was asked to stop since the last `watch` began, or None."""
+    """By what this process was asked to stop since the outermost `watch` began, or None."""
     if _asked is None and _launcher is not None and os.getppid() != _launcher:
         return "the launcher's death"
     return _asked
@@ -96,7 +101,7 @@ def ignore(worker: int = 0) -> None:
 
 
 @atexit.register
-def _end_workers() -> None:
+def end_workers() -> None:
     """What has been left of them. multiprocessing would send SIGTERM and wait, for ever."""
     for child in multiprocessing.active_children():
         if child.daemon:

@@ -13,6 +13,7 @@ import torch
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
+from captioning.runtime.side_by_side import cores, why_failed
 
 
 class Program(NamedTuple):
@@ -47,8 +48,7 @@ def slots(device: str, jobs: Optional[int]) -> list[dict[str, str]]:
     jobs = jobs or 1
     if jobs > 1 and device.startswith("cuda"):
         raise UserError(f"device is {device}, one GPU: leave --jobs or device to their defaults")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // jobs)))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
     return [{"OMP_NUM_THREADS": threads} for _ in range(jobs)]
 
 
@@ -117,14 +117,7 @@ def _why_failed(run: Running) -> Optional[str]:
     code = run.process.returncode
     if code == 0:
         return None
-    with open(run.program.log, "rb") as log:
-        log.seek(run.log_began)
-        lines = log.read().decode(errors="replace").splitlines()
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if errors:
-        return errors[-1]
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"it ended with {how}; its last lines are in {run.program.log}"
+    return why_failed(code, run.program.log, run.log_began)
 
 
 def _left(seconds: list[float], programs: int, width: int) -> str:

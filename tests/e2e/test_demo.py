@@ -60,6 +60,12 @@ def finished(project):
     return stdout, stderr
 
 
+def logs(project, *runs):
+    """Return what is in the logs of the runs."""
+    folder = project / "output" / "demo-quick"
+    return "".join((folder / f"{run}.log").read_text() for run in runs)
+
+
 def scores(project, run):
     path = project / "output" / "demo-quick" / run / "result" / "test" / "metrics.json"
     return {name: entry["value"] for name, entry in json.loads(path.read_text())["metrics"].items()}
@@ -67,13 +73,20 @@ def scores(project, run):
 
 def test_demo_that_was_killed_goes_on(finished, project):
     _, stderr = finished
-    assert "demo-quick/pretrain has run all of its" in stderr
-    assert "resuming from output/demo-quick/mle/checkpoint_0" in stderr
+    assert "demo-quick/pretrain has run all of its" in logs(project, "pretrain")
+    assert "resuming from output/demo-quick/mle/checkpoint_0" in logs(project, "mle")
     said = re.findall(r"^\[(\d+)/(\d+)\] (.+?) \(about .+ to go in all\)$", stderr, re.MULTILINE)
-    assert [int(number) for number, _, _ in said] == list(range(1, 10))
-    assert {total for _, total, _ in said} == {"9"}
-    assert any("SMILE" in title for _, _, title in said)
-    assert re.search(r"\[4/9\] epoch 1/\d+: 100%", stderr)  # the bars say the step, too
+    assert [int(number) for number, _, _ in said] == list(range(1, 5))
+    assert {total for _, total, _ in said} == {"4"}
+    assert any("fine-tuning" in title for _, _, title in said)
+    # A line each half minute, of the step's runs that have told by then.
+    shares = r"^\[\d/4\] (MLE|SMILE|MLE \+ SMILE) \d+%.*; about .+ to go in all$"
+    assert re.search(shares, stderr, re.MULTILINE)
+    assert "Warning" not in stderr
+    first = stderr[stderr.index("the first captions, after an epoch of fine-tuning") :]
+    assert re.search(r"\.png\n  MLE    a .+\n  SMILE  a .+\n", first)
+    pretrained = json.loads((project / "output/demo-quick/pretrain/run.json").read_text())
+    assert "[rank 1]" not in logs(project, "pretrain") and pretrained["processes"] == 2
 
 
 def test_demo_leaves_the_files_of_a_run(finished, project):
@@ -168,11 +181,14 @@ def test_demo_called_again_has_only_the_report_to_make(finished, project):
 
 def test_demo_with_another_setting_scores_anew(finished, project):
     """The weights stay, and what was scored under other settings is not shown as theirs."""
+    before = logs(project, *RUNS), logs(project, "pretrain", *RUNS)
     other = start(project, "num_beams=1")
     stdout, stderr = other.communicate(timeout=280)
     assert other.returncode == 0, stderr
-    assert stdout != finished[0] and stderr.count("captions of test: 100%") == 3
-    assert stderr.count("has run all of its") == 4
+    after = logs(project, *RUNS), logs(project, "pretrain", *RUNS)
+    said = "captions and scores are in", "has run all of its"
+    counted = [b.count(line) - a.count(line) for a, b, line in zip(before, after, said)]
+    assert stdout != finished[0] and counted == [3, 4]
 
 
 def test_a_setting_of_another_run_is_refused_in_one_line(finished, project):

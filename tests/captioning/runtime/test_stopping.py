@@ -26,6 +26,16 @@ def test_a_signal_sets_the_flag_within_the_block(number):
         assert stopping.asked() is None
 
 
+def test_a_request_counts_for_all_that_is_done_within_the_outermost_block():
+    with stopping.watch():
+        with stopping.watch():
+            os.kill(os.getpid(), signal.SIGTERM)
+        with stopping.watch():
+            assert stopping.asked() == "SIGTERM"
+    with stopping.watch():
+        assert stopping.asked() is None
+
+
 def test_ctrl_c_twice_ends_at_once():
     with pytest.raises(KeyboardInterrupt), stopping.watch():
         os.kill(os.getpid(), signal.SIGTERM)

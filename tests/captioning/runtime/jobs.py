@@ -1,0 +1,92 @@
+"""What the processes of test_side_by_side.py do; here, for a forked process to import it."""
+
+import os
+import time
+from pathlib import Path
+
+from captioning.runtime import stopping
+from captioning.runtime.program import exit_code
+from captioning.runtime.progress import progress
+
+
+def say_and_end(line, code):
+    print(line)
+    return code
+
+
+def count():
+    with progress(4, "epoch 1/1") as bar:
+        for _ in range(4):
+            bar.update()
+
+
+def die():
+    os.kill(os.getpid(), 9)
+
+
+def break_down():
+    raise RuntimeError("a bug")
+
+
+def until_asked(folder):
+    """Leave a file that says when it began, and one when it was asked to stop."""
+
+    def wait():
+        (Path(folder) / f"up.{os.getpid()}").touch()
+        while not stopping.asked():
+            time.sleep(0.02)
+        (Path(folder) / f"asked.{os.getpid()}").touch()
+
+    return exit_code(wait)
+
+
+class SlowToCome:
+    """Is not there, for its job to begin, until a file `released` is."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __setstate__(self, state):
+        self.folder = state["folder"]
+        (Path(self.folder) / "coming").touch()
+        wait_for_all(Path(self.folder), "released", 1)
+
+    def __call__(self):
+        return until_asked(self.folder)
+
+
+def never_end(folder):
+    """Hear a request, and do not care."""
+    (Path(folder) / f"up.{os.getpid()}").touch()
+    while True:
+        time.sleep(1)
+
+
+def wait_for_all(folder, pattern, count):
+    """Until so many files of the name are in the folder."""
+    for _ in range(3000):
+        if len(list(folder.glob(pattern))) == count:
+            return
+        time.sleep(0.02)
+    raise TimeoutError(pattern)
+
+
+def meet(folder, others):
+    """Succeed where so many are at work at the same time."""
+    (Path(folder) / f"met.{os.getpid()}").touch()
+    for _ in range(500):
+        if len(list(Path(folder).glob("met.*"))) >= others:
+            return 0
+        time.sleep(0.02)
+    return 1
+
+
+def sum_of_ranks(folder):
+    import torch
+
+    from captioning.runtime import distributed
+
+    distributed.start("cpu")
+    total = distributed.sum_over_ranks(torch.tensor([distributed.rank() + 1.0]))
+    (Path(folder) / f"rank{distributed.rank()}").write_text(f"{total.item():g}")
+    distributed.stop()

@@ -1,0 +1,45 @@
+"""The time left, counted by hand."""
+
+import pytest
+
+from captioning.runtime.remaining import Remaining, spoken
+
+
+@pytest.fixture
+def clock():
+    class Clock:
+        now = 100.0
+
+        def __call__(self):
+            return self.now
+
+    return Clock()
+
+
+def test_the_time_left_follows_the_pace(clock):
+    remaining = Remaining([10, 100, 50], clock)
+    assert remaining.left() == 160
+    clock.now += 20  # the first step took twice as long as expected
+    remaining.at(0, 1.0)
+    remaining.at(1, 0.0)
+    assert remaining.left() == pytest.approx(2 * 150)
+    clock.now += 40  # and the next begins at the same pace as expected: 60 s for 50
+    remaining.at(1, 0.4)
+    assert remaining.left() == pytest.approx(60 / 50 * (60 + 50))
+
+
+def test_what_was_done_before_tells_nothing_of_the_pace(clock):
+    remaining = Remaining([100, 50], clock)
+    clock.now += 15  # setting up
+    remaining.at(0, 0.5, first=True)
+    assert remaining.left() == 100
+    clock.now += 30
+    remaining.at(0, 0.6)
+    assert remaining.left() == pytest.approx(30 / 10 * (40 + 50))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(2, "10 s"), (44, "40 s"), (89, "90 s"), (90, "1.5 min")]
+)
+def test_in_words(seconds, said):
+    assert spoken(seconds) == said

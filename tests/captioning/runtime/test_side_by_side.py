@@ -1,0 +1,142 @@
+"""Jobs in processes: so many at once, what they tell, how they fail, how they are stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from captioning.runtime import side_by_side, stopping
+from captioning.runtime.errors import UserError
+from captioning.runtime.side_by_side import Job, ranks_of, run_jobs
+from tests.captioning.runtime import jobs
+
+
+@pytest.fixture
+def job(tmp_path):
+    return lambda name, do, *given: Job(name, partial(do, *given), tmp_path / f"{name}.log")
+
+
+def run(*given, at_once=2, meanwhile=lambda: None):
+    heard = []
+    run_jobs(given, at_once, lambda *told: heard.append(told), meanwhile)
+    return heard
+
+
+def ask_when(there, number=signal.SIGTERM):
+    """Return a `meanwhile` that asks this process to stop once `there` says so."""
+
+    def meanwhile():
+        if not stopping.asked() and there():
+            os.kill(os.getpid(), number)
+
+    return meanwhile
+
+
+def test_all_are_done_and_what_they_print_is_in_their_logs(job, tmp_path):
+    run(job("a", jobs.say_and_end, "of a", 0), job("b", jobs.say_and_end, "of b", None), at_once=1)
+    assert (tmp_path / "a.log").read_text() == "of a\n"
+    assert (tmp_path / "b.log").read_text() == "of b\n"
+
+
+def test_a_bar_is_told_and_not_drawn(job, tmp_path):
+    heard = run(job("a", jobs.count))
+    assert {told[:2] for told in heard} == {("a", "epoch 1/1")}
+    shares = [share for _, _, share in heard]
+    assert shares == sorted(shares) and shares[-1] == 1.0
+    assert (tmp_path / "a.log").read_text() == ""
+
+
+def test_so_many_are_at_work_at_once(job, tmp_path):
+    run(*(job(name, jobs.meet, str(tmp_path), 2) for name in "ab"))
+    with pytest.raises(UserError, match="a failed: it ended with exit code 1; its last lines"):
+        # Alone, none meets the other.
+        run(*(job(name, jobs.meet, str(tmp_path), 4) for name in "ab"), at_once=1)
+
+
+def test_ranks_are_one_process_group(job, tmp_path):
+    run(*ranks_of(job("sum", jobs.sum_of_ranks, str(tmp_path)), 2))
+    assert (tmp_path / "rank0").read_text() == (tmp_path / "rank1").read_text() == "3"
+    alone = job("sum", jobs.count)
+    assert ranks_of(alone, 1) == [alone]
+
+
+def test_the_line_of_one_that_fails_is_told_and_the_others_end(job, tmp_path):
+    (tmp_path / "said.log").write_text("error: of an earlier time\n")
+    waits = job("waits", jobs.until_asked, str(tmp_path))
+    with pytest.raises(UserError) as told:
+        run(waits, job("said", jobs.say_and_end, "error: no such folder", 2))
+    assert str(told.value) == "no such folder"
+    assert len(list(tmp_path.glob("up.*"))) == len(list(tmp_path.glob("asked.*")))
+
+
+@pytest.mark.parametrize(
+    ("do", "how"), [(jobs.die, "signal 9"), (jobs.break_down, "exit code 1")], ids=["killed", "bug"]
+)
+def test_one_that_is_killed_or_has_a_bug_is_told_in_a_line(job, tmp_path, do, how):
+    with pytest.raises(UserError) as told:
+        run(job("bad", do))
+    assert str(told.value) == f"bad failed: it ended with {how}; its last lines are in " + str(
+        tmp_path / "bad.log"
+    )
+    assert ("RuntimeError: a bug" in (tmp_path / "bad.log").read_text()) == (how != "signal 9")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_stop_is_passed_on_and_begins_no_other(job, tmp_path, number):
+    waiting = [job(name, jobs.until_asked, str(tmp_path)) for name in "abc"]
+    both_are_up = ask_when(lambda: len(list(tmp_path.glob("up.*"))) == 2, number)
+    with pytest.raises(stopping.Stopped):
+        run(*waiting, meanwhile=both_are_up)
+    assert len(list(tmp_path.glob("up.*"))) == len(list(tmp_path.glob("asked.*"))) == 2
+
+
+def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
+    ask = ask_when((tmp_path / "coming").exists)
+    calls_since = []
+
+    def meanwhile():
+        ask()
+        if stopping.asked():
+            calls_since.append(1)
+        if len(calls_since) == 3:  # it has been passed on, if it ever is
+            (tmp_path / "released").touch()
+
+    with pytest.raises(stopping.Stopped):
+        run(job("late", jobs.SlowToCome(str(tmp_path))), meanwhile=meanwhile)
+    assert len(list(tmp_path.glob("asked.*"))) == 1
+
+
+def test_one_that_does_not_end_is_killed_and_named(job, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(side_by_side, "SECONDS_TO_SAVE", 0.5)
+    deaf, good = job("deaf", jobs.never_end, str(tmp_path)), job("good", jobs.say_and_end, "", 0)
+    up = ask_when(lambda: list(tmp_path.glob("up.*")))
+    with pytest.raises(stopping.Stopped):
+        run(deaf, good, meanwhile=up)
+    said = ["stopping by SIGTERM: saving", "killed, for want of an end within 0.5 s: deaf"]
+    assert capsys.readouterr().err.splitlines() == said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(next(tmp_path.glob("up.*")).suffix[1:]), 0)
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+from captioning.runtime.side_by_side import Job, run_jobs
+from tests.captioning.runtime import jobs
+
+do = partial(jobs.until_asked, sys.argv[1])
+given = [Job(name, do, Path(sys.argv[1], name)) for name in "ab"]
+run_jobs(given, 2, lambda *told: None, lambda: None)
+"""
+
+
+def test_jobs_end_with_the_program_that_is_killed(tmp_path, repository):
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=repository)
+    jobs.wait_for_all(tmp_path, "up.*", 2)
+    program.kill()
+    program.wait()
+    jobs.wait_for_all(tmp_path, "asked.*", 2)
