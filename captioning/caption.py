@@ -155,8 +155,6 @@ def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str,
 
 def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
     """The cluster to caption on; None for this process. Raises UserError."""
-    if distributed.announced() > 1:
-        raise UserError("several processes caption with --engine ray, and not under torchrun")
     if arguments.engine is None and arguments.device == "auto" and torch.cuda.device_count() > 1:
         if importlib.util.find_spec("ray"):
             return Cluster(None, "auto")
@@ -189,6 +187,8 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], E
     Raises UserError.
     """
     served_options.check(arguments, DECODING)
+    if distributed.announced() > 1:
+        raise UserError("several processes caption with --engine ray, and not under torchrun")
     if arguments.backend == "openai":
         distributed.start("cpu")
         settings, load = served_options.served(arguments)

@@ -11,6 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
@@ -161,29 +162,33 @@ class Demo:
 
 
 class FirstCaptions:
-    """What the runs of MLE and of SMILE say of two images after their first epoch."""
+    """What the runs of MLE and of SMILE say of two images, once both have ended an epoch."""
 
     def __init__(self, demo: Demo):
         self.configs = [demo.scored(name) for name in ("mle", "smile")]
         self.shown = all(is_scored(config) for config in self.configs)
+        self.tried: list[list[Path]] = []
 
     def show_if_there(self) -> None:
         if self.shown:
             return
         newest = [checkpoints.of_epochs(Path(config.output_dir)) for config in self.configs]
-        if not all(newest):
+        if not all(newest) or newest == self.tried:
             return
-        self.shown = True
+        self.tried = newest
         samples = read_split(self.configs[0], "test")
         samples = samples[:: len(samples) // EXAMPLES][:EXAMPLES]
         said = []
-        with heard_by(lambda description, share: None):
+        with heard_by(lambda description, share: None), suppress(UserError):  # of one that went
             for config, epochs in zip(self.configs, newest):
                 config = config.model_copy(update={"num_workers": 0})
                 captioner, _ = captioner_from(config, str(epochs[-1]))
                 results = caption_images(captioner, samples, config, torch.device("cpu"), "")
                 said.append([result["caption"] for result in results])
-        say("\nthe first captions, after an epoch of fine-tuning:")
+        if len(said) < len(self.configs):
+            return
+        self.shown = True
+        say("\nthe first captions of the captioners that are being fine-tuned:")
         for sample, mle, smile in zip(samples, *said):
             say(f"{Path(sample.image)}\n  MLE    {mle}\n  SMILE  {smile}")
         say("")

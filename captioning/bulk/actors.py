@@ -86,4 +86,8 @@ class CaptioningActor:
 
     def _news(self) -> list[str]:
         """What has been said since it was asked for last."""
-        return [self._said.pop(0) for _ in range(len(self._said))]
+        news: list[str] = []
+        with contextlib.suppress(IndexError):  # other threads take some, too
+            while True:
+                news.append(self._said.pop(0))
+        return news

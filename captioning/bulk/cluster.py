@@ -62,6 +62,7 @@ class Cluster:
             _look(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or ray warns of it
+        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # of `ray job submit`
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         before = signal.getsignal(signal.SIGTERM)  # which ray takes for itself
         try:
@@ -140,7 +141,7 @@ def _look(address: str) -> None:
             connection.settimeout(ANSWER_S)
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
             answer = connection.recv(len(SETTINGS))
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise UserError(
             f"--ray-address {address}: nobody answers ({error}); start one with `ray start --head`"
         ) from error

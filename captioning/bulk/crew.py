@@ -23,6 +23,7 @@ class Hand:
         self.at_once = 0  # until the captioner is loaded
         self.alone = False  # with a shard that may be the end of it
         self.lost = False
+        self.asked_for = time.monotonic()
         self.parts: dict[Any, Part] = {}
 
     def free(self) -> bool:
@@ -57,11 +58,17 @@ class Crew:
         self._looked = now
         machines = self.cluster.machines()
         able = [machine for machine in machines if self._failed[machine.id] < TRIES]
-        if machines and not able:
+        works = any(hand.at_once and not hand.lost for hand in self.hands)
+        if machines and not able and not works:
             raise UserError(f"no machine of the cluster can start a captioner: {self._reason}")
         for machine in able:
             here = sum(hand.machine.id == machine.id for hand in self.hands)
-            for _ in range(min(machine.actors - here, most - len(self.hands))):
+            # One that waits for its place in vain does not keep another machine from its own.
+            count = sum(
+                not hand.lost and (hand.at_once > 0 or now - hand.asked_for < PATIENCE_S)
+                for hand in self.hands
+            )
+            for _ in range(min(machine.actors - here, most - count)):
                 actor = self.cluster.actor(self.kind, machine)
                 loading = actor.load.remote(self.load, request)
                 self.hands.append(Hand(actor, machine, loading))
@@ -87,15 +94,19 @@ class Crew:
         return next((hand for hand in self.hands if hand.free() and not hand.parts), None)
 
     def lose(self, hand: Hand, error: Exception) -> None:
-        """Hand out nothing to it any more, and forget it when all that it sent has been taken."""
-        import ray
-
+        """Hand out nothing to it any more."""
         if not hand.lost:
             hand.lost = True
             if hand.loading is not None:
                 self._failed[hand.machine.id] += 1
                 self._reason = f"[{hand.machine.name}] {one_line(error, 300)}"
             say(f"lost a captioner on {hand.machine.name}; what it had goes to others")
-        if not hand.parts and hand in self.hands:
+        self.forget_lost(hand)
+
+    def forget_lost(self, hand: Hand) -> None:
+        """Make room for another, once all that a lost one sent has been taken."""
+        import ray
+
+        if hand.lost and not hand.parts and hand in self.hands:
             self.hands.remove(hand)
             ray.kill(hand.actor)

@@ -164,6 +164,7 @@ class _Work:
         if made.counts is not None or made.problem is not None:
             del hand.parts[stream]
             hand.alone = False
+            self.crew.forget_lost(hand)
         if made.problem is not None:
             raise UserError(f"[{hand.machine.name}] {made.problem}")
 

@@ -6,6 +6,7 @@ begins at once and no thread of the program's is forked.
 
 import multiprocessing
 import os
+import signal
 import socket
 import sys
 import time
@@ -69,7 +70,17 @@ def cores() -> int:
 def prepare(modules: Sequence[str]) -> None:
     """Let the process from which jobs are forked begin to import these, beside what comes now."""
     _CONTEXT.set_forkserver_preload(list(modules))
-    forkserver.ensure_running()
+    _begin_server()
+
+
+def _begin_server() -> None:
+    """Have the process that forks jobs, deaf to signals for all: it ends with this one."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in stopping.SIGNALS}
+    try:
+        forkserver.ensure_running()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def ranks_of(job: Job, count: int) -> list[Job]:
@@ -104,6 +115,7 @@ def run_jobs(
     meanwhile: is called again and again. Raises UserError for a job that failed, Stopped when this
     process was asked to stop and all have saved, KeyboardInterrupt after Ctrl-C twice.
     """
+    _begin_server()
     waiting, running = list(jobs), []
     failed: list[tuple[_Running, int]] = []
     ask_until = None  # by when those that were asked to stop must have ended
@@ -119,7 +131,8 @@ def run_jobs(
                     if code is not None:
                         running.remove(each)
                         each.reports.close()
-                        if code not in (0, STOPPED):
+                        of_itself = code == STOPPED and ask_until is None and not stopping.asked()
+                        if code not in (0, STOPPED) or of_itself:
                             failed.append((each, code))
                 meanwhile()
                 if ask_until is None and (stopping.asked() or failed):
@@ -160,6 +173,8 @@ def why_failed(code: int, log: Path, log_began: int = 0) -> str:
 
 
 def _why(run: _Running, code: int) -> str:
+    if code == STOPPED:
+        return f"{run.job.name} was stopped by another program; the same command goes on from here"
     reason = why_failed(code, run.job.log, run.log_began)
     return reason if code == FAILED else f"{run.job.name} failed: {reason}"
 

@@ -83,7 +83,7 @@ def test_demo_that_was_killed_goes_on(finished, project):
     shares = r"^\[\d/4\] (MLE|SMILE|MLE \+ SMILE) \d+%.*; about .+ to go in all$"
     assert re.search(shares, stderr, re.MULTILINE)
     assert "Warning" not in stderr
-    first = stderr[stderr.index("the first captions, after an epoch of fine-tuning") :]
+    first = stderr[stderr.index("the first captions of the captioners") :]
     assert re.search(r"\.png\n  MLE    a .+\n  SMILE  a .+\n", first)
     pretrained = json.loads((project / "output/demo-quick/pretrain/run.json").read_text())
     assert "[rank 1]" not in logs(project, "pretrain") and pretrained["processes"] == 2

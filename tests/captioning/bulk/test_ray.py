@@ -178,6 +178,23 @@ def test_shards_that_actors_die_of(photos, nodes, node, tmp_path, capsys):
     ]
 
 
+def test_an_actor_of_several_shards_that_stumbles_in_one(photos, nodes, node, tmp_path, capsys):
+    """It is replaced once the others have ended."""
+    first = min(str(path) for path in photos.glob("*.png"))
+
+    def trap(image):
+        import os
+
+        if image == first and not os.path.exists(f"{first}.tried"):
+            os.mkdir(f"{first}.tried")
+            raise OSError("out of shared memory")
+
+    request = Request(str(photos), tmp_path / "captions.jsonl", shard_size=2)
+    assert caption_lightly(nodes.address, request, trap, loaded=("light", 3, None)) == 0
+    assert len(read_lines(request.out)) == 10
+    assert capsys.readouterr().err.count("lost a captioner on") == 1
+
+
 def test_what_an_actor_refuses_ends_the_run_in_its_line(photos, nodes, node, tmp_path, capsys):
     request = Request(str(photos), tmp_path / "captions.jsonl")
     loaded = ("", 0, "x.pth: no such file")

@@ -55,6 +55,11 @@ class SlowToCome:
         return until_asked(self.folder)
 
 
+def stopped_by_another(folder):
+    os.kill(os.getpid(), 15)
+    return until_asked(folder)
+
+
 def never_end(folder):
     """Hear a request, and do not care."""
     (Path(folder) / f"up.{os.getpid()}").touch()

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from multiprocessing import forkserver
 
 import pytest
 
@@ -82,6 +83,26 @@ def test_one_that_is_killed_or_has_a_bug_is_told_in_a_line(job, tmp_path, do, ho
         tmp_path / "bad.log"
     )
     assert ("RuntimeError: a bug" in (tmp_path / "bad.log").read_text()) == (how != "signal 9")
+
+
+def test_one_that_somebody_else_stops_is_not_done(job, tmp_path):
+    with pytest.raises(UserError, match="^bad was stopped by another program"):
+        run(job("bad", jobs.stopped_by_another, str(tmp_path)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_all_leaves_the_process_that_forks(job, tmp_path, number):
+    """As Slurm and a terminal send it: the jobs are waited for, and not forgotten."""
+
+    def meanwhile():
+        if not stopping.asked() and len(list(tmp_path.glob("up.*"))) == 2:
+            os.kill(forkserver._forkserver._forkserver_pid, number)
+            os.kill(os.getpid(), number)
+
+    waiting = [job(name, jobs.until_asked, str(tmp_path)) for name in "ab"]
+    with pytest.raises(stopping.Stopped):
+        run(*waiting, meanwhile=meanwhile)
+    assert len(list(tmp_path.glob("asked.*"))) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
