@@ -43,7 +43,7 @@ def fetch(source: str) -> Path:
     """
     if source.startswith("hf://"):
         return _fetch_from_hub(source)
-    scheme = source.partition("://")[0]
+    scheme = source.partition("://")[0] if "://" in source else ""
     if scheme in FETCHERS:
         return FETCHERS[scheme](source)
     if scheme in STORES:

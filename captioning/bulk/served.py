@@ -4,7 +4,7 @@ import base64
 import io
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, BinaryIO, Optional
@@ -17,11 +17,13 @@ from captioning.bulk.request import Request
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
 from captioning.files.chat import ChatServer, NoAnswer
+from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
 
 KEY = "CAPTION_API_KEY"  # of the environment
 PROMPT = "Describe this image in one sentence."
 TIMEOUT_S = 300  # without a byte: a busy server lets requests wait
+PATIENCE_S = 2  # of a program that was asked to stop, with a server
 AHEAD = 4  # times the requests at once: so many images are asked for before they are waited for
 
 LONGEST_SIDE = 1344  # pixels; a larger image is made smaller
@@ -108,7 +110,7 @@ class Served:
             captions = None
             if "error" not in entry:
                 try:
-                    captions = next(drawn).result()
+                    captions = self._answer(next(drawn))
                 except _Failed as error:
                     entry = {**entry, "error": f"{entry['image']}: {error}"}
                 except UserError as error:
@@ -116,6 +118,16 @@ class Served:
                     raise UserError(f"{error}; the same command goes on from here") from None
             lines.append(line_of(entry, captions, None, job, self.origin))
         return lines
+
+    def _answer(self, asked: Future) -> list[str]:
+        """Raises Stopped where the program is asked to stop, and the server takes its time."""
+        while True:
+            try:
+                return asked.result(timeout=PATIENCE_S)
+            except TimeoutError:
+                if stopping.asked():
+                    self._give_up()
+                    raise stopping.Stopped from None
 
     def _asked_for(self, batch: Batch) -> Batch:
         if batch.image is None:
@@ -133,13 +145,22 @@ class Served:
         try:
             contents = self._ask(image, name)
         except NoAnswer as error:
-            if not self.given_up.is_set():
-                self._ask(GREY)  # whose fault it was: if the server refuses this one, too, its
-            raise _Failed(str(error)) from None
+            contents = self._ask_again(image, name, error)
         captions = list(map(_on_one_line, contents))
         if len(captions) != self.question.num_return or not all(captions):
             raise _Failed("the answer has no caption" if not all(captions) else _few(captions))
         return captions
+
+    def _ask_again(self, image: str, name: str, refusal: NoAnswer) -> list[Optional[str]]:
+        """After a grey image: if the server refuses that one, too, the fault is its own."""
+        if not self.given_up.is_set():
+            self._ask(GREY)
+            if refusal.code is None:  # it was busy, or broken
+                try:
+                    return self._ask(image, name)
+                except NoAnswer as error:
+                    refusal = error
+        raise _Failed(str(refusal)) from None
 
     def _ask(self, image: str, name: str = "") -> list[Optional[str]]:
         return self.server.ask(self.question.body(image, name), self.given_up)

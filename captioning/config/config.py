@@ -106,7 +106,7 @@ class Config(*keys_of_captioners(), Keys):
         if self.reward:
             self._check_reward()
         try:
-            self._check_output()
+            self._check_addresses()
         except UserError as error:
             raise ValueError(str(error)) from error
         if self.reads_tars:
@@ -115,8 +115,10 @@ class Config(*keys_of_captioners(), Keys):
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
 
-    def _check_output(self) -> None:
-        """Raise UserError for an address that no run can be written to."""
+    def _check_addresses(self) -> None:
+        """Raise UserError for an address that no run can be written to, or that tells a secret."""
+        if self.pretrained and is_store(self.pretrained) and self.pretrained[:5] != "https":
+            check_address(self.pretrained)
         if is_store(self.output_dir) and not self.output_dir.startswith("https"):
             check_address(self.output_dir)
         else:

@@ -60,9 +60,11 @@ class ChatServer:
             secret = parts.username or parts.password or parts.query or parts.fragment
             _ = parts.port
         except ValueError:
-            known = secret = None
+            known, secret = None, "@" in url or "?" in url
         if secret:
             raise UserError(f"{setting}: give the address alone, and a key in {key}")
+        if not known and ("@" in url or "?" in url):
+            raise UserError(f"{setting} is no address: expected https://host/v1")
         if not known or any(character <= " " for character in url):
             raise UserError(f"{setting}: {url} is no address: expected https://host/v1")
         self.key_name, self.key = key, os.environ.get(key, "").strip()
@@ -130,7 +132,9 @@ class ChatServer:
                 raise
             wait = error.headers.get("Retry-After") or ""
             reason = f"{error.code} {one_line(error.reason)}"
-            raise _PassingError(reason, float(wait) if wait.isdigit() else 0.0) from None
+            raise _PassingError(
+                reason, float(wait) if wait.isascii() and wait.isdigit() else 0.0
+            ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _PassingError(one_line(getattr(error, "reason", error))) from None
 

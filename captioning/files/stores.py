@@ -32,7 +32,8 @@ class Missing(UserError):
 
 
 def is_store(address: str) -> bool:
-    return address.partition("://")[0] in LIBRARIES
+    scheme, parted, _ = address.partition("://")
+    return bool(parted) and scheme in LIBRARIES
 
 
 def check_address(address: str) -> None:
@@ -188,7 +189,7 @@ def stamp(address: str) -> list[Any]:
 
 def _stamp_of(known: Mapping[str, Any]) -> list[Any]:
     names = ("ETag", "etag", "LastModified", "last_modified", "updated")
-    return [known["size"], str(next((known[n] for n in names if known.get(n)), ""))]
+    return [known["size"], str(next((known[n] for n in names if known.get(n)), "")).strip('"')]
 
 
 def stamps(folder: str) -> dict[str, list[Any]]:

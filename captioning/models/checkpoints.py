@@ -103,7 +103,7 @@ def named(name: str) -> str:
 
     The folder may be in a store. Raises UserError for one without a checkpoint.
     """
-    if name.partition("://")[0] in STORES:
+    if "://" in name and name.partition("://")[0] in STORES:
         return _named_in_store(name.rstrip("/"))
     folder = Path(name)
     if not folder.is_dir() or is_in_parts(folder):
@@ -135,7 +135,7 @@ def _named_in_store(name: str) -> str:
 
 def version_of(name: str) -> Union[float, str, None]:
     """What differs when a checkpoint is written anew; None where it is not known."""
-    if name.partition("://")[0] in STORES:
+    if "://" in name and name.partition("://")[0] in STORES:
         try:
             return stamp(name)[1]
         except Missing:

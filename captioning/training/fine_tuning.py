@@ -159,7 +159,8 @@ class FineTuning:
         self.config = with_select(self.config, checkpoint, self.evaluation)
         self.selection = Selection(self.config.select, self.folder)
         epochs = place_of(checkpoint).epoch if checkpoint else 0
-        self.over = why_over(self.config, self.folder, epochs) if checkpoint else None
+        over = checkpoint and distributed.is_main() and why_over(self.config, self.folder, epochs)
+        self.over = distributed.broadcast_from_main(over or None)
         self.rewards = None
         if self.config.reward and epochs < self.config.max_epoch:
             self.rewards = rewards_of(self.config, self.samples, self.device)
@@ -294,6 +295,7 @@ class FineTuning:
 
     def _keep(self) -> None:
         """Bring what has been written to the store, where the run goes to one."""
+        self.watchdog.pause()
         self.log.flush()
         self.output.keep()
 

@@ -9,6 +9,7 @@ epoch that is. Last goes what the run has removed.
 import hashlib
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
@@ -49,6 +50,8 @@ class OutputFolder:
         self.address = output_dir.rstrip("/") if stores.is_store(output_dir) else None
         self._record = self.folder.with_name(f"{self.folder.name}.stored.json")
         self._stored: dict[str, dict[str, Any]] = {}  # by name: its stamps here and there
+        self._last_writer: Optional[bytes] = None  # to the store, as far as is known
+        self._beside_main = True  # this process, on rank 0's machine
 
     def begin(self) -> None:
         """Let the folder be what the store has, on rank 0; all ask. Raises UserError on all.
@@ -57,6 +60,8 @@ class OutputFolder:
         """
         if self.address:
             distributed.main_alone(self._begin)
+            here = socket.gethostname()
+            self._beside_main = distributed.broadcast_from_main(here) == here
 
     def keep(self) -> None:
         """Write to the store what is new in the folder; all ask. Raises UserError on all."""
@@ -74,12 +79,14 @@ class OutputFolder:
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
         path = self.folder / name[len(self.address) + 1 :]
-        return str(path if path.exists() else fetched(name))
+        return str(path if self._beside_main and path.exists() else fetched(name))
 
     def move_aside(self) -> Optional[str]:
         """Copy what the store's folder has to another, and remove it; its address. Rank 0 alone."""
         if not self.address:
             return None
+        if "/" not in self.address.partition("://")[2]:
+            raise UserError(f"{self.address} is a whole bucket: name a folder in it, as output_dir")
         there, number = stores.stamps(self.address), 1
         while stores.stamps(target := f"{self.address}.{number}"):
             number += 1
@@ -94,6 +101,7 @@ class OutputFolder:
 
     def _begin(self) -> None:
         there = stores.stamps(self.address)
+        self._last_writer = self._writer() if WRITER in there else None
         with refusals_told(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             if not self._is_last_writer(there):
@@ -102,6 +110,8 @@ class OutputFolder:
             known = self._read_record()
             self._stored = {n: of for n, of in known.items() if of["there"] == there.get(n)}
         say(f"{self.address} is written through {self.folder}")
+        if distributed.announced() > 1:  # others may read what could not be written before
+            self._keep()
 
     def _is_last_writer(self, there: dict[str, Any]) -> bool:
         own = self.folder / WRITER
@@ -111,7 +121,14 @@ class OutputFolder:
             return not self._read_record()
         if WRITER not in there:
             return False
-        return stores.whole(f"{self.address}/{WRITER}") == own.read_bytes()
+        return self._last_writer == own.read_bytes()
+
+    def _writer(self) -> Optional[bytes]:
+        """What the store's folder says was the last to write there."""
+        try:
+            return stores.whole(f"{self.address}/{WRITER}")
+        except stores.Missing:
+            return None
 
     def _replace(self, there: dict[str, Any]) -> None:
         """Fetch the folder anew; one that has what the store never had is moved aside."""
@@ -131,28 +148,42 @@ class OutputFolder:
         begun.mkdir()
         of_folders = {name: name.rpartition("/")[0] for name in there if ".pth/" in name}
         for name, stamp in there.items():
-            if name not in of_folders or f"{of_folders[name]}/{REST}" in there:
+            whole = name not in of_folders or f"{of_folders[name]}/{REST}" in there
+            if whole and name != WRITER:
                 fetch(f"{self.address}/{name}", begun / name, stamp)
+        _write_token(begun)  # with another's it would be taken for the last that wrote
         begun.rename(self.folder)
         files = self._files()
-        self._stored = {n: {"here": files[n], "there": there[n]} for n in files}
-        self._write_token()
+        self._stored = {n: {"here": files[n], "there": there[n]} for n in files if n != WRITER}
         self._write_record()
 
     def _keep(self) -> None:
         try:
-            if not (self.folder / WRITER).exists():
-                self._write_token()
             with refusals_told(self.folder):
-                self._bring()
+                own = self.folder / WRITER
+                if not own.exists():
+                    _write_token(self.folder)
+                here = self._files()
+                sent = {name: of["here"] for name, of in self._stored.items()}
+                if here == sent:
+                    return
+                overtaken = self._writer() not in (None, self._last_writer, own.read_bytes())
+                if not overtaken:
+                    self._bring(here)
+                    self._last_writer = own.read_bytes()
         except UserError as error:
             raise UserError(
                 f"{error}; nothing is lost: what the run has written is in {self.folder}, and the "
                 "same command goes on with it on this machine"
             ) from error
+        if overtaken:
+            raise UserError(
+                f"{self.address}: another machine has gone on with this run; what this one has "
+                f"written since is in {self.folder}"
+            )
 
-    def _bring(self) -> None:
-        here = self._files()
+    def _bring(self, here: dict[str, list[int]]) -> None:
+        """here: all `_files`."""
         changed = {n for n, at in here.items() if self._stored.get(n, {}).get("here") != at}
         gone = self._stored.keys() - here.keys()
         anew = {name.partition("/")[0] for name in changed}
@@ -195,9 +226,6 @@ class OutputFolder:
 
         return dict(stamped())
 
-    def _write_token(self) -> None:
-        write_json({"token": secrets.token_hex(8)}, self.folder / WRITER)
-
     def _write_record(self) -> None:
         write_json({"address": self.address, "files": self._stored}, self._record)
 
@@ -206,6 +234,10 @@ class OutputFolder:
             return read_json(self._record)["files"]
         except (UserError, KeyError, TypeError):  # without it every file is written again
             return {}
+
+
+def _write_token(folder: Path) -> None:
+    write_json({"token": secrets.token_hex(8)}, folder / WRITER)
 
 
 def _of_checkpoint(name: str) -> bool:

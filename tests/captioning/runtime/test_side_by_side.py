@@ -86,7 +86,7 @@ def test_one_that_is_killed_or_has_a_bug_is_told_in_a_line(job, tmp_path, do, ho
 
 
 def test_one_that_somebody_else_stops_is_not_done(job, tmp_path):
-    with pytest.raises(UserError, match="^bad was stopped by another program"):
+    with pytest.raises(UserError, match=r"^bad was stopped by another program"):
         run(job("bad", jobs.stopped_by_another, str(tmp_path)))
 
 
