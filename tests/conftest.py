@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from captioning.runtime import stopping
 from tests.tiny_run import TINY_RUN
 
 # At the first backward autograd starts a thread for each kind of device known by then, and what is
@@ -35,6 +36,13 @@ def one_meteor():
 
     with shared_process():
         yield
+
+
+@pytest.fixture(autouse=True)
+def asked_by_nobody():
+    """A request to stop is for the program of one test, and not for what comes after it."""
+    yield
+    stopping._asked = stopping._launcher = None
 
 
 @pytest.fixture(scope="session")
