@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 30.0  # seconds for whatever is waited for
+PATIENCE = 60.0  # seconds for whatever is waited for
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39, "ArrowLeft": 37}
 
 
@@ -44,6 +44,13 @@ class Browser:
         self._buffer, self._number, self._session = b"", 0, None
         self.requests: list[str] = []
         self.problems: list[str] = []
+        try:
+            self._attach()
+        except BaseException:
+            self._end(0)
+            raise
+
+    def _attach(self) -> None:
         targets = self._call("Target.getTargets")["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
         attached = self._call("Target.attachToTarget", targetId=page, flatten=True)
@@ -51,19 +58,22 @@ class Browser:
         for domain in ("Page", "Runtime", "Network", "DOM"):
             self._call(f"{domain}.enable")
 
+    def _end(self, patience: float) -> None:
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._read)
+        os.close(self._write)
+
     def __enter__(self) -> "Browser":
         return self
 
     def __exit__(self, *error) -> None:
         with contextlib.suppress(OSError):
             self._call("Browser.close")
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._read)
-        os.close(self._write)
+        self._end(10)
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

@@ -121,5 +121,10 @@ def browser(tmp_path_factory):
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("chromium is not installed")
-    with contextlib.ExitStack() as stack:
-        yield stack.enter_context(Browser(program, tmp_path_factory.mktemp("profile")))
+    # On a machine that is short of everything Chromium now and then hangs before it says a word.
+    try:
+        started = Browser(program, tmp_path_factory.mktemp("profile"))
+    except OSError:
+        started = Browser(program, tmp_path_factory.mktemp("profile"))
+    with started:
+        yield started
