@@ -9,7 +9,7 @@ builds one of them alone, with the optimiser's state, and takes a step.
 
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Union
 
 import torch
@@ -29,12 +29,14 @@ BATCH = 4
 TOKENS = (20, 27, 33, 40)  # of the captions, prompt and end included
 
 
-def captions(tiny: bool, images: int, an_image: int) -> list[list[str]]:
-    """`an_image` captions of each image, of 20 to 40 tokens."""
+def captions(
+    tiny: bool, images: int, an_image: int, tokens: Sequence[int] = TOKENS
+) -> list[list[str]]:
+    """`an_image` captions of each image, of those numbers of tokens in turn."""
     generator = torch.Generator().manual_seed(0)
 
     def caption(index: int) -> str:
-        words = TOKENS[index % len(TOKENS)] - 5
+        words = tokens[index % len(tokens)] - 5
         ids = torch.randint(8, 60 if tiny else 30522, (words,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())
 
