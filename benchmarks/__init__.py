@@ -1,3 +1,3 @@
 """Programs that measure this project beside a peer, alternately, in one run."""
 
-TOPICS = ("captioning", "training", "objective", "loader", "vlm", "one_photo")
+TOPICS = ("captioning", "int8", "training", "objective", "loader", "vlm", "one_photo")

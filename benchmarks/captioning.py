@@ -3,10 +3,9 @@
     bash scripts/benchmark.sh captioning [--quick]
 
 BLIP-base at 384 pixels with made-up weights, 3 beams. In all rows but the last no caption can end
-before its full length. "ours" is the copy for inference, made once before, "int8" that in 8 bits,
-beside the one in fp32, where a CPU has it; "as it is" the captioner itself; "encoder" is the copy's
-image encoder alone, the floor under all captioning with it. On a GPU "compiled" is a copy whose
-encoder and step are, the step into a CUDA graph.
+before its full length. "ours" is the copy for inference, made once before; "as it is" the captioner
+itself; "encoder" is the copy's image encoder alone, the floor under all captioning with it. On a
+GPU "compiled" is a copy whose encoder and step are, the step into a CUDA graph.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from torch import Tensor
 from benchmarks.captioners import NaiveCaptioner, our_captioner, their_captioner
 from benchmarks.measure import Work, alternate, program, row, timed
 from BLIP import BlipCaptioner, inference_copy
-from BLIP.int8_linear import has_int8
 from decoding import DecodingSettings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -26,7 +24,6 @@ NEVER_ENDS, SOMETIMES_ENDS = -1e4, 1.3  # the bias of the token that ends a capt
 SMALL_BATCH = 2  # of which the original's way is measured too
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 COMPILED = DEVICE.type == "cuda"
-INT8 = has_int8(DEVICE)
 
 
 class Captioners:
@@ -52,8 +49,6 @@ class Captioners:
                 self.copies[name] = inference_copy(self.ours, DTYPES[name])
 
             self.seconds_to_copy[name] = timed(copy)
-        if INT8:
-            self.copies["int8"] = inference_copy(self.ours, torch.int8)
 
     def images(self, batch: int) -> Tensor:
         generator = torch.Generator().manual_seed(1)
@@ -70,12 +65,8 @@ class Captioners:
         def tokens(captioner) -> Tensor:
             return captioner.generate_details(image, settings).token_ids[:, 0]
 
-        in_8_bits = {}
-        if precision == "fp32" and INT8:
-            in_8_bits = {"int8": lambda: tokens(self.copies["int8"])}
         return {
             "ours": lambda: tokens(quick),
-            **in_8_bits,
             "as it is": autocast(lambda: tokens(self.ours)),
             "transformers": autocast(lambda: self.their_tokens(image, settings)),
             "encoder": torch.inference_mode()(lambda: quick.visual_encoder(image)),

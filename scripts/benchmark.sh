@@ -3,9 +3,9 @@
 #
 #   bash scripts/benchmark.sh [TOPIC ...] [--quick]
 #
-# Topics: captioning, training, objective, loader, vlm, one_photo; all of them unless some are
-# named. Each prints a table and writes output/benchmarks/TOPIC.json. --quick takes tiny sizes and one
-# round.
+# Topics: captioning, int8, training, objective, loader, vlm, one_photo; all of them unless some
+# are named. Each prints a table and writes output/benchmarks/TOPIC.json. --quick takes tiny sizes
+# and one round.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
