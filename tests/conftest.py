@@ -1,6 +1,7 @@
 """Fixtures that every test can ask for, and the settings that all of them run under."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 # Set before torch and the Hugging Face libraries read them, and inherited by the processes that
@@ -21,6 +22,17 @@ from tests.tiny_run import TINY_RUN
 torch.ones((), requires_grad=True).backward()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config):
+    """Let files be handed out in the order of the items, not by how many tests they have."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files that have the most slow tests, so that none of them is left for last."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)

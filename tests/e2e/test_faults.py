@@ -13,6 +13,8 @@ from captioning.training.fine_tuning import FineTuning
 from tests.soak.launched import Launched
 from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
 
+pytestmark = pytest.mark.slow
+
 # A step takes a hundredth of that, but the machine may be busy.
 TWO = ("batch_size=4", "rank_timeout=6")
 

@@ -8,6 +8,8 @@ from baselines import MODELS
 from captioning import train
 from captioning.data import load_image
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, COPIES = 7, 20  # an epoch is a step for each copy of the photos
 SMALL = [
     *("encoder=shufflenet_v2_x0_5", "encoder_norm=true", "encoder_lr=1e-3", "image_size=64"),

@@ -14,6 +14,8 @@ from tests.soak.launched import Launched
 from tests.soak.processes import Processes
 from tests.soak.runs import Run
 
+pytestmark = pytest.mark.slow
+
 
 def test_two_processes_give_the_gradient_of_the_joined_batch(scenes_config, tmp_path):
     """Also when each of them accumulates: 1 x 24 = 2 x 12 = 2 x 3 x 4 images."""
