@@ -1,6 +1,7 @@
 """Fixtures that every test can ask for, and the settings that all of them run under."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 # Set before torch and the Hugging Face libraries read them, and inherited by the processes that
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from captioning.runtime import stopping
+from captioning.runtime.side_by_side import cores
 from tests.tiny_run import TINY_RUN
 
 # At the first backward autograd starts a thread for each kind of device known by then, and what is
@@ -21,6 +23,23 @@ from tests.tiny_run import TINY_RUN
 torch.ones((), requires_grad=True).backward()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config):
+    """Let files be handed out in the order of the items, not by how many tests they have."""
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Half as many processes again as cores: tests often wait, for files, signals and ranks."""
+    return cores() * 3 // 2
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files that have the most slow tests, so that none of them is left for last."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)

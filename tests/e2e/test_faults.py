@@ -3,15 +3,17 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from captioning.metrics.diversity import Length
 from captioning.training.fine_tuning import FineTuning
+from tests.soak.launched import Launched
 from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
+
+pytestmark = pytest.mark.slow
 
 # A step takes a hundredth of that, but the machine may be busy.
 TWO = ("batch_size=4", "rank_timeout=6")
@@ -132,73 +134,73 @@ sys.exit(train.main(sys.argv[1:]))
 
 
 @pytest.fixture
-def launch(repository, config, tmp_path):
+def launch(config, tmp_path):
     """Return a function that starts captioning.launch on two processes of a program."""
     started = []
 
-    def start(*program, more=(), settings=()):
-        command = [sys.executable, "-m", "captioning.launch", "--standalone", *more]
-        command += ["--nproc_per_node", "2", *map(str, program), "--config", str(config)]
-        command += ["--output_dir", str(tmp_path / "run"), "batch_size=4", *settings]
-        with open(tmp_path / "said", "ab") as said:
-            environment = {**os.environ, "PYTHONPATH": str(repository)}
-            started.append(
-                subprocess.Popen(command, cwd=repository, env=environment, stdout=said, stderr=said)
-            )
+    def start(*program, settings=()):
+        given = ["--config", config, "--output_dir", tmp_path / "run", "batch_size=4", *settings]
+        started.append(Launched(2, *program, *given, output=tmp_path / "said"))
         return started[-1]
 
     yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    for launched in started:
+        launched.send(signal.SIGKILL)
+        launched.wait()
 
 
 def test_a_run_is_started_again_from_its_last_checkpoint(launch, config, tmp_path):
     (tmp_path / "dies_once.py").write_text(DIES_ONCE)
-    process = launch(tmp_path / "dies_once.py", more=["--max-restarts", "1"])
-    assert process.wait(120) == 0, (tmp_path / "said").read_text()
-    assert "resuming from" in (tmp_path / "said").read_text()
+    launched = launch("--max-restarts", "1", tmp_path / "dies_once.py")
+    assert launched.wait(120) == [0], launched.said()
+    assert "resuming from" in launched.said()
     whole = Run(config, tmp_path / "whole", "batch_size=4", processes=2)
     assert whole.wait() == [0, 0]
     assert difference(tmp_path / "whole", tmp_path / "run") is None
 
 
-def wait_for(condition, process):
+def wait_for(condition, launched):
     until = time.monotonic() + 100
     while not condition():
-        assert time.monotonic() < until and process.poll() in (None, 0, -9)
+        assert time.monotonic() < until and (not launched.ended() or launched.wait()[0] in (0, -9))
         time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_launcher_saves_and_ends_in_order(launch, tmp_path, number):
-    process = launch("-m", "captioning.train", settings=["max_epoch=1000"])
-    wait_for(lambda: last_step(tmp_path / "run") > 3, process)
-    process.send_signal(number)
-    assert process.wait(60) == 0, (tmp_path / "said").read_text()
-    assert "the same command goes on from here" in (tmp_path / "said").read_text()
+    launched = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+    wait_for(lambda: last_step(tmp_path / "run") > 3, launched)
+    launched.send(number)
+    assert launched.wait(60) == [0], launched.said()
+    assert "the same command goes on from here" in launched.said()
     assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
 
 
 def test_no_process_outlives_its_launcher(launch, tmp_path):
-    process = launch("-m", "captioning.train", settings=["max_epoch=1000"])
-    wait_for(lambda: last_step(tmp_path / "run") > 3, process)
-    process.kill()
-    wait_for(lambda: "the launcher's death" in (tmp_path / "said").read_text(), process)
+    launched = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+    wait_for(lambda: last_step(tmp_path / "run") > 3, launched)
+    launched.send(signal.SIGKILL)
+    wait_for(lambda: "the launcher's death" in launched.said(), launched)
     assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
 
 
+def is_at_work(process):
+    """Not for one that has ended, also where nobody has waited for it."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
 def test_nor_one_that_was_killed_before_they_had_met(launch, tmp_path):
-    process = launch("-m", "captioning.train", settings=["max_epoch=1000"])
-
-    def left():
-        return subprocess.run(["pgrep", "-f", str(tmp_path / "run")], capture_output=True).stdout
-
-    wait_for(lambda: len(left().split()) == 3, process)
-    process.kill()
-    process.wait()
+    launched = launch("-m", "captioning.train", settings=["max_epoch=1000"])
+    wait_for(lambda: len(launched.children()) == 2, launched)
+    left = launched.children()
+    launched.send(signal.SIGKILL)
+    launched.wait()
     until = time.monotonic() + 100
-    while left() and time.monotonic() < until:
-        time.sleep(0.2)
-    assert not left()
+    while any(map(is_at_work, left)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(is_at_work, left))
     assert not (tmp_path / "run" / "log.jsonl").exists()

@@ -1,7 +1,9 @@
 """Which versions scripts/setup.sh installs, and how scripts/lock.sh writes them down."""
 
 import platform
+import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -18,42 +20,57 @@ def choosing(tmp_path, repository):
     return project
 
 
-def test_locked_versions_are_the_default(choosing):
-    result = choosing.set_up()
+@pytest.fixture(scope="module")
+def nothing_installed(tmp_path_factory):
+    """An environment of pip alone, which takes seconds to make."""
+    folder = tmp_path_factory.mktemp("environment") / "empty"
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture
+def begun(choosing, nothing_installed):
+    """That project where the environment is there already."""
+    shutil.copytree(nothing_installed, choosing.venv, symlinks=True)
+    return choosing
+
+
+def test_locked_versions_are_the_default(begun):
+    result = begun.set_up()
     assert result.returncode == 0, result.stderr
-    assert choosing.versions() == {"tiny_package": "1.0"}
+    assert begun.versions() == {"tiny_package": "1.0"}
     assert "the versions of requirements-lock-py" in result.stderr
     # What satisfies the requirements is left as it is.
-    choosing.lock("tiny-package==1.1")
-    assert choosing.set_up().stderr == ""
+    begun.lock("tiny-package==1.1")
+    assert begun.set_up().stderr == ""
 
 
-def test_latest_takes_what_the_requirements_allow(choosing):
-    result = choosing.set_up(LATEST="1")
-    assert choosing.versions() == {"tiny_package": "1.1"}
+def test_latest_takes_what_the_requirements_allow(begun):
+    result = begun.set_up(LATEST="1")
+    assert begun.versions() == {"tiny_package": "1.1"}
     assert "the newest versions" in result.stderr
 
 
-def test_a_python_without_a_lock_takes_what_the_requirements_allow(choosing):
-    choosing.lock().rename(choosing.lock("tiny-package==1.0", python="3.99"))
-    assert choosing.set_up().returncode == 0
-    assert choosing.versions() == {"tiny_package": "1.1"}
+def test_a_python_without_a_lock_takes_what_the_requirements_allow(begun):
+    begun.lock().rename(begun.lock("tiny-package==1.0", python="3.99"))
+    assert begun.set_up().returncode == 0
+    assert begun.versions() == {"tiny_package": "1.1"}
 
 
-def test_a_lock_is_kept_beside_constraints_of_the_users(choosing, tmp_path):
-    write_wheel(choosing.root / "wheels", "tiny_tool", "1.1")
-    (choosing.root / "requirements-dev.txt").write_text("-r requirements.txt\ntiny-tool\n")
+def test_a_lock_is_kept_beside_constraints_of_the_users(begun, tmp_path):
+    write_wheel(begun.root / "wheels", "tiny_tool", "1.1")
+    (begun.root / "requirements-dev.txt").write_text("-r requirements.txt\ntiny-tool\n")
     (tmp_path / "mine.txt").write_text("tiny-tool==1.0\n")
-    result = choosing.set_up("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
+    result = begun.set_up("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
     assert result.returncode == 0, result.stderr
-    assert choosing.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
+    assert begun.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
 
 
-def test_a_version_that_cannot_be_had_any_more_names_the_way_out(choosing):
-    choosing.lock("tiny-package==1.0.5")
-    result = choosing.set_up()
-    assert_refused(result, choosing.log, "LATEST=1")
-    assert choosing.set_up(LATEST="1").returncode == 0
+def test_a_version_that_cannot_be_had_any_more_names_the_way_out(begun):
+    begun.lock("tiny-package==1.0.5")
+    result = begun.set_up()
+    assert_refused(result, begun.log, "LATEST=1")
+    assert begun.set_up(LATEST="1").returncode == 0
 
 
 @pytest.mark.skipif(

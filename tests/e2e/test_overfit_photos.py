@@ -8,7 +8,9 @@ from baselines import MODELS
 from captioning import train
 from captioning.data import load_image
 
-EPOCHS = 100  # of one step
+pytestmark = pytest.mark.slow
+
+EPOCHS, COPIES = 7, 20  # an epoch is a step for each copy of the photos
 SMALL = [
     *("encoder=shufflenet_v2_x0_5", "encoder_norm=true", "encoder_lr=1e-3", "image_size=64"),
     *("embed_dim=64", "hidden_dim=128", "attention_dim=64", "dropout=0", "label_smoothing=0"),
@@ -30,6 +32,7 @@ def photos(shared_data, tmp_path_factory):
         entry["image"] = f"{entry['image_id']}.png"
         small.save(folder / entry["image"])
     (folder / "photos.json").write_text(json.dumps(entries))
+    (folder / "copies.json").write_text(json.dumps(entries * COPIES))
     return folder
 
 
@@ -39,7 +42,7 @@ def test_it_knows_them_by_heart(model, photos, repository, tmp_path):
         *("--config", str(repository / "configs" / "classic_cpu.yaml"), "--device", "cpu"),
         *("--output_dir", str(tmp_path), f"model={model}", *SMALL),
         *(f"image_root={photos}", f"ann_root={photos}"),
-        *("train_file=photos.json", "val_file=photos.json", "test_file=photos.json"),
+        *("train_file=copies.json", "val_file=photos.json", "test_file=photos.json"),
     ]
     assert train.main(arguments) == 0
     result = tmp_path / "result" / f"val_epoch{EPOCHS - 1:02d}"

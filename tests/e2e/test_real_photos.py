@@ -76,8 +76,8 @@ def test_train_go_on_and_evaluate(script, tmp_path, shared_data):
 
 @pytest.mark.slow
 def test_the_base_model_learns_and_captions_at_full_size(shared_data):
-    """Two optimiser steps at 384 pixels with 4 photos, then captions of two."""
-    samples = read_annotations(shared_data / "annotation" / "coco_karpathy_val.json")[:4]
+    """Two optimiser steps at 384 pixels with 2 photos, then their captions."""
+    samples = read_annotations(shared_data / "annotation" / "coco_karpathy_val.json")[:2]
     photos = [load_image(shared_data / "photos" / sample.image) for sample in samples]
     image = torch.stack([evaluation_transform(384)(photo) for photo in photos])
     captions = [[preprocess_caption(sample.captions[0])] for sample in samples]
@@ -90,5 +90,5 @@ def test_the_base_model_learns_and_captions_at_full_size(shared_data):
         optimizer.step()
         optimizer.zero_grad()
     assert captioner(image, captions).loss < losses[1] < losses[0]
-    generated = captioner.generate(image[:2], DecodingSettings(max_length=12))
+    generated = captioner.generate(image, DecodingSettings(max_length=12))
     assert len(generated) == 2 and all(generated)

@@ -15,6 +15,8 @@ from captioning.training.fine_tuning import FineTuning
 from captioning.training.split_evaluation import caption_images
 from tests.soak.runs import Run, be_quick, difference, last_step, log, saved_step, write_config
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8  # an epoch
 
 

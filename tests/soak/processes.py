@@ -50,7 +50,7 @@ class Processes:
         for child in set(self.ranks) - set(self.codes):
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
-                self.codes[child] = _exit_code(status)
+                self.codes[child] = exit_code(status)
         return len(self.codes) == len(self.ranks)
 
     def wait(self, seconds: float = 120) -> list[int]:
@@ -92,7 +92,8 @@ def _be_rank(rank, processes, port, output, program, arguments, hook):
         os._exit(code)
 
 
-def _exit_code(status: int) -> int:
+def exit_code(status: int) -> int:
+    """A process's, of what waitpid gives; -9 of a killed one."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 

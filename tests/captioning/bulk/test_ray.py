@@ -17,6 +17,8 @@ from tests.captioning.bulk.ray_cluster import Nodes, after_each_batch, caption_l
 
 pytest.importorskip("ray", reason="requirements-cluster.txt has it")
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):

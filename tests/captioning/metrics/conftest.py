@@ -14,7 +14,7 @@ def own_meteor(monkeypatch):
     monkeypatch.setattr(meteor, "_shared", None)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def java():
     """Skip the test where Java does not run."""
     try:

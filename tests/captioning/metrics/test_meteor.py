@@ -20,8 +20,16 @@ REFERENCES = [
 ]
 
 
-def test_scores_are_those_of_pycocoevalcap(java, own_meteor):
-    total, each = meteor_scores(CAPTIONS, REFERENCES)
+@pytest.fixture(scope="module")
+def alone(java):
+    """The scores by a Java of their own, which takes seconds to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meteor, "_shared", None)
+        return meteor_scores(CAPTIONS, REFERENCES)
+
+
+def test_scores_are_those_of_pycocoevalcap(alone):
+    total, each = alone
     # Recorded from Meteor().compute_score of pycocoevalcap 1.2.
     assert total.value == pytest.approx(0.2297044399120868) and total.n == 5
     assert total.low < total.value < total.high
@@ -62,8 +70,8 @@ def test_failing_java_is_reported(fake_java, monkeypatch, script, seconds, reaso
         meteor_scores(CAPTIONS, REFERENCES)
 
 
-def test_scores_of_a_shared_process_are_the_same(java, own_meteor, monkeypatch):
-    alone = meteor_scores(CAPTIONS, REFERENCES), meteor_scores(CAPTIONS[:2], REFERENCES[:2])
+def test_scores_of_a_shared_process_are_the_same(alone, own_meteor, monkeypatch):
+    alone = alone, meteor_scores(CAPTIONS[:2], REFERENCES[:2])
     started = []
     start = meteor._java
     monkeypatch.setattr(meteor, "_java", lambda limit: started.append(limit) or start(limit))
@@ -88,11 +96,11 @@ def test_a_shared_process_that_fails_is_reported_and_replaced(java, monkeypatch)
 
 
 def test_a_shared_process_that_was_ended_in_between_is_replaced(java):
-    with meteor.shared_process():
-        first = meteor_scores(CAPTIONS, REFERENCES)
-        meteor._shared.process.kill()
-        meteor._shared.process.wait()
-        assert meteor_scores(CAPTIONS, REFERENCES) == first
+    """That of all tests, which one of them may have begun."""
+    first = meteor_scores(CAPTIONS, REFERENCES)
+    meteor._shared.process.kill()
+    meteor._shared.process.wait()
+    assert meteor_scores(CAPTIONS, REFERENCES) == first
 
 
 def test_a_forked_process_does_not_share_its_parents(monkeypatch):

@@ -1,7 +1,6 @@
 """Two processes on gloo: the gradient, the captions and the errors of one."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -11,28 +10,11 @@ import torch
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from tests.captioning.runtime.first_gradient import first_gradient
+from tests.soak.launched import Launched
+from tests.soak.processes import Processes
 from tests.soak.runs import Run
 
-TORCHRUN = ["-m", "captioning.launch", "--standalone", "--nproc_per_node"]
-
-
-@pytest.fixture
-def launch(repository):
-    """Return a function that runs Python with arguments in so many processes."""
-
-    def call(processes, *arguments):
-        command = [sys.executable, *([] if processes == 1 else [*TORCHRUN, str(processes)])]
-        environment = {**os.environ, "PYTHONPATH": str(repository)}
-        return subprocess.run(
-            [*command, *map(str, arguments)],
-            env=environment,
-            cwd=repository,
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-
-    return call
+pytestmark = pytest.mark.slow
 
 
 def test_two_processes_give_the_gradient_of_the_joined_batch(scenes_config, tmp_path):
@@ -108,24 +90,23 @@ def test_training_and_evaluation_in_two_processes(
     assert [entry["image_id"] for entry in captions[0]] == list(range(29, 36))
 
 
-def test_running_statistics_are_those_of_rank_0(launch, tmp_path):
-    script = tmp_path / "share.py"
-    script.write_text(
-        "import sys, torch\n"
-        "from captioning.runtime import distributed\n"
-        "distributed.start('cpu')\n"
-        "layer = torch.nn.BatchNorm1d(3)\n"
-        "layer.running_mean.fill_(5 + distributed.rank())\n"
-        "distributed.share_buffers(layer)\n"
-        "torch.save(layer.running_mean, f'{sys.argv[1]}/{distributed.rank()}.pth')\n"
-        "distributed.stop()\n"
-    )
-    done = launch(2, script, tmp_path)
-    assert done.returncode == 0, done.stderr
+def _share_statistics(folder):
+    distributed.start("cpu")
+    layer = torch.nn.BatchNorm1d(3)
+    layer.running_mean.fill_(5 + distributed.rank())
+    distributed.share_buffers(layer)
+    torch.save(layer.running_mean, f"{folder}/{distributed.rank()}.pth")
+    distributed.stop()
+    return 0
+
+
+def test_running_statistics_are_those_of_rank_0(tmp_path):
+    run = Processes(_share_statistics, tmp_path, tmp_path / "output", 2)
+    assert run.wait() == [0, 0], run.said()
     assert all(torch.load(tmp_path / f"{rank}.pth").tolist() == [5, 5, 5] for rank in range(2))
 
 
-def test_an_error_on_one_process_ends_both(launch, scenes, scenes_config, tmp_path):
+def test_an_error_on_one_process_ends_both(scenes, scenes_config, tmp_path):
     """Each image is in an epoch once, so that one of them alone meets the damaged one."""
     broken = tmp_path / "scenes"
     broken.mkdir()
@@ -135,23 +116,23 @@ def test_an_error_on_one_process_ends_both(launch, scenes, scenes_config, tmp_pa
     for path in (scenes / "images").iterdir():
         (broken / "images" / path.name).write_bytes(path.read_bytes())
     (broken / "images" / "scene_000007.png").write_bytes(b"")
-    result = launch(
-        2,
-        *("-m", "captioning.train", "--config", scenes_config, f"image_root={broken}"),
+    launched = Launched(
+        *(2, "-m", "captioning.train", "--config", scenes_config, f"image_root={broken}"),
         *("--output_dir", tmp_path / "run", "batch_size=4"),
+        output=tmp_path / "said",
     )
-    assert result.returncode == 2
-    errors = [line for line in result.stderr.splitlines() if "error" in line.lower()]
-    assert len(errors) == 1 and "scene_000007.png" in errors[0], result.stderr
-    assert "Traceback" not in result.stderr
+    assert launched.wait() == [2], launched.said()
+    errors = [line for line in launched.said().splitlines() if "error" in line.lower()]
+    assert len(errors) == 1 and "scene_000007.png" in errors[0], launched.said()
+    assert "Traceback" not in launched.said()
 
 
-def test_an_error_of_all_is_said_once(launch, scenes_config, tmp_path):
-    train = ["-m", "captioning.train", "--config", scenes_config, "--output_dir", tmp_path]
+def test_an_error_of_all_is_said_once(scenes_config, tmp_path):
+    train = ["-m", "captioning.train", "--config", scenes_config, "--output_dir", tmp_path / "run"]
     for override in ("num_beam=3", "pretrained=absent.pth"):
-        result = launch(2, *train, override)
-        assert result.returncode == 2
-        assert result.stderr.lower().count("error") == 1, result.stderr
+        launched = Launched(2, *train, override, output=tmp_path / "said")
+        assert launched.wait() == [2], launched.said()
+        assert launched.said().lower().count("error") == 1, launched.said()
 
 
 # In one alone: two that print at once would print into each other's lines.
@@ -163,9 +144,17 @@ time.sleep(100)
 """
 
 
-def test_a_bug_keeps_its_traceback(launch, tmp_path):
+def test_a_bug_keeps_its_traceback(repository, tmp_path):
+    """By the launcher as a user starts it."""
     (tmp_path / "bug.py").write_text(BUG_IN_ONE)
-    result = launch(2, tmp_path / "bug.py")
+    launch = [sys.executable, "-m", "captioning.launch", "--standalone", "--nproc_per_node", "2"]
+    result = subprocess.run(
+        [*launch, str(tmp_path / "bug.py")],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert result.returncode == 1
     assert "RuntimeError: a bug" in result.stderr
 

@@ -4,8 +4,6 @@ import itertools
 import json
 import math
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +19,7 @@ from captioning.training import fine_tuning
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.self_critical import SelfCritical
 from decoding import Generated
+from tests.soak.runs import Run
 
 END, WORDS, LONGEST = 0, 3, 3
 
@@ -207,7 +206,7 @@ def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, no_child_stays,
         torch.testing.assert_close(whole[part], resumed[part], rtol=0, atol=0)
 
 
-def test_two_processes_go_on_to_the_bit(scenes_config, tmp_path, repository):
+def test_two_processes_go_on_to_the_bit(scenes_config, tmp_path):
     """From within an epoch, the checkpoint of its end thrown away."""
     settings = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "reward_kl=0.1"]
     settings += ["max_tokens=12", "metrics=[length]", "reward_samples=2", "batch_size=4"]
@@ -219,14 +218,9 @@ def test_two_processes_go_on_to_the_bit(scenes_config, tmp_path, repository):
             for path in again.glob("checkpoint_*"):
                 if "step" not in path.name:
                     path.unlink()
-        command = [sys.executable, "-m", "captioning.launch", "--standalone"]
-        command += ["--nproc_per_node", "2", "-m", "captioning.train", "--device", "cpu"]
-        command += ["--config", str(scenes_config), "--output_dir", str(folder), *settings]
-        result = subprocess.run(
-            command, cwd=repository, capture_output=True, text=True, timeout=200
-        )
-        assert result.returncode == 0, result.stderr
-    assert f"resuming from {again / 'checkpoint_00_step00000002.pth'}" in result.stderr
+        done = Run(scenes_config, folder, "--device", "cpu", *settings, processes=2)
+        assert done.wait() == [0, 0], done.said()
+    assert f"resuming from {again / 'checkpoint_00_step00000002.pth'}" in done.said()
     first, second = (torch.load(f / "checkpoint_00.pth") for f in (whole, again))
     for part in ("model", "optimizer"):
         torch.testing.assert_close(first[part], second[part], rtol=0, atol=0)
