@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from captioning.runtime import stopping
-from captioning.runtime.side_by_side import cores
 from tests.tiny_run import TINY_RUN
 
 # At the first backward autograd starts a thread for each kind of device known by then, and what is
@@ -28,12 +27,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def pytest_configure(config):
     """Let files be handed out in the order of the items, not by how many tests they have."""
     config.option.loadscopereorder = False
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """Half as many processes again as cores: tests often wait, for files, signals and ranks."""
-    return cores() * 3 // 2
 
 
 def pytest_collection_modifyitems(items):
