@@ -36,6 +36,11 @@ def is_store(address: str) -> bool:
     return bool(parted) and scheme in LIBRARIES
 
 
+def has_folders(address: str) -> bool:
+    """Whether it is in a store that can be listed and written, as no server of https can."""
+    return is_store(address) and not address.startswith("https:")
+
+
 def check_address(address: str) -> None:
     """Raise UserError for what would put a secret into everything that names the file."""
     parts = urlsplit(address)

@@ -16,12 +16,11 @@ from typing import Any, Optional, Union
 import torch
 
 from BLIP.checkpoint import check_finite, holds_tensors
-from BLIP.download import STORES
 from BLIP.in_parts import REST, is_in_parts, read_rest
 from BLIP.pickled import read_pickled
 from captioning.files.local_copies import local, local_folder
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
-from captioning.files.stores import Missing, check_address, stamp, stamps
+from captioning.files.stores import Missing, check_address, has_folders, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     refusals_told,
@@ -103,7 +102,7 @@ def named(name: str) -> str:
 
     The folder may be in a store. Raises UserError for one without a checkpoint.
     """
-    if "://" in name and name.partition("://")[0] in STORES:
+    if has_folders(name):
         return _named_in_store(name.rstrip("/"))
     folder = Path(name)
     if not folder.is_dir() or is_in_parts(folder):
@@ -135,7 +134,7 @@ def _named_in_store(name: str) -> str:
 
 def version_of(name: str) -> Union[float, str, None]:
     """What differs when a checkpoint is written anew; None where it is not known."""
-    if "://" in name and name.partition("://")[0] in STORES:
+    if has_folders(name):
         try:
             return stamp(name)[1]
         except Missing:

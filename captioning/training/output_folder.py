@@ -39,6 +39,14 @@ def working_folder(output_dir: str) -> Path:
     return cache_folder() / "runs" / f"{PurePosixPath(address).name}-{digest}"
 
 
+def free_name(folder: Path) -> Path:
+    """Beside the folder, where it can be moved: FOLDER.1, .2 and so on."""
+    number = 1
+    while (target := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    return target
+
+
 class OutputFolder:
     """folder: on this disk. `keep` brings what is in it to the store, if it is of one.
 
@@ -135,9 +143,7 @@ class OutputFolder:
         known, here = self._read_record(), self._files()
         new = (n for n, stamp in here.items() if known.get(n, {}).get("here") != stamp)
         if here and (WRITER not in there or any(name != WRITER for name in new)):
-            number = 1
-            while (target := self.folder.with_name(f"{self.folder.name}.{number}")).exists():
-                number += 1
+            target = free_name(self.folder)
             self.folder.rename(target)
             say(f"{self.address} is not as it was left; moved {self.folder}, a copy, to {target}")
         begun = self.folder.with_name(f".{self.folder.name}{SUFFIX}")

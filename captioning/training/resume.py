@@ -11,7 +11,7 @@ from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
-from captioning.training.output_folder import OutputFolder
+from captioning.training.output_folder import OutputFolder, free_name
 from captioning.training.run_state import batches, batches_of, place_of
 from captioning.training.validation_history import why_over
 
@@ -133,9 +133,7 @@ def _move_aside(output: OutputFolder) -> None:
         return
     if aside := output.move_aside():
         say(f"copied what was in {output.address} to {aside}")
-    number = 1
-    while (target := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
+    target = free_name(folder)
     try:
         folder.rename(target)
     except OSError as error:
