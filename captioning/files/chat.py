@@ -6,6 +6,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from email.utils import parsedate_to_datetime
 from threading import Event
 from typing import Any, Optional
 from urllib.parse import urlsplit
@@ -130,11 +131,8 @@ class ChatServer:
         except urllib.error.HTTPError as error:
             if error.code not in PASSING:
                 raise
-            wait = error.headers.get("Retry-After") or ""
-            reason = f"{error.code} {one_line(error.reason)}"
-            raise _PassingError(
-                reason, float(wait) if wait.isascii() and wait.isdigit() else 0.0
-            ) from None
+            wait = _seconds(error.headers.get("Retry-After") or "")
+            raise _PassingError(f"{error.code} {one_line(error.reason)}", wait) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise _PassingError(one_line(getattr(error, "reason", error))) from None
 
@@ -147,6 +145,16 @@ class ChatServer:
         hint = f" (is {self.key_name} right?)" if error.code in (401, 403) else ""
         told = f"{self.url}: {error.code} {one_line(said or error.reason)}{hint}"
         return NoAnswer(told, error.code)
+
+
+def _seconds(wait: str) -> float:
+    """What a Retry-After asks for, a number or a date (RFC 9110, 10.2.3); 0 of any other."""
+    if wait.isascii() and wait.isdigit():
+        return float(wait)
+    try:
+        return max(0.0, parsedate_to_datetime(wait).timestamp() - time.time())
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return 0.0
 
 
 def _contents(answer: bytes) -> list[Optional[str]]:

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import threading
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
 
 import pytest
 from PIL import Image
@@ -171,10 +173,11 @@ def test_retry_after_is_waited_for(server, monkeypatch):
             return False
 
     server.usual = lambda: said("now")
-    server.answers = [(429, {"Retry-After": "7"}, ""), (429, {"Retry-After": "9999"}, "")]
+    at = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=50), usegmt=True)
+    server.answers = [(429, {"Retry-After": asked}, "") for asked in ("7", "9999", at)]
     client = chat.ChatServer(server.url, "--url", KEY)
     assert client.ask(served.Question("m", "p", {}, 1, None).body("", ""), Patient()) == ["now"]
-    assert waited == [7, chat.LONGEST_WAIT_S]
+    assert waited[:2] == [7, chat.LONGEST_WAIT_S] and 30 < waited[2] <= 50
 
 
 @pytest.mark.parametrize(
