@@ -90,11 +90,14 @@ class Demo:
 
     def steps(self) -> list[Step]:
         scale = 0.25 if self.quick else 1
-        fine_tunings = (105 * scale + 20) * 2 / (1 if self.on_gpu else min(cores(), 3))
+        # Roughly how much longer than on two cores, which do not work twice as fast as one.
+        at_once = 1 if self.on_gpu else min(cores(), 3)
+        pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][at_once - 1]
+        fine_tuning *= 90 * scale + 20
         return [
             Step("drawing the world", 8 * scale, self._draw),
-            Step("pre-training with MLE", 140 * scale / min(cores(), 2), self._pretrain),
-            Step("fine-tuning, captioning and scoring", fine_tunings / 2, self._fine_tune),
+            Step("pre-training with MLE", 140 * scale * pretraining, self._pretrain),
+            Step("fine-tuning, captioning and scoring", fine_tuning, self._fine_tune),
             Step("report", 8, self._report),
         ]
 
@@ -222,7 +225,8 @@ class Shown:
             self.line.show(f"{self._place()} {', '.join(parts)}; about {left} to go in all")
 
     def end(self) -> None:
-        self.remaining.at(self.number, 1.0, first=not self.shares and self.number > 0)
+        # A step without processes has a pace of its own, which tells nothing of the others'.
+        self.remaining.at(self.number, 1.0, first=not self.shares)
         self.line.clear()
 
     def _place(self) -> str:
