@@ -28,7 +28,7 @@ RECORD = "stored.json"  # which version of each file the copy is of
 
 def place_of(out: str) -> tuple[Path, Optional[str]]:
     """Where `--out` is written on this disk, and its address if it is in a store."""
-    if not stores.is_store(out) or out.startswith("https"):
+    if not stores.has_folders(out):
         return Path(out), None
     stores.check_address(out)
     digest = hashlib.sha256(out.encode()).hexdigest()[:16]
@@ -41,15 +41,15 @@ def begin(request: Request, restart: bool) -> None:
     Raises UserError.
     """
     there = stores.stamps(f"{request.address}.parts")
-    header = _header(request) if HEADER in there else None
+    header = _header(request) if HEADER in there and not restart else None
     if header and _known(there, header, header["file"]) is None:
         header = None
     local = find(request.parts)
-    if local and (restart or not header or local.header["file"] != header["file"]):
+    if local and (not header or local.header["file"] != header["file"]):
         remove_plan(request.parts)
         local = None
     # As on a disk, a plan of which nothing is captioned binds nobody.
-    if local or (header and not restart and any(name.endswith(".done") for name in there)):
+    if local or (header and any(name.endswith(".done") for name in there)):
         _go_on(request, header, local, there)
     elif there:
         remove(request)
@@ -60,10 +60,9 @@ def begin(request: Request, restart: bool) -> None:
 def keep_plan(request: Request, plan: Plan) -> None:
     """Write a new plan to the store. Raises UserError."""
     with _nothing_lost(request):
-        for name in filter(
-            lambda name: (request.parts / name).exists(), (plan.header["file"], BASE)
-        ):
-            uploads.upload(request.parts / name, _address(request, plan.header, name))
+        for name in (plan.header["file"], BASE):
+            if (request.parts / name).exists():
+                uploads.upload(request.parts / name, _address(request, plan.header, name))
         uploads.upload(request.parts / HEADER, f"{request.address}.parts/{HEADER}")
 
 
@@ -140,10 +139,14 @@ def _address(request: Request, header: dict[str, Any], name: str) -> str:
 
 
 def _header(request: Request) -> Optional[dict[str, Any]]:
+    address = f"{request.address}.parts/{HEADER}"
     try:
-        return json.loads(stores.whole(f"{request.address}.parts/{HEADER}"))
+        header = json.loads(stores.whole(address))
+        return {**header, "file": str(header["file"])}
     except stores.Missing:
         return None
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{address} is damaged: drop the unfinished run with --restart") from error
 
 
 def _refresh(request: Request, path: Path) -> None:

@@ -85,7 +85,7 @@ def test_what_another_machine_finished_is_not_made_again(s3, call, on_disk):
     assert len(markers) == 2
     code, said = call("two")
     assert code == 0 and f"going on with {OUT}" in said and "captions are in " + OUT in said
-    assert s3.requests["PUT"] and in_store() == on_disk
+    assert in_store() == on_disk
     # The first machine's plan is no more.
     code, said = call("one")
     assert code == 0 and "skipped 10" in said and in_store() == on_disk
@@ -114,3 +114,10 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk):
     assert code == 2 and f"{OUT}: another machine has gone on with it" in said
     assert "captions.jsonl" not in in_store()
     assert call("two")[0] == 0 and in_store() == on_disk
+
+
+def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk):
+    s3.files.pipe_file("bucket/within/captions.jsonl.parts/plan.json", b'{"file": ')
+    code, said = call("one")
+    assert code == 2 and f"error: {OUT}.parts/plan.json is damaged" in said and "--restart" in said
+    assert call("one", "--restart")[0] == 0 and in_store() == on_disk
