@@ -57,9 +57,9 @@ class Request:
 
     def told(self, path: Path) -> str:
         """What `out`, or a file beside it, is called where a user looks for it."""
-        return (
-            stores.joined(self.address.rpartition("/")[0], path.name) if self.address else str(path)
-        )
+        if self.address is None:
+            return str(path)
+        return stores.joined(self.address.rpartition("/")[0], path.name)
 
     def sidecar_of(self, image: str) -> Path:
         stores.check_on_disk(f"--sidecar: {image}", image)
