@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from captioning.bulk import served_options
+from captioning.bulk import served_options, stored_output
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.many import ManyActors
 from captioning.bulk.model import Captioning
@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "input", metavar="INPUT", help="photo, folder, list (.txt .csv .json .jsonl) or .tar shards"
     )
-    add("--out", type=Path, required=True, help="a .jsonl file: a line an image")
+    add("--out", required=True, help="a .jsonl file, on disk or in a store: a line an image")
     add("--config", help="a YAML file, where the checkpoint is not of a run here")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     add("--precision", choices=tuple(DTYPES), help="default: bf16 on a GPU, else fp32")
@@ -206,8 +206,10 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], E
 
 def caption(arguments: argparse.Namespace) -> None:
     """Do what is asked. Raises UserError and Stopped."""
-    names = set(Request.__dataclass_fields__) - {"source"}
-    request = Request(arguments.input, **{name: getattr(arguments, name) for name in names})
+    names = set(Request.__dataclass_fields__) - {"source", "out", "address"}
+    out, address = stored_output.place_of(arguments.out)
+    given = {name: getattr(arguments, name) for name in names}
+    request = Request(arguments.input, out, address=address, **given)
     with engine_of(arguments) as (settings, engine):
         settings.update({name: getattr(arguments, name) for name in OF_THE_RUN})
         settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])

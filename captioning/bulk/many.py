@@ -14,9 +14,8 @@ from captioning.bulk.cluster import Cluster
 from captioning.bulk.crew import TRIES, Crew, Hand
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Handed, Made, Part, Plan
-from captioning.bulk.work import Count, publish
+from captioning.bulk.work import Count, finish, publish
 from captioning.files import stores
-from captioning.files.writing import write_lines
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import say
@@ -160,7 +159,7 @@ class _Work:
             self.count(len(made.lines))
         if made.counts is not None:
             part.seal()
-            write_lines(part.marker, [made.counts])
+            finish(self.request, self.plan, part, made.counts)
         if made.counts is not None or made.problem is not None:
             del hand.parts[stream]
             hand.alone = False

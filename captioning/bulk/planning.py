@@ -56,8 +56,8 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
     if tally.damaged or tally.repeated:
         if not request.verify:
             raise UserError(
-                f"{request.out}: {tally.damaged} lines are damaged, {tally.repeated} repeat an "
-                "image: --verify mends it"
+                f"{request.told(request.out)}: {tally.damaged} lines are damaged, "
+                f"{tally.repeated} repeat an image: --verify mends it"
             )
         write_lines(request.out, _first_lines(request.out, Tally()))
     remove_plan(request.parts)

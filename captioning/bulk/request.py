@@ -23,7 +23,8 @@ EXISTING = ("skip", "overwrite", "append", "prepend")
 @dataclass(frozen=True)
 class Request:
     """One call. The files: `out`, a line an image; `failed`, a line for each that has no caption;
-    `marker`, written last; `parts`, a folder that is there until all is done."""
+    `marker`, written last; `parts`, a folder that is there until all is done. address: of `out` in
+    a store, of which the files are copies then; see `stored_output`."""
 
     source: str
     out: Path
@@ -40,6 +41,7 @@ class Request:
     shard_size: Optional[int] = None
     write_shards: Optional[Path] = None
     parquet: Optional[Path] = None
+    address: Optional[str] = None
 
     @property
     def failed(self) -> Path:
@@ -52,6 +54,12 @@ class Request:
     @property
     def parts(self) -> Path:
         return self.out.with_name(self.out.name + ".parts")
+
+    def told(self, path: Path) -> str:
+        """What `out`, or a file beside it, is called where a user looks for it."""
+        if self.address is None:
+            return str(path)
+        return stores.joined(self.address.rpartition("/")[0], path.name)
 
     def sidecar_of(self, image: str) -> Path:
         stores.check_on_disk(f"--sidecar: {image}", image)
@@ -104,8 +112,12 @@ class Request:
         """Raise UserError where something cannot be written, before the work."""
         for name in ("out", "write_shards", "parquet"):
             stores.check_on_disk(f"--{name}", getattr(self, name))
+        if self.address and self.write_shards:
+            raise UserError("--write-shards, a folder on a disk, goes with an --out on a disk")
         if self.out.is_dir() or self.out.suffix != ".jsonl":
-            raise UserError(f"--out is {self.out}; it has to be a file that ends in .jsonl")
+            raise UserError(
+                f"--out is {self.told(self.out)}; it has to be a file that ends in .jsonl"
+            )
         require_folder(self.out.parent)
         if self.write_shards:
             require("webdataset", "--write-shards")
@@ -124,7 +136,9 @@ class Request:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise UserError(f"{self.out}: another program is writing it; wait for it") from None
+            raise UserError(
+                f"{self.told(self.out)}: another program is writing it; wait for it"
+            ) from None
         try:
             self._clear()
             yield

@@ -5,6 +5,7 @@ import time
 from contextlib import ExitStack
 from typing import Any, Callable, Protocol
 
+from captioning.bulk import stored_output
 from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.request import Request
@@ -37,6 +38,7 @@ class BulkCaptioning:
     ) -> None:
         self.request, self.settings, self.engine = request, settings, engine
         self.restart = restart
+        self.named = request.told(request.out)
         self.tally = Tally()
         self.captioned = self.failed = 0
         self.images, self.seconds = 0, 0.0  # of this call
@@ -64,6 +66,8 @@ class BulkCaptioning:
     def _begin(self, held: ExitStack) -> None:
         self.request.check_outputs()
         held.enter_context(self.request.alone())
+        if self.request.address:
+            stored_output.begin(self.request, self.restart)
         plan = find(self.request.parts)
         if plan is None:
             return
@@ -75,18 +79,20 @@ class BulkCaptioning:
             was, now = before.get(name), self.settings.get(name)
             if was != now:
                 raise UserError(
-                    f"{self.request.out}: an unfinished run had {name} {was!r}, and now it is "
+                    f"{self.named}: an unfinished run had {name} {was!r}, and now it is "
                     f"{now!r}: finish it as it was, or drop it with --restart"
                 )
-        say(f"going on with {self.request.out}")
+        say(f"going on with {self.named}")
 
     def _plan(self) -> None:
         plan, self.tally = make_plan(self.request, self.settings)
+        if self.request.address and self._anything(plan):
+            stored_output.keep_plan(self.request, plan)
         tally = self.tally
         others = tally.checkpoints - {self.settings["checkpoint"]}
         if others and tally.skipped:
             say(
-                f"{self.request.out} has captions of {', '.join(sorted(others))}, which stay; "
+                f"{self.named} has captions of {', '.join(sorted(others))}, which stay; "
                 "--existing overwrite makes them anew"
             )
         if self.request.verify:
@@ -121,21 +127,37 @@ class BulkCaptioning:
 
     def _merge(self) -> None:
         plan = find(self.request.parts)
-        if plan.header["entries"] or self.request.verify or not self.request.marker.exists():
+        stored = self.request.address and self._anything(plan)
+        if self._anything(plan):
+            if stored:
+                stored_output.before_merging(self.request, plan)
             captioned, failed = merge(self.request, plan)
+            if stored:
+                stored_output.keep_captions(self.request)
             self.captioned += captioned
             self.failed += failed
         if self.request.parquet:
             write_parquet(self.request.out, self.request.parquet)
+        if stored:
+            stored_output.remove(self.request)
         remove_plan(self.request.parts)  # last: from here on the same command is another run
+
+    def _anything(self, plan: Plan) -> bool:
+        """Whether there is anything to put together."""
+        request = self.request
+        return bool(plan.header["entries"] or request.verify or not request.marker.exists())
 
     def _end(self) -> None:
         request, tally = self.request, self.tally
         rate = f" ({self.images / self.seconds:.1f} images a second)" if self.seconds else ""
         failed = self.failed + tally.failed
-        why = f" ({request.failed} says why; --retry-failed tries them again)" if failed else ""
+        why = (
+            f" ({request.told(request.failed)} says why; --retry-failed tries them again)"
+            if failed
+            else ""
+        )
         examples = filter(None, read_lines(request.out)) if self.captioned else ()
         for line in itertools.islice(examples, EXAMPLES):
             say(printable(f"{line['image']}: {line['caption']}"))
         say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
-        say(f"captions are in {request.out}")
+        say(f"captions are in {self.named}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable, Optional
 
-from captioning.bulk import reading, tars
+from captioning.bulk import reading, stored_output, tars
 from captioning.bulk.model import Captioning
 from captioning.bulk.planning import write_sidecar
 from captioning.bulk.request import Request
@@ -76,7 +76,14 @@ def done_before(request: Request, plan: Plan) -> int:
 def publish(request: Request, plan: Plan, part: Part) -> None:
     """Write what comes of a sealed part besides itself, then its marker."""
     number, entries = plan.header["first_shard"] + part.shard, plan.entries(part.shard)
-    write_lines(part.marker, [write_beside(request, number, entries, part.read())])
+    finish(request, plan, part, write_beside(request, number, entries, part.read()))
+
+
+def finish(request: Request, plan: Plan, part: Part, counts: dict[str, Any]) -> None:
+    """Write a part's marker, and to the store what belongs there. Raises OSError, UserError."""
+    write_lines(part.marker, [counts])
+    if request.address:
+        stored_output.keep_part(request, plan, part)
 
 
 def write_beside(

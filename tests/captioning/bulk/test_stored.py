@@ -100,7 +100,10 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://bucket/photos", ["--sidecar"], "it has to be on a disk"),
         ("s3://bucket/photos", ["--write-shards", "s3://bucket/a"], "--write_shards is on s3://"),
         ("s3://bucket/photos", ["--parquet", "s3://bucket/a"], "--parquet is on s3://; it has"),
-        ("s3://bucket/photos", ["--out", "s3://bucket/a.jsonl"], "--out is on s3://; it has to be"),
+        ("s3://bucket/photos", ["--out", "https://host/a.jsonl"], "--out is on https://; it has"),
+        ("s3://bucket/photos", ["--out", "s3://bucket/a"], "--out is s3://bucket/a; it has to be"),
+        ("s3://bucket/photos", ["--out", "s3://no-bucket/a.jsonl"], "no such file or bucket"),
+        ("s3://bucket/photos", ["--out", "s3://k:S3CR3T@b/a.jsonl"], "may hold a secret"),
         ("s3://bucket/photos", ["--root", "s3://bucket"], "--root is for a list"),
     ],
 )

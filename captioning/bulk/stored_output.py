@@ -1,0 +1,189 @@
+"""Captions whose file is in an object store: a copy of it on this disk, and what goes there when.
+
+The store has nothing that is renamed or appended to. ADDRESS.parts holds the plan, its header last,
+and of each finished shard the lines, then the marker. Their names begin with the plan's, so that
+those of another are never taken for its own. At the end come `failed`, `out` and `marker`, in this
+order; the plan's header is the first that is removed. What a machine that is lost has brought there
+another goes on with. Journals stay on the disk.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Optional
+
+from captioning.bulk.request import Request
+from captioning.bulk.shards import BASE, HEADER, Part, Plan, find, parts_of, remove_plan
+from captioning.files import stores, uploads
+from captioning.files.cache import cache_folder
+from captioning.files.local_copies import fetch
+from captioning.files.reading import read_lines
+from captioning.files.writing import write_lines
+from captioning.runtime.errors import UserError
+
+RECORD = "stored.json"  # which version of each file the copy is of
+
+
+def place_of(out: str) -> tuple[Path, Optional[str]]:
+    """Where `--out` is written on this disk, and its address if it is in a store."""
+    if not stores.has_folders(out):
+        return Path(out), None
+    stores.check_address(out)
+    digest = hashlib.sha256(out.encode()).hexdigest()[:16]
+    return cache_folder() / "captions" / digest / PurePosixPath(out).name, out
+
+
+def begin(request: Request, restart: bool) -> None:
+    """Let the copy be what the store has, and its unfinished plan the one to go on with.
+
+    Raises UserError.
+    """
+    there = stores.stamps(f"{request.address}.parts")
+    header = _header(request) if HEADER in there and not restart else None
+    if header and _known(there, header, header["file"]) is None:
+        header = None
+    local = find(request.parts)
+    if local and (not header or local.header["file"] != header["file"]):
+        remove_plan(request.parts)
+        local = None
+    # As on a disk, a plan of which nothing is captioned binds nobody.
+    if local or (header and any(name.endswith(".done") for name in there)):
+        _go_on(request, header, local, there)
+    elif there:
+        remove(request)
+    for path in (request.failed, request.out, request.marker):
+        _refresh(request, path)
+
+
+def keep_plan(request: Request, plan: Plan) -> None:
+    """Write a new plan to the store. Raises UserError."""
+    with _nothing_lost(request):
+        for name in (plan.header["file"], BASE):
+            if (request.parts / name).exists():
+                uploads.upload(request.parts / name, _address(request, plan.header, name))
+        uploads.upload(request.parts / HEADER, f"{request.address}.parts/{HEADER}")
+
+
+def keep_part(request: Request, plan: Plan, part: Part) -> None:
+    """Write a finished shard to the store. Raises UserError."""
+    with _nothing_lost(request):
+        for path in (part.path, part.marker):
+            uploads.upload(path, _address(request, plan.header, path.name))
+
+
+def before_merging(request: Request, plan: Plan) -> None:
+    """Raise UserError where the store has another's plan by now; see what else has failed."""
+    header = _header(request)
+    if header is None or header["file"] != plan.header["file"]:
+        raise UserError(
+            f"{request.address}: another machine has gone on with it or begun it anew; the same "
+            "command sees what is left"
+        )
+    _refresh(request, request.failed)
+
+
+def keep_captions(request: Request) -> None:
+    """Write what was merged to the store, the marker last. Raises UserError."""
+    with _nothing_lost(request):
+        for path in (request.failed, request.out, request.marker):
+            there = uploads.upload(path, request.told(path)) if path.exists() else None
+            if there is None:
+                uploads.remove(request.told(path))
+            _note(request, path, there)
+
+
+def remove(request: Request) -> None:
+    """Remove the plan and its parts from the store, the header first. Raises UserError."""
+    uploads.remove(f"{request.address}.parts/{HEADER}")
+    for name in stores.stamps(f"{request.address}.parts"):
+        uploads.remove(f"{request.address}.parts/{name}")
+
+
+def _go_on(
+    request: Request, header: dict[str, Any], local: Optional[Plan], there: dict[str, Any]
+) -> None:
+    def take(name: str) -> None:
+        address = _address(request, header, name)
+        stamp = there.get(address.rpartition("/")[2])
+        if stamp is not None:
+            fetch(address, request.parts / name, stamp)
+
+    if local is None:
+        take(BASE)
+        file = header["file"]
+        fetch(_address(request, header, file), request.parts / file, _known(there, header, file))
+        local = Plan(request.parts, header)
+    for part in parts_of(request.parts, local):
+        stored = _known(there, header, part.marker.name) is not None
+        if stored and not part.marker.exists():
+            take(part.path.name)
+            take(part.marker.name)
+            part.journal.unlink(missing_ok=True)
+        elif part.marker.exists() and not stored:
+            keep_part(request, local, part)
+    write_lines(request.parts / HEADER, [header])
+
+
+def _known(there: dict[str, Any], header: dict[str, Any], name: str) -> Any:
+    return there.get(_named(header, name))
+
+
+def _named(header: dict[str, Any], name: str) -> str:
+    return f"{Path(header['file']).stem}.{name}"
+
+
+def _address(request: Request, header: dict[str, Any], name: str) -> str:
+    return f"{request.address}.parts/{_named(header, name)}"
+
+
+def _header(request: Request) -> Optional[dict[str, Any]]:
+    address = f"{request.address}.parts/{HEADER}"
+    try:
+        header = json.loads(stores.whole(address))
+        return {**header, "file": str(header["file"])}
+    except stores.Missing:
+        return None
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{address} is damaged: drop the unfinished run with --restart") from error
+
+
+def _refresh(request: Request, path: Path) -> None:
+    """Let one file be what the store has."""
+    try:
+        stamp = stores.stamp(request.told(path))
+    except stores.Missing:
+        path.unlink(missing_ok=True)
+        return
+    if _record(request).get(path.name) != [_here(path), stamp]:
+        fetch(request.told(path), path, stamp)
+        _note(request, path, stamp)
+
+
+def _note(request: Request, path: Path, stamp: Optional[list[Any]]) -> None:
+    record = _record(request)
+    record[path.name] = [_here(path), stamp]
+    write_lines(request.out.with_name(RECORD), [record])
+
+
+def _record(request: Request) -> dict[str, Any]:
+    return next(read_lines(request.out.with_name(RECORD)), None) or {}
+
+
+def _here(path: Path) -> Optional[list[int]]:
+    if not path.exists():
+        return None
+    known = path.stat()
+    return [known.st_size, known.st_mtime_ns]
+
+
+@contextlib.contextmanager
+def _nothing_lost(request: Request) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"{error}; nothing is lost: what is captioned is in {request.parts}, and the same "
+            "command goes on with it on this machine"
+        ) from error
