@@ -3,7 +3,7 @@
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
@@ -22,13 +22,15 @@ from captioning.runtime.errors import UserError
 class Batch(NamedTuple):
     """Some entries of a shard. image: of those without an "error", b of them, None for none.
 
-    last: the shard ends here, with a batch that may have no entry.
+    last: the shard ends here, with a batch that may have no entry. refused: why a store gives
+    nothing any more, the line that ends the run.
     """
 
     shard: int
     entries: list[dict[str, Any]]
     image: Optional[Images]
     last: bool
+    refused: Optional[str] = None
 
 
 @dataclass(eq=False)
@@ -47,19 +49,24 @@ class ShardImages(IterableDataset):
     batch_size: int
     read: Callable[[str, Optional[BinaryIO]], Any]
     join: Callable[[list], Images] = torch.stack
+    given: Optional[str] = None  # by a store: the file that this process has read last
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         own = self.shards[worker.id :: worker.num_workers] if worker else self.shards
         for shard, done in own:
-            sources = itertools.chain.from_iterable(map(_sources, self.entries(shard)))
+            sources = itertools.chain.from_iterable(map(self._sources, self.entries(shard)))
             sources = itertools.islice(sources, done, None)
-            while chosen := list(itertools.islice(sources, self.batch_size)):
-                yield self._batch(shard, chosen)
+            try:
+                while chosen := list(itertools.islice(sources, self.batch_size)):
+                    yield self._batch(shard, chosen)
+            except _Refused as refusal:  # of its own class a worker's error would be many lines
+                yield Batch(shard, [], None, last=False, refused=str(refusal))
+                return
             yield Batch(shard, [], None, last=True)
 
     def _batch(self, shard: int, sources: list[dict[str, Any]]) -> Batch:
-        images = []
+        images, doubtful = [], None
         for entry in sources:
             data = entry.pop("data", None)
             if "error" in entry:
@@ -67,33 +74,71 @@ class ShardImages(IterableDataset):
             try:
                 if data is None and stores.is_store(entry["image"]):
                     data = stores.whole(entry["image"])
+                    self.given = entry["image"]
                 elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
                 content = None if data is None else io.BytesIO(data)
                 images.append(self.read(entry["image"], content))
+            except stores.StoreError as error:
+                entry["error"] = str(error)
+                if self.given:
+                    self._blame(entry["image"], error)
+                else:
+                    doubtful = doubtful or (entry["image"], error)
             except UserError as error:
                 entry["error"] = str(error)
             except Exception as error:  # whatever else an image does, the others have captions
                 entry["error"] = f"{type(error).__name__}: {error}"
+        if doubtful:
+            self._blame(*doubtful)
         return Batch(shard, sources, self.join(images) if images else None, last=False)
 
+    def _blame(self, address: str, error: stores.StoreError) -> None:
+        """Raise _Refused unless the fault is the one file's: the store still gives another one.
 
-def _sources(entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The images of an entry of the plan: itself, or those of its tar with their bytes."""
-    if "tar" not in entry:
-        yield entry
-        return
-    skip, old = set(entry.get("skip", ())), entry.get("old", {})
-    try:
-        for member in tars.members(entry["tar"]):
-            if member.name not in skip:
-                found = {"image": member.name, "image_id": member.key, "data": member.data}
-                yield {**found, "old": old[member.name]} if member.name in old else found
-    except Exception as error:  # tarfile's, gzip's, the library's, of a tar that is not whole
-        # The library adds what it was reading to the first words of the error, and after them.
-        told = str(error.args[0]).partition(" @ ")[0] if error.args else ""
-        reason = " ".join(told.split()) or type(error).__name__
-        yield {"image": entry["tar"], "error": f"{entry['tar']}: cannot be read on: {reason}"}
+        Of servers of https each file may have its own.
+        """
+        if not stores.has_folders(address):
+            return
+        try:
+            if self.given:
+                stores.span(self.given, 0, 1)
+                return
+        except UserError:
+            pass
+        raise _Refused(_going_on(error))
+
+    def _sources(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The images of an entry of the plan: itself, or those of its tar with their bytes."""
+        if "tar" not in entry:
+            yield entry
+            return
+        tar, skip, old = entry["tar"], set(entry.get("skip", ())), entry.get("old", {})
+        try:
+            for member in tars.members(tar):
+                if member.name not in skip:
+                    found = {"image": member.name, "image_id": member.key, "data": member.data}
+                    yield {**found, "old": old[member.name]} if member.name in old else found
+        except stores.StoreError as error:
+            raise _Refused(_going_on(error)) from None
+        except Exception as error:
+            yield {"image": tar, "error": _cannot_be_read_on(tar, error)}
+
+
+class _Refused(Exception):
+    """A store gives nothing any more."""
+
+
+def _going_on(error: stores.StoreError) -> str:
+    return f"{error}; nothing is lost, and the same command goes on from here"
+
+
+def _cannot_be_read_on(tar: str, error: Exception) -> str:
+    """What tarfile, gzip or the library says of a tar that is not whole, in one line."""
+    # The library adds what it was reading to the first words of the error, and after them.
+    told = str(error.args[0]).partition(" @ ")[0] if error.args else ""
+    reason = " ".join(told.split()) or type(error).__name__
+    return f"{tar}: cannot be read on: {reason}"
 
 
 def transformed(
@@ -103,12 +148,13 @@ def transformed(
     return transform(load_image(path, data))
 
 
-def batches(dataset: ShardImages, workers: int) -> Iterable[Batch]:
-    """workers: processes that read, of which one photo needs none."""
+def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:
+    """workers: processes that read, of which one photo needs none. Raises UserError where a store
+    gives nothing any more."""
     entries = dataset.entries(dataset.shards[0][0]) if len(dataset.shards) == 1 else []
     if len(entries) == 1 and "tar" not in entries[0]:
         workers = 0
-    return DataLoader(
+    loader = DataLoader(
         dataset,
         batch_size=None,
         collate_fn=_as_it_is,
@@ -117,6 +163,10 @@ def batches(dataset: ShardImages, workers: int) -> Iterable[Batch]:
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # DataLoader draws from the caller's otherwise
     )
+    for batch in loader:
+        if batch.refused:
+            raise UserError(batch.refused)
+        yield batch
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -131,7 +131,7 @@ def s3(s3_server, monkeypatch):
         s3_server.files.rm("bucket", recursive=True)
     s3_server.files.mkdir("bucket")
     s3_server.faults.clear()
-    s3_server.refused = None
+    s3_server.refused, s3_server.withheld = None, lambda path: False
     s3_server.requests.clear()
     yield s3_server
     s3fs.S3FileSystem.clear_instance_cache()

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from typing import Optional
+from typing import Callable, Optional
 
 ERROR = b"<Error><Code>%s</Code><Message>told to fail</Message></Error>"
 
@@ -11,7 +11,8 @@ ERROR = b"<Error><Code>%s</Code><Message>told to fail</Message></Error>"
 class FaultyStore:
     """faults: names of what befalls each of the next requests for objects, the first one first.
 
-    refused: how the path of an object ends that may not be written, or None.
+    refused: how the path of an object ends that may not be written, or None. withheld: whether the
+    object of a path may not be read.
     """
 
     def __init__(self):
@@ -20,6 +21,7 @@ class FaultyStore:
 
         self.faults: list[str] = []
         self.refused: Optional[str] = None
+        self.withheld: Callable[[str], bool] = lambda path: False
         self.requests: Counter[str] = Counter()  # by method
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
@@ -30,8 +32,10 @@ class FaultyStore:
         of_object = environ["PATH_INFO"].count("/") > 1
         self.requests[environ["REQUEST_METHOD"]] += 1
         fault = self.faults.pop(0) if of_object and self.faults else "none"
-        written = environ["REQUEST_METHOD"] == "PUT"
-        if self.refused and written and environ["PATH_INFO"].endswith(self.refused):
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if self.refused and method == "PUT" and path.endswith(self.refused):
+            fault = "refused"
+        if of_object and method in ("GET", "HEAD") and self.withheld(path):
             fault = "refused"
         if fault in REFUSALS:
             status, code = REFUSALS[fault]
