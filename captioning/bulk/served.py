@@ -98,7 +98,7 @@ class Served:
                     yield waiting.popleft()
             while waiting:
                 yield waiting.popleft()
-        except GeneratorExit:
+        except BaseException:  # what is asked for would be waited for at the exit
             self._give_up()
             raise
 

@@ -15,9 +15,11 @@ from PIL import Image
 from captioning import caption
 from captioning.bulk import served
 from captioning.bulk.model import Captioning
+from captioning.bulk.reading import Batch
 from captioning.bulk.served import KEY, LONGEST_SIDE, as_data_url
 from captioning.bulk.shards import Part
 from captioning.files import chat
+from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.chat_server import said, serving
 
@@ -226,6 +228,29 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
     assert lines == whole and "going on with" in told
     made = [photo_in(body)[0] for _, _, body in server.asked[before:]]
     assert len(made) < 10  # what had been captioned was not asked again
+
+
+def test_where_reading_ends_what_was_to_be_asked_is_not(server):
+    model = served.Served(served.Question("m", "What?", {}, 1, None), server.url, 1, 2, 0)
+    begun, over = threading.Event(), threading.Event()
+
+    def answer():
+        begun.set()
+        over.wait(20)
+        return said("a photo")
+
+    server.usual = answer
+
+    def batches():
+        yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8, last=False)
+        begun.wait(20)
+        raise UserError("the store is gone")
+
+    with pytest.raises(UserError, match="the store is gone"):
+        list(model.ahead(batches()))
+    over.set()
+    model.pool.shutdown(wait=True)
+    assert len(server.asked) == 2  # the first, of a grey image, and that which was under way
 
 
 def test_an_unfinished_run_goes_on_elsewhere_but_not_with_another_question(
