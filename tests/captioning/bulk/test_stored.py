@@ -39,6 +39,62 @@ def test_a_folder_is_captioned_as_on_disk_whatever_fails(run, s3, photos, stored
         assert "S3CR3T" not in path.read_text()
 
 
+def expiring(left):
+    """What a store withholds whose credentials expire after so many requests for files."""
+
+    def withheld(path):
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    return withheld
+
+
+def failures(tmp_path):
+    path = tmp_path / "out/failed.jsonl"
+    return [json.loads(line) for line in path.open()] if path.exists() else []
+
+
+@pytest.mark.parametrize("given", [0, 1, 6])
+def test_a_store_that_gives_nothing_any_more_ends_the_run(run, s3, stored, tmp_path, given):
+    """Credentials have expired, say: no image is at fault, and none is passed over later."""
+    undisturbed, _ = run(stored)
+    (tmp_path / "out/captions.jsonl").unlink()
+    (tmp_path / "out/captions.jsonl.done").unlink()
+    s3.withheld = expiring(given)
+    _, said = run(stored, "--num_workers", "2", "--shard_size", "3", code=2)
+    (error,) = (line for line in said.splitlines() if line.startswith("error:"))
+    assert "not allowed: give credentials" in error and "the same command goes on" in error
+    assert "Traceback" not in said and failures(tmp_path) == []
+    s3.withheld = lambda path: False
+    lines, said = run(stored, "--num_workers", "2", "--shard_size", "3")
+    assert lines == undisturbed and "failed 0" in said
+
+
+@pytest.mark.parametrize("place", [0, 4, 9])
+def test_one_photo_that_a_store_withholds_costs_itself_alone(run, s3, stored, tmp_path, place):
+    name = sorted(name for name in s3.files.find("bucket/photos") if "scene_" in name)[place]
+    s3.withheld = lambda path: path.endswith(name)
+    lines, said = run(stored)
+    assert len(lines) == 9 and "done 9" in said and "failed 1" in said
+    (failed,) = failures(tmp_path)
+    assert failed["image"] == f"s3://{name}" and "not allowed" in failed["error"]
+
+
+def test_a_tar_that_is_withheld_is_not_a_damaged_one(run, s3, photos, tmp_path):
+    found = sorted(photos.glob("*.png"))
+    for number in range(3):
+        path = tmp_path / f"{number}.tar"
+        write_members(path, [(photo.name, photo.read_bytes()) for photo in found[number::3]])
+        s3.files.put_file(str(path), f"bucket/{number}.tar")
+    s3.withheld = lambda path: path.endswith("1.tar")
+    _, said = run("s3://bucket/{0..2}.tar", code=2)
+    assert "s3://bucket/1.tar: not allowed" in said and failures(tmp_path) == []
+    s3.withheld = lambda path: False
+    lines, said = run("s3://bucket/{0..2}.tar", "--num_workers", "0")
+    assert len(lines) == 9 and "failed 0" in said
+
+
 def test_a_folder_is_listed_page_by_page(s3, stored, tmp_path, monkeypatch):
     monkeypatch.setattr(stores, "PAGE", 3)
     s3.requests.clear()
@@ -102,6 +158,12 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://bucket/photos", ["--parquet", "s3://bucket/a"], "--parquet is on s3://; it has"),
         ("s3://bucket/photos", ["--out", "https://host/a.jsonl"], "--out is on https://; it has"),
         ("s3://bucket/photos", ["--out", "s3://bucket/a"], "--out is s3://bucket/a; it has to be"),
+        (
+            "s3://bucket/photos",
+            ["--out", "s3://bucket/a.jsonl/"],
+            "--out is s3://bucket/a.jsonl/; ",
+        ),
+        ("s3://bucket/photos", ["--out", "s3://a.jsonl"], "--out is s3://a.jsonl; it has to name"),
         ("s3://bucket/photos", ["--out", "s3://no-bucket/a.jsonl"], "no such file or bucket"),
         ("s3://bucket/photos", ["--out", "s3://k:S3CR3T@b/a.jsonl"], "may hold a secret"),
         ("s3://bucket/photos", ["--root", "s3://bucket"], "--root is for a list"),
