@@ -31,6 +31,7 @@ from captioning.bulk.request import EXISTING, Request
 from captioning.bulk.run import BulkCaptioning, Engine
 from captioning.bulk.work import OneProcess
 from captioning.config import Config, keys_of
+from captioning.files import stores
 from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
@@ -117,10 +118,15 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos"
     )
-    group.add_argument("--write-shards", "--write_shards", type=Path, metavar="FOLDER")
-    group.add_argument("--parquet", type=Path, metavar="FILE")
+    group.add_argument("--write-shards", "--write_shards", type=_place, metavar="FOLDER")
+    group.add_argument("--parquet", type=_place, metavar="FILE")
     group.add_argument("--shard_size", type=int, help="images a shard of a folder or list")
     return parser
+
+
+def _place(text: str) -> str:
+    """A file or folder, on disk or in a store, written in one way."""
+    return text.rstrip("/") if stores.is_store(text) else str(Path(text))
 
 
 def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -212,7 +218,6 @@ def caption(arguments: argparse.Namespace) -> None:
     request = Request(arguments.input, out, address=address, **given)
     with engine_of(arguments) as (settings, engine):
         settings.update({name: getattr(arguments, name) for name in OF_THE_RUN})
-        settings["write_shards"] = settings["write_shards"] and str(settings["write_shards"])
         BulkCaptioning(request, settings, engine, arguments.restart).run()
 
 

@@ -9,6 +9,7 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, Line, Plan, captions_of, parts_of
 from captioning.files.manifest import Hashed
 from captioning.files.reading import read_lines
+from captioning.files.uploads import written
 from captioning.files.writing import json_line, staged, write_lines
 
 ROWS = 10_000  # of a parquet file that are held at once
@@ -63,10 +64,10 @@ def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int
     return len(own)
 
 
-def write_parquet(captions: Path, path: Path) -> None:
+def write_parquet(captions: Path, name: str) -> None:
     """Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON).
 
-    Raises OSError.
+    name: on disk or in a store. Raises OSError, UserError.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -75,7 +76,7 @@ def write_parquet(captions: Path, path: Path) -> None:
     others = [("captions", pa.list_(pa.string())), ("score", pa.float64())]
     schema = pa.schema([*((name, pa.string()) for name in text), *others])
     lines = filter(None, read_lines(captions))
-    with staged(path) as file, parquet.ParquetWriter(file, schema) as writer:
+    with written(name) as file, parquet.ParquetWriter(file, schema) as writer:
         while rows := [_row(line) for line in itertools.islice(lines, ROWS)]:
             writer.write_table(pa.Table.from_pylist(rows, schema))
 

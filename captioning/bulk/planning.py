@@ -6,16 +6,17 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, Optional
 
 from captioning.bulk import tars
 from captioning.bulk.request import Request, require
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove_plan
+from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand, is_tars
-from captioning.files.writing import json_line, replace_text, staged, write_lines
+from captioning.files.writing import json_line, staged, write_lines
 from captioning.runtime.errors import UserError
 
 # Of a folder or list: images a shard, at least and at most, and so many shards in between. Were it
@@ -71,15 +72,14 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
     if not tally.found and not count:
         raise UserError(f"{request.source}: found no images")
     if tally.no_sidecar:
-        for line in _first_lines(request.out, Tally()):
-            if line["image"] in tally.no_sidecar:
-                write_sidecar(request.sidecar_of(line["image"]), captions_of(line))
+        lines = _first_lines(request.out, Tally())
+        lacking = (line for line in lines if line["image"] in tally.no_sidecar)
+        Sidecars(request.sidecar).write(lacking)
     if request.out.exists():
         try:
             os.link(request.out, request.parts / BASE)
         except OSError:  # a disk without links
             shutil.copyfile(request.out, request.parts / BASE)
-    shards = request.write_shards.glob("*.tar") if request.write_shards else ()
     size = request.shard_size or min(max(-(-count // SHARDS), LEAST), MOST)
     header = {
         "file": name,
@@ -87,10 +87,21 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
         "entries": count,
         "shard_size": 1 if in_tars else size,
         "images": tars.estimate(expand(request.source)) if in_tars else count,
-        "first_shard": max((int(p.stem) for p in shards if p.stem.isdigit()), default=-1) + 1,
+        "first_shard": max(_numbers_of_tars(request.write_shards), default=-1) + 1,
     }
     write_lines(request.parts / HEADER, [header])
     return Plan(request.parts, header), tally
+
+
+def _numbers_of_tars(folder: Optional[str]) -> Iterator[int]:
+    """Those of NUMBER.tar in a folder, on disk or in a store."""
+    if folder and stores.is_store(folder):
+        names = stores.listed(folder, recursive=False)
+    else:
+        names = os.listdir(folder) if folder else ()
+    for path in map(PurePath, names):
+        if path.suffix == ".tar" and path.stem.isdigit():
+            yield int(path.stem)
 
 
 def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
@@ -107,15 +118,12 @@ def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
 
 
 def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
-    sidecars: dict[str, str] = {}
-    folders: set[str] = set()
+    sidecars = Sidecars(request.sidecar) if request.sidecar else None
     for item in request.images():
         tally.found += 1
         old = written.get(item.image)
-        if request.sidecar:
-            sidecar = request.sidecar_of(item.image)
-            _check_sidecar(sidecar, item.image, sidecars, folders)
-            beside = _read_sidecar(sidecar)
+        if sidecars:
+            beside = sidecars.look(item.image, read=not request.keeps())
             if old is not None and request.keeps() and not beside:
                 tally.no_sidecar.add(item.image)
             old = beside or old
@@ -127,34 +135,6 @@ def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[st
             kept = None if request.existing == "overwrite" else old or None
             entry = {"image": item.image, "image_id": item.image_id, "old": kept}
             yield {key: value for key, value in entry.items() if value is not None}
-
-
-def _check_sidecar(sidecar: Path, image: str, sidecars: dict[str, str], folders: set[str]) -> None:
-    other = sidecars.setdefault(str(sidecar), image)
-    if other != image:
-        raise UserError(f"{other} and {image} would both have the sidecar {sidecar}: rename one")
-    folder = os.path.dirname(image) or "."
-    if folder not in folders and os.path.isdir(folder):
-        if not os.access(folder, os.W_OK):
-            raise UserError(f"cannot write {folder}, where --sidecar puts captions")
-        folders.add(folder)
-
-
-def _read_sidecar(path: Path) -> list[str]:
-    """The captions in a sidecar, a line each; none where there is none, or an empty one."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def write_sidecar(path: Path, captions: list[str]) -> None:
-    """Write a sidecar that is whole or not there. Raises OSError.
-
-    It is not synced: a disk would take longer for that than a GPU for the caption.
-    """
-    replace_text("".join(f"{caption}\n" for caption in captions), path)
 
 
 def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:

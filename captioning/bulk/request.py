@@ -12,7 +12,7 @@ from typing import Any, Optional, Union
 from filelock import FileLock, Timeout
 
 from captioning.bulk.shards import LOCK, begun, remove_plan
-from captioning.files import stores
+from captioning.files import stores, uploads
 from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
 from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
@@ -39,8 +39,8 @@ class Request:
     retry_failed: bool = False
     verify: bool = False
     shard_size: Optional[int] = None
-    write_shards: Optional[Path] = None
-    parquet: Optional[Path] = None
+    write_shards: Optional[str] = None
+    parquet: Optional[str] = None
     address: Optional[str] = None
 
     @property
@@ -60,10 +60,6 @@ class Request:
         if self.address is None:
             return str(path)
         return stores.joined(self.address.rpartition("/")[0], path.name)
-
-    def sidecar_of(self, image: str) -> Path:
-        stores.check_on_disk(f"--sidecar: {image}", image)
-        return Path(image).with_suffix(self.sidecar)
 
     def images(self) -> Iterator[Listed]:
         """Each image once, those of a folder in the order of their names. Raises UserError.
@@ -110,10 +106,11 @@ class Request:
 
     def check_outputs(self) -> None:
         """Raise UserError where something cannot be written, before the work."""
-        for name in ("out", "write_shards", "parquet"):
-            stores.check_on_disk(f"--{name}", getattr(self, name))
-        if self.address and self.write_shards:
-            raise UserError("--write-shards, a folder on a disk, goes with an --out on a disk")
+        others = {"--write-shards": self.write_shards, "--parquet": self.parquet}
+        for name, place in {"--out": self.out, **others}.items():
+            stores.check_can_hold(name, str(place))
+        if self.address and self.write_shards and not stores.is_store(self.write_shards):
+            raise UserError("with an --out in a store, --write-shards is a folder in a store, too")
         if self.out.is_dir() or self.out.suffix != ".jsonl":
             raise UserError(
                 f"--out is {self.told(self.out)}; it has to be a file that ends in .jsonl"
@@ -121,12 +118,12 @@ class Request:
         require_folder(self.out.parent)
         if self.write_shards:
             require("webdataset", "--write-shards")
-            require_folder(self.write_shards)
+            uploads.require_writable(self.write_shards)
         if self.parquet:
             require("pyarrow", "--parquet")
-            if self.parquet.is_dir():
+            if os.path.isdir(self.parquet):
                 raise UserError(f"--parquet is {self.parquet}; it has to be a file")
-            require_folder(self.parquet.parent)
+            uploads.require_writable(os.path.dirname(self.parquet) or ".")
         require_folder(self.parts)
 
     @contextlib.contextmanager
@@ -159,8 +156,8 @@ class Request:
     def _begun(self) -> Iterator[Path]:
         for path in (self.out, self.failed, self.marker):
             yield from self.out.parent.glob(f".{path.name}.*{SUFFIX}")
-        if self.write_shards:
-            yield from self.write_shards.glob(f".*.tar.*{SUFFIX}")
+        if self.write_shards and not stores.is_store(self.write_shards):
+            yield from Path(self.write_shards).glob(f".*.tar.*{SUFFIX}")
 
 
 def require(library: str, why: str) -> None:

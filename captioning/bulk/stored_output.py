@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, HEADER, Part, Plan, find, parts_of, remove_plan
+from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder
 from captioning.files.local_copies import fetch
@@ -54,8 +55,10 @@ def begin(request: Request, restart: bool) -> None:
     if local and (not header or local.header["file"] != header["file"]):
         remove_plan(request.parts)
         local = None
-    # As on a disk, a plan of which nothing is captioned binds nobody.
-    if local or (header and any(name.endswith(".done") for name in there)):
+    # As on a disk, a plan of which nothing is captioned binds nobody. But of a shard that a lost
+    # machine had captioned there may be files beside it, which another plan would take for others'.
+    beside = request.sidecar or request.write_shards
+    if local or (header and (beside or any(name.endswith(".done") for name in there))):
         _go_on(request, header, local, there)
     elif there:
         remove(request)
@@ -103,8 +106,7 @@ def keep_captions(request: Request) -> None:
 def remove(request: Request) -> None:
     """Remove the plan and its parts from the store, the header first. Raises UserError."""
     uploads.remove(f"{request.address}.parts/{HEADER}")
-    for name in stores.stamps(f"{request.address}.parts"):
-        uploads.remove(f"{request.address}.parts/{name}")
+    uploads.remove_folder(f"{request.address}.parts")
 
 
 def _go_on(
@@ -127,6 +129,10 @@ def _go_on(
             take(part.path.name)
             take(part.marker.name)
             part.journal.unlink(missing_ok=True)
+            if request.sidecar:
+                made = (line for line in part.read() if "error" not in line)
+                on_disk = (line for line in made if not stores.is_store(line["image"]))
+                Sidecars(request.sidecar).write(on_disk)
         elif part.marker.exists() and not stored:
             keep_part(request, local, part)
     write_lines(request.parts / HEADER, [header])

@@ -6,11 +6,11 @@ from typing import Any, Callable, Optional
 
 from captioning.bulk import reading, stored_output, tars
 from captioning.bulk.model import Captioning
-from captioning.bulk.planning import write_sidecar
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Line, Part, Plan, captions_of, parts_of
-from captioning.files import stores
-from captioning.files.writing import staged, write_lines
+from captioning.bulk.shards import Line, Part, Plan, parts_of
+from captioning.bulk.sidecars import Sidecars
+from captioning.files import stores, uploads
+from captioning.files.writing import write_lines
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
@@ -96,11 +96,10 @@ def write_beside(
     """
     captioned = [line for line in lines if "error" not in line]
     if request.sidecar:
-        for line in captioned:
-            write_sidecar(request.sidecar_of(line["image"]), captions_of(line))
+        Sidecars(request.sidecar).write(captioned)
     tar = entries[0].get("tar")
     if request.write_shards:
-        with staged(request.write_shards / f"{number:05d}.tar") as file:
+        with uploads.written(stores.joined(request.write_shards, f"{number:05d}.tar")) as file:
             tars.write(file, number, captioned, tar)
     counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
     return counts if tar is None else {"tar": tar, "bytes": _size(tar), **counts}

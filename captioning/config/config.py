@@ -15,7 +15,7 @@ from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
 from captioning.files.local_copies import located
 from captioning.files.reading import parse_yaml
-from captioning.files.stores import check_address, check_on_disk, has_folders
+from captioning.files.stores import check_address, check_can_hold, has_folders
 from captioning.files.tars import is_tars
 from captioning.files.writing import write_text
 from captioning.metrics.metric_sum import MetricSum
@@ -119,10 +119,7 @@ class Config(*keys_of_captioners(), Keys):
         """Raise UserError for an address that no run can be written to, or that tells a secret."""
         if self.pretrained and has_folders(self.pretrained):
             check_address(self.pretrained)
-        if has_folders(self.output_dir):
-            check_address(self.output_dir)
-        else:
-            check_on_disk("output_dir", self.output_dir)
+        check_can_hold("output_dir", self.output_dir)
 
     @property
     def reads_tars(self) -> bool:

@@ -161,12 +161,15 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
         asked["ContinuationToken"] = page["NextContinuationToken"]
 
 
-def check_on_disk(what: str, path: Any) -> None:
-    """Raise UserError for the address of a store where only a disk can be written."""
-    scheme, colon, _ = str(path).partition(":/")
-    if colon and scheme in LIBRARIES:
+def check_can_hold(what: str, place: str) -> None:
+    """Raise UserError for an address where nothing can be written."""
+    if has_folders(place):
+        check_address(place)
+        return
+    scheme, colon, _ = place.partition(":/")
+    if colon and scheme in LIBRARIES:  # a path has one slash where an address had two
         raise UserError(
-            f"{what} is on {scheme}://; it has to be on a disk: copy it there afterwards"
+            f"{what} is on {scheme}; it has to be on a disk or in a bucket, as in s3://BUCKET/NAME"
         )
 
 

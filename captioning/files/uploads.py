@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, BinaryIO, Callable
 
-from captioning.files.stores import stamp, system_of, tried
+from captioning.files.stores import is_store, joined, stamp, stamps, system_of, tried
+from captioning.files.writing import require_folder, staged
 
 
 def upload(path: Path, address: str) -> list[Any]:
@@ -17,6 +20,42 @@ def upload(path: Path, address: str) -> list[Any]:
         return os.path.getsize(path)
 
     return _written(address, ask)
+
+
+def put(content: bytes, address: str) -> None:
+    """Write a small file to a store. Raises UserError."""
+
+    def ask() -> None:
+        system, place = system_of(address)
+        system.pipe_file(place, content)
+
+    tried(address, ask)
+
+
+@contextlib.contextmanager
+def written(name: str) -> Iterator[BinaryIO]:
+    """A file to write, on disk or in a store, which has its name once the block has ended well.
+
+    Raises OSError of this disk, where one for a store is collected, UserError of a store.
+    """
+    if not is_store(name):
+        with staged(Path(name)) as file:
+            yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "whole")
+        with open(path, "wb") as file:
+            yield file
+        upload(path, name)
+
+
+def require_writable(folder: str) -> None:
+    """Write a file in a folder, on disk or in a store, and remove it. Raises UserError."""
+    if not is_store(folder):
+        require_folder(Path(folder))
+        return
+    put(b"", joined(folder, ".writable"))
+    remove(joined(folder, ".writable"))
 
 
 def copy(source: str, address: str, size: int) -> list[Any]:
@@ -39,6 +78,19 @@ def remove(address: str) -> None:
             system.rm_file(place)
 
     tried(address, ask)
+
+
+def remove_folder(address: str) -> None:
+    """Remove the files of a store's folder, many with one request. Raises UserError."""
+    names = [joined(address, name) for name in stamps(address)]
+
+    def ask() -> None:
+        system, _ = system_of(address)
+        with contextlib.suppress(FileNotFoundError):
+            system.rm([system._strip_protocol(name) for name in names])
+
+    if names:
+        tried(address, ask)
 
 
 def _written(address: str, ask: Callable[[], int]) -> list[Any]:

@@ -12,6 +12,7 @@ from captioning.bulk import many
 from captioning.bulk.crew import Crew
 from captioning.bulk.model import Captioning
 from captioning.bulk.request import Request
+from captioning.files import stores
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.bulk.ray_cluster import Nodes, after_each_batch, caption_lightly
 
@@ -220,6 +221,29 @@ def test_a_ray_of_our_own(photos, tmp_path, capsys):
     request = Request(str(photos), tmp_path / "captions.jsonl")
     assert caption_lightly(None, request) == 0
     assert len(read_lines(request.out)) == 10 and "done 10 (" in capsys.readouterr().err
+
+
+def test_from_a_store_to_a_store(s3, checkpoint, photos, tmp_path, monkeypatch):
+    """Actors read photos and write tars and sidecars there; the driver writes the captions."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for path in photos.rglob("*.png"):
+        s3.files.put_file(str(path), f"bucket/photos/{path.relative_to(photos)}")
+    given = [str(checkpoint), "s3://bucket/photos", "--device", "cpu", "--shard_size", "3"]
+    tars = ["--write-shards", str(tmp_path / "tars")]
+    assert caption.main([*given, *tars, "--out", str(tmp_path / "captions.jsonl")]) == 0
+    given += ["--engine", "ray", "--sidecar", "--write-shards", "s3://bucket/tars"]
+    assert caption.main([*given, "--out", "s3://bucket/within/captions.jsonl"]) == 0
+    names = ["captions.jsonl", "captions.jsonl.done"]
+    assert sorted(stores.stamps("s3://bucket/within")) == names
+    for name in names:
+        assert stores.whole(f"s3://bucket/within/{name}") == (tmp_path / name).read_bytes()
+    expected = contents(tmp_path / "tars")
+    assert stores.stamps("s3://bucket/tars").keys() == expected.keys() and len(expected) == 4
+    for name, content in expected.items():
+        assert stores.whole(f"s3://bucket/tars/{name}") == content
+    for line in read_lines(tmp_path / "captions.jsonl"):
+        beside = stores.whole(line["image"].replace(".png", ".txt"))
+        assert beside.decode() == line["caption"] + "\n"
 
 
 def test_a_ray_of_another_version_is_one_line(photos, nodes, tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """Captions written to an object store: byte by byte those on disk, whatever is lost on the way."""
 
+import json
 import os
 import random
 import signal
@@ -32,7 +33,8 @@ def kill_before(request):
 
             return call
 
-        uploads.upload, uploads.remove = counted(uploads.upload), counted(uploads.remove)
+        for name in ("upload", "put", "remove", "remove_folder"):
+            setattr(uploads, name, counted(getattr(uploads, name)))
 
     return hook
 
@@ -42,9 +44,9 @@ def call(checkpoint, photos, tmp_path, monkeypatch):
     """Return a function that captions on the machine of a name; the exit code and what was said."""
     (photos / "bad.png").write_bytes(b"no image")
 
-    def run(machine, *arguments, out=OUT, hook=None):
+    def run(machine, *arguments, source=photos, out=OUT, hook=None):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
-        given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
+        given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu"]
         given += ["--shard_size", "3", "--batch_size", "2", *arguments]
         process = Processes(caption.main, given, tmp_path / "said", hook=hook)
         (code,) = process.wait()
@@ -77,6 +79,90 @@ def test_killed_it_goes_on_here_or_elsewhere(s3, call, on_disk, elsewhere):
     code, said = call("another")
     assert code == 0 and "done 0, skipped 10, failed 1" in said and OUT in said
     assert in_store() == on_disk
+
+
+def until_done(call, dice, *arguments, **named):
+    """Call on one machine after another, each killed on the way; how many were."""
+    kills = 0
+    while call(f"m{kills}", *arguments, hook=kill_before(dice.randint(4, 14)), **named)[0] != 0:
+        kills += 1
+        assert kills < 30
+    return kills
+
+
+@pytest.mark.parametrize("existing", ["append", "overwrite"])
+def test_captions_that_are_there_are_joined_or_made_anew_elsewhere(
+    s3, call, photos, tmp_path, existing
+):
+    def sidecars():
+        return {path.name: path.read_text() for path in photos.rglob("*.txt")}
+
+    out, flags = tmp_path / "disk/captions.jsonl", ["--existing", existing, "--sidecar"]
+    assert call("disk", out=out)[0] == call("disk", *flags, "--num_return", "2", out=out)[0] == 0
+    expected = {name: (tmp_path / "disk" / name).read_bytes() for name in NAMES}, sidecars()
+    assert len(expected[1]) == 10
+    for path in photos.rglob("*.txt"):
+        path.unlink()
+    assert call("one")[0] == 0
+    kills = 0
+    while call(f"m{kills}", *flags, "--num_return", "2", hook=kill_before(7))[0] != 0:
+        kills += 1
+        for path in photos.rglob("*.txt"):  # the next machine has another disk
+            path.unlink()
+        assert kills < 30
+    assert kills > 1 and (in_store(), sidecars()) == expected
+
+
+def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_path):
+    pytest.importorskip("pyarrow")
+    tars, table, out = tmp_path / "tars", tmp_path / "a.parquet", tmp_path / "again/captions.jsonl"
+    given = ["--write-shards", str(tars), "--parquet", str(table)]
+    assert call("disk", *given, out=out)[0] == 0
+    s3.faults += FAULTS
+    given = ["--write-shards", "s3://bucket/tars/", "--parquet", "s3://bucket/tables/a.parquet"]
+    assert until_done(call, random.Random(2), *given) > 1
+    assert in_store() == on_disk and s3.faults == []
+    assert stores.whole("s3://bucket/tables/a.parquet") == table.read_bytes()
+    expected = {path.name: path.read_bytes() for path in tars.iterdir()}
+    assert len(expected) == 4
+    assert stores.stamps("s3://bucket/tars").keys() == expected.keys()
+    for name, content in expected.items():
+        assert stores.whole(f"s3://bucket/tars/{name}") == content
+    # Further tars get further numbers.
+    assert call("one", *given, "--existing", "overwrite")[0] == 0
+    assert sorted(stores.stamps("s3://bucket/tars")) == [f"{i:05d}.tar" for i in range(8)]
+
+
+def test_sidecars_in_a_store(s3, call, photos, tmp_path):
+    for path in photos.rglob("*.png"):
+        s3.files.put_file(str(path), f"bucket/photos/{path.relative_to(photos)}")
+    s3.faults += FAULTS
+    given, source = ["--sidecar", ".caption"], "s3://bucket/photos"
+
+    def sidecars():
+        names = [name for name in stores.stamps(source) if name.endswith(".caption")]
+        return {f"{source}/{name}": stores.whole(f"{source}/{name}").decode() for name in names}
+
+    def expected():
+        lines = map(json.loads, stores.whole(OUT).splitlines())
+        named = {os.path.splitext(line["image"])[0]: line for line in lines}
+        captions = {name: line.get("captions", [line["caption"]]) for name, line in named.items()}
+        return {f"{name}.caption": "\n".join([*of, ""]) for name, of in captions.items()}
+
+    assert until_done(call, random.Random(1), *given, source=source) > 1
+    assert len(sidecars()) == 10 and sidecars() == expected()
+    uploads.remove(min(sidecars()))
+    code, said = call("one", *given, "--verify", source=source)
+    assert code == 0 and "1 sidecars were missing" in said and sidecars() == expected()
+    # A photo with one has a caption, whatever wrote it.
+    uploads.remove(OUT)
+    assert "found" not in stores.stamps("s3://bucket/within")
+    code, said = call("other", *given, source=source)
+    assert code == 0 and "done 0, skipped 10, failed 1" in said
+    uploads.put(b"a dog\n", min(sidecars()))
+    code, said = call("other", *given, "--existing", "append", source=source)
+    assert code == 0 and "done 10" in said
+    assert sidecars()[min(sidecars())].startswith("a dog ") and sidecars() == expected()
 
 
 def test_what_another_machine_finished_is_not_made_again(s3, call, on_disk):
