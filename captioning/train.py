@@ -9,9 +9,11 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Optional
 
 from captioning.config import Config, load_config
+from captioning.files import stores
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.models.precision import check_precision
@@ -65,15 +67,15 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     given = any(override.startswith("pretrained=") for override in overrides)
     folder = working_folder(config.output_dir)
     best = checkpoints.best(folder)
+    name = stores.joined(config.output_dir, (best or Path(checkpoints.BEST)).name)
     if best and not (given and config.pretrained):
         if record := read_record(folder):
-            say(f"{best} is of {in_words(record)}")
+            say(f"{name} is of {in_words(record)}")
         return str(best)
-    best = folder / checkpoints.BEST
     if config.pretrained is None:
-        raise UserError(f"nothing to evaluate: {best} does not exist, and pretrained is not set")
+        raise UserError(f"nothing to evaluate: {name} does not exist, and pretrained is not set")
     if not given:
-        say(f"{best} does not exist: evaluating pretrained")
+        say(f"{name} does not exist: evaluating pretrained")
     return config.pretrained
 
 

@@ -9,7 +9,6 @@ epoch that is. Last goes what the run has removed.
 import hashlib
 import secrets
 import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
@@ -68,8 +67,8 @@ class OutputFolder:
         """
         if self.address:
             distributed.main_alone(self._begin)
-            here = socket.gethostname()
-            self._beside_main = distributed.broadcast_from_main(here) == here
+            token = self._token()  # machines may share a name, or a disk
+            self._beside_main = distributed.broadcast_from_main(token) == token
 
     def keep(self) -> None:
         """Write to the store what is new in the folder; all ask. Raises UserError on all."""
@@ -122,14 +121,17 @@ class OutputFolder:
             self._keep()
 
     def _is_last_writer(self, there: dict[str, Any]) -> bool:
-        own = self.folder / WRITER
-        if not own.exists():
+        own = self._token()
+        if own is None:
             return False
         if not there:  # emptied since, unless nothing of this folder ever came there
             return not self._read_record()
-        if WRITER not in there:
-            return False
-        return self._last_writer == own.read_bytes()
+        return WRITER in there and self._last_writer == own
+
+    def _token(self) -> Optional[bytes]:
+        """That of the folder on this disk."""
+        own = self.folder / WRITER
+        return own.read_bytes() if own.exists() else None
 
     def _writer(self) -> Optional[bytes]:
         """What the store's folder says was the last to write there."""
@@ -166,17 +168,17 @@ class OutputFolder:
     def _keep(self) -> None:
         try:
             with refusals_told(self.folder):
-                own = self.folder / WRITER
-                if not own.exists():
+                if self._token() is None:
                     _write_token(self.folder)
+                own = self._token()
                 here = self._files()
                 sent = {name: of["here"] for name, of in self._stored.items()}
                 if here == sent:
                     return
-                overtaken = self._writer() not in (None, self._last_writer, own.read_bytes())
+                overtaken = self._writer() not in (None, self._last_writer, own)
                 if not overtaken:
                     self._bring(here)
-                    self._last_writer = own.read_bytes()
+                    self._last_writer = own
         except UserError as error:
             raise UserError(
                 f"{error}; nothing is lost: what the run has written is in {self.folder}, and the "

@@ -41,8 +41,8 @@ def starting_point(
             _move_aside(output)
         else:
             path, content, problems = newest
-            _check_settings(config, content, folder)
-            _check_batches(config, content, folder)
+            _check_settings(config, content)
+            _check_batches(config, content)
             for line in problems:
                 say(line)
     name = distributed.broadcast_from_main(path and output.name_of(str(path)))
@@ -60,7 +60,7 @@ def _keys_of_rewards(config: Config) -> list[str]:
     return [key for name, key in made_of.items() if name in (config.reward or ())]
 
 
-def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> None:
+def _check_settings(config: Config, content: dict[str, Any]) -> None:
     """Refuse what makes another run: keys of the role "run", and "length" under a cosine."""
     try:
         # Keys that came later have their defaults.
@@ -68,7 +68,7 @@ def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> No
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
-            f"the run in {folder} has settings that are none here, the first is {key!r}; give "
+            f"{_named(config)} has settings that are none here, the first is {key!r}; give "
             "another output_dir, or resume=never, which moves that run aside"
         ) from error
     now = config.model_dump()
@@ -80,7 +80,7 @@ def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> No
     others = changes("run", _keys_of_rewards(config))
     if others:
         raise UserError(
-            f"the run in {folder} had other settings ({others}); give another output_dir, "
+            f"{_named(config)} had other settings ({others}); give another output_dir, "
             "or resume=never, which moves that run aside"
         )
     place = place_of(content)
@@ -88,25 +88,25 @@ def _check_settings(config: Config, content: dict[str, Any], folder: Path) -> No
     if begun > config.max_epoch:
         verb = "run" if begun == place.epoch else "begun"
         raise UserError(
-            f"max_epoch is {config.max_epoch}, but the run in {folder} has {verb} {begun} epochs; "
+            f"max_epoch is {config.max_epoch}, but {_named(config)} has {verb} {begun} epochs; "
             "give another output_dir, or resume=never, which moves that run aside"
         )
     if changes("length") and config.lr_schedule in SPANNING:
         raise UserError(
-            f"the run in {folder} was to be of another length ({changes('length')}): under "
+            f"{_named(config)} was to be of another length ({changes('length')}): under "
             f"lr_schedule {config.lr_schedule} its epochs so far would have had other learning "
             "rates; set it as it was, or give resume=never, which moves that run aside, and from "
             "the start an lr_schedule whose past does not change (exponential or plateau)"
         )
     if changes("length") and config.teacher_forcing_middle is not None:
         raise UserError(
-            f"the run in {folder} was to be of another length ({changes('length')}): with "
+            f"{_named(config)} was to be of another length ({changes('length')}): with "
             "teacher_forcing_middle its epochs so far would have read other words; set it as it "
             "was, or give resume=never, which moves that run aside"
         )
 
 
-def _check_batches(config: Config, content: dict[str, Any], folder: Path) -> None:
+def _check_batches(config: Config, content: dict[str, Any]) -> None:
     """The steps still to come must take the images that they would have taken."""
     before, now = batches_of(content), batches(config)
     if before is None:  # of an older version, which kept it within an epoch alone
@@ -122,9 +122,13 @@ def _check_batches(config: Config, content: dict[str, Any], folder: Path) -> Non
         place = f"within epoch {content['epoch'] + 1}, {place}"
         rest = "of the epoch would not have the images that are left of it"
     raise UserError(
-        f"the run in {folder} stopped {place} ({was}); with {taken[1]} ({is_now}) the rest {rest}: "
+        f"{_named(config)} stopped {place} ({was}); with {taken[1]} ({is_now}) the rest {rest}: "
         "set them so that they make as many, or as they were"
     )
+
+
+def _named(config: Config) -> str:
+    return f"the run in {config.output_dir}"
 
 
 def _move_aside(output: OutputFolder) -> None:

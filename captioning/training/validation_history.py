@@ -34,12 +34,12 @@ def since_best(values: Sequence[float]) -> int:
 def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
     """Why a run that has run so many epochs has no further one; None where it has."""
     if epochs >= config.max_epoch:
-        return f"{folder} has run all of its {epochs} epochs"
+        return f"{config.output_dir} has run all of its {epochs} epochs"
     waited = since_best(history(folder, epochs, config.monitor))
     if config.early_stopping is not None and waited >= config.early_stopping:
         return (
-            f"{folder} ended early, after {epochs} epochs: {config.monitor} was best {waited} "
-            f"validations before, and early_stopping is {config.early_stopping}"
+            f"{config.output_dir} ended early, after {epochs} epochs: {config.monitor} was best "
+            f"{waited} validations before, and early_stopping is {config.early_stopping}"
         )
     return None
 

@@ -10,8 +10,9 @@ from captioning.files.manifest import manifest_path
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
+from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.training.output_folder import SELECTED, OutputFolder
+from captioning.training.output_folder import SELECTED, WRITER, OutputFolder
 from captioning.training.selection import RECORD
 
 ADDRESS = "s3://bucket/run"
@@ -184,6 +185,15 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
     copy = other.here(name)
     assert copy.startswith(str(tmp_path / "two")) and not other.folder.exists()
     assert checkpoints.read(Path(copy))["epoch"] == 0
+    # Machines may have one name, and what an earlier run has left; or one disk.
+    other.folder.mkdir(parents=True)
+    for left in ("checkpoint_00.pth", WRITER):
+        (other.folder / left).write_bytes(b"of an earlier run")
+    token = (output.folder / WRITER).read_bytes()
+    monkeypatch.setattr(distributed, "main_alone", lambda do: None)
+    monkeypatch.setattr(distributed, "broadcast_from_main", lambda value: token)
+    for machine, found in {"two": copy, "one": path}.items():
+        assert on(machine).here(name) == found
     on_disk = OutputFolder(str(tmp_path))
     assert on_disk.name_of(path) == on_disk.here(path) == path
 
