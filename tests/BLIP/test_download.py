@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from BLIP.download import DownloadError, download, fetch
+from tests.soak.processes import Processes
 
 CONTENT = bytes(range(256)) * 4000
 CERTIFICATE = Path(__file__).with_name("server.pem")
@@ -198,13 +197,16 @@ def test_a_damaged_note_of_the_version_starts_anew(server, tmp_path):
     assert destination.read_bytes() == CONTENT and "Range" not in server.requests[1]
 
 
-def test_two_processes_may_want_the_same_file(server, tmp_path, repository):
+def test_two_processes_may_want_the_same_file(server, tmp_path):
     """Both get it whole, and it is fetched once."""
     server.delay = 0.5
-    arguments = f"{server.url + '/f'!r}, {str(tmp_path / 'f')!r}"
-    code = f"from BLIP.download import download; download({arguments})"
-    started = [subprocess.Popen([sys.executable, "-c", code], cwd=repository) for _ in range(2)]
-    assert [process.wait(60) for process in started] == [0, 0]
+
+    def program(_):
+        download(f"{server.url}/f", tmp_path / "f")
+        return 0
+
+    started = [Processes(program, [], tmp_path / f"said{n}") for n in range(2)]
+    assert [process.wait(60) for process in started] == [[0], [0]]
     assert (tmp_path / "f").read_bytes() == CONTENT
     assert len(server.requests) == 1
 

@@ -31,7 +31,7 @@ def test_other_libraries_do_the_work_of_our_mle(name):
 
 
 @pytest.mark.slow
-def test_quick_rows(tmp_path):
+def test_quick_rows(forked, tmp_path):
     main(["--quick", "--output", str(tmp_path)])
     content = json.loads((tmp_path / "objective.json").read_text())
     rows = {entry["name"]: entry for entry in content["rows"]}

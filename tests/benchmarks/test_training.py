@@ -38,7 +38,7 @@ def test_captions_have_the_lengths_that_are_said():
 
 
 @pytest.mark.slow
-def test_quick_rows(tmp_path):
+def test_quick_rows(forked, tmp_path):
     main(["--quick", "--output", str(tmp_path)])
     rows = json.loads((tmp_path / "training.json").read_text())["rows"]
     names = [entry["name"] for entry in rows]

@@ -1,13 +1,7 @@
-"""A head whose rows processes divide, and a model that FSDP2 divides, against one process.
-
-python head_in_processes.py FOLDER PROCESSES CASE ...
-
-A process of its own that forks, so that libraries are imported once.
-"""
+"""A head whose rows processes divide, and a model that FSDP2 divides, against one process."""
 
 import gc
 import itertools
-import sys
 
 import torch
 import torch.distributed as dist
@@ -315,18 +309,12 @@ CASES = {
 }
 
 
-def main(rank, folder, processes, cases):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=processes)
-    mesh = init_device_mesh("cpu", (processes,))
+def main(cases):
+    """What each of the processes does."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for case in cases:
         CASES[case](mesh)
     gc.collect()  # a wrapped model that outlives the group can abort the process at its end
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    folder, processes, *cases = sys.argv[1:]
-    torch.multiprocessing.start_processes(
-        main, (folder, int(processes), cases), nprocs=int(processes), start_method="fork"
-    )
+    return 0

@@ -1,16 +1,9 @@
-"""Two processes' gradients of half a batch each, under DDP and FSDP2, against the whole batch's.
-
-python hf_two_processes.py FOLDER FAMILY ...
-
-A process of its own that forks, so that libraries are imported once.
-"""
+"""Two processes' gradients of half a batch each, under DDP and FSDP2, against the whole batch's."""
 
 import copy
 import gc
-import sys
 import types
 
-import hf_models
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -18,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from smile.hf import use_smile
+from tests.smile import hf_models
 
 
 def gradients(model, batch, items):
@@ -77,15 +71,11 @@ def compare(name, rank):
                 print(f"{name} {wrap.__name__} from_hidden={from_hidden}", flush=True)
 
 
-def main(rank, folder, names):
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def main(names):
+    """What each of the two does."""
+    dist.init_process_group("gloo")
     for name in names:
-        compare(name, rank)
+        compare(name, dist.get_rank())
     gc.collect()  # a wrapped model that outlives the group can abort the process at its end
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.multiprocessing.start_processes(
-        main, (sys.argv[1], sys.argv[2:]), nprocs=2, start_method="fork"
-    )
+    return 0

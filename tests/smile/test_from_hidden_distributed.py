@@ -1,17 +1,15 @@
 """The objective from hidden states under DistributedDataParallel, compiled or not, on gloo."""
 
-import os
-import subprocess
-import sys
+import gc
 
 import pytest
-
-IN_TWO_PROCESSES = """
-import gc
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
 from smile import Objective
+from tests.soak.processes import Processes
+
 
 class Captioner(torch.nn.Module):
     def __init__(self):
@@ -25,6 +23,7 @@ class Captioner(torch.nn.Module):
         hidden = self.words(tokens[:, :-1]).tanh()
         return self.objective.from_hidden(hidden, self.words.weight, self.bias, tokens[:, 1:]).loss
 
+
 def compare():
     tokens = torch.randint(30, (4, 6), generator=torch.Generator().manual_seed(1))
     alone = Captioner()
@@ -37,23 +36,17 @@ def compare():
         for ours, theirs in zip(model.parameters(), alone.parameters()):
             torch.testing.assert_close(ours.grad, theirs.grad)
 
-dist.init_process_group("gloo")
-compare()
-gc.collect()  # a wrapped model that outlives the group can abort the process at its end
-dist.destroy_process_group()
-"""
+
+def main(_):
+    """What each of two processes does."""
+    dist.init_process_group("gloo")
+    compare()
+    gc.collect()  # a wrapped model that outlives the group can abort the process at its end
+    dist.destroy_process_group()
+    return 0
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_gradient_of_the_whole_batch(tmp_path, repository):
-    script = tmp_path / "two.py"
-    script.write_text(IN_TWO_PROCESSES)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    result = subprocess.run(
-        [*launch, str(script)],
-        env={**os.environ, "PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert result.returncode == 0, result.stderr
+def test_two_processes_have_the_gradient_of_the_whole_batch(tmp_path):
+    run = Processes(main, [], tmp_path / "output", 2)
+    assert run.wait(200) == [0, 0], run.said()

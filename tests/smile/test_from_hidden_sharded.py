@@ -1,11 +1,9 @@
 """A head that is divided over processes, on gloo, against one process."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.smile import head_in_processes
+from tests.soak.processes import Processes
 
 CASES = {
     "what the head's methods give": "definitions frozen half_precision no_whole_weight",
@@ -14,24 +12,17 @@ CASES = {
 }
 
 
-def run(folder, repository, processes, cases):
-    script = Path(__file__).with_name("head_in_processes.py")
-    result = subprocess.run(
-        [sys.executable, str(script), str(folder), processes, *cases.split()],
-        env={**os.environ, "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert result.returncode == 0, result.stderr
+def run(folder, processes, cases):
+    run = Processes(head_in_processes.main, cases.split(), folder / "output", processes)
+    assert run.wait(200) == [0] * processes, run.said()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", CASES)
-def test_two_processes_give_what_one_gives(cases, tmp_path, repository):
-    run(tmp_path, repository, "2", CASES[cases])
+def test_two_processes_give_what_one_gives(cases, tmp_path):
+    run(tmp_path, 2, CASES[cases])
 
 
 @pytest.mark.slow
-def test_a_head_that_is_divided_within_what_fsdp_gathers(tmp_path, repository):
-    run(tmp_path, repository, "4", "fsdp_and_tensor_parallel")
+def test_a_head_that_is_divided_within_what_fsdp_gathers(tmp_path):
+    run(tmp_path, 4, "fsdp_and_tensor_parallel")

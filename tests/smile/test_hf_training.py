@@ -6,16 +6,16 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
 from smile.hf import SmileLossMixin, compute_loss_func, undo, use_smile
-from tests.smile import hf_models
+from tests.smile import hf_models, hf_two_processes
 from tests.smile.hf_steps import BOTH_KINDS
 from tests.smile.largest_made import LargestMade
+from tests.soak.processes import Processes
 
 from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
 
@@ -77,17 +77,10 @@ def test_a_large_vocabulary_costs_its_weights_and_no_logits():
 
 
 @pytest.mark.slow
-def test_ddp_and_fsdp_in_two_processes(repository, tmp_path):
-    script = Path(__file__).with_name("hf_two_processes.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), *BOTH_KINDS],
-        env={**os.environ, "PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("from_hidden=") == 2 * 2 * len(BOTH_KINDS), done.stdout
+def test_ddp_and_fsdp_in_two_processes(tmp_path):
+    run = Processes(hf_two_processes.main, BOTH_KINDS, tmp_path / "output", 2)
+    assert run.wait(200) == [0, 0], run.said()
+    assert run.said().count("from_hidden=") == 2 * 2 * len(BOTH_KINDS), run.said()
 
 
 PYTHON = r"```python\n(.*?)```"

@@ -1,17 +1,19 @@
-"""captioning.launch, whose processes are forked from it: neither it nor they import anything."""
+"""Programs that import nothing, as they are forked: captioning.launch's processes and others."""
 
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import BinaryIO, Optional
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from tqdm import tqdm
 
 from captioning import launch
 from tests.soak.processes import Processes, exit_code
@@ -34,18 +36,25 @@ class Launched(Processes):
 
 
 def _launch(arguments: Sequence[str]) -> int:
-    SubprocessHandler._popen = lambda self, command, environment: _Forked(command, environment)
+    SubprocessHandler._popen = lambda self, command, environment: Forked(command, environment)
     return launch.main(arguments)
 
 
-class _Forked:
-    """What torchrun asks of subprocess.Popen, of a child that begins with its parent's imports."""
+class Forked:
+    """What is asked of subprocess.Popen, of a child that begins with its parent's imports."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str]):
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: dict[str, str],
+        stdout: Optional[BinaryIO] = None,
+        **_: object,
+    ):
+        """stdout: has what is said, too. Other options are as here: a session of its own."""
         self.returncode: Optional[int] = None
         self.pid = os.fork()
         if self.pid == 0:
-            _be_program(command, environment)
+            _be_program(command, env, stdout)
 
     def poll(self) -> Optional[int]:
         if self.returncode is None:
@@ -63,10 +72,15 @@ class _Forked:
         return self.returncode
 
 
-def _be_program(command, environment):
+def _be_program(command, environment, output):
     code = 1
     try:
         os.setsid()
+        if output is not None:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
+        tqdm.set_lock(threading.RLock())  # or the one of the parent, which may be held
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.environ.update(environment)
@@ -84,5 +98,6 @@ def _be_program(command, environment):
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

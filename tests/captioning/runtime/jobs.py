@@ -76,10 +76,10 @@ def wait_for_all(folder, pattern, count):
     raise TimeoutError(pattern)
 
 
-def meet(folder, others):
+def meet(folder, others, seconds=10):
     """Succeed where so many are at work at the same time."""
     (Path(folder) / f"met.{os.getpid()}").touch()
-    for _ in range(500):
+    for _ in range(50 * seconds):
         if len(list(Path(folder).glob("met.*"))) >= others:
             return 0
         time.sleep(0.02)

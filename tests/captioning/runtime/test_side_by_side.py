@@ -15,6 +15,12 @@ from captioning.runtime.side_by_side import Job, ranks_of, run_jobs
 from tests.captioning.runtime import jobs
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported_once():
+    """Let jobs be forked with what they import."""
+    side_by_side.prepare([jobs.__name__, "captioning.runtime.distributed"])
+
+
 @pytest.fixture
 def job(tmp_path):
     return lambda name, do, *given: Job(name, partial(do, *given), tmp_path / f"{name}.log")
@@ -54,7 +60,7 @@ def test_so_many_are_at_work_at_once(job, tmp_path):
     run(*(job(name, jobs.meet, str(tmp_path), 2) for name in "ab"))
     with pytest.raises(UserError, match="a failed: it ended with exit code 1; its last lines"):
         # Alone, none meets the other.
-        run(*(job(name, jobs.meet, str(tmp_path), 4) for name in "ab"), at_once=1)
+        run(*(job(name, jobs.meet, str(tmp_path), 4, 2) for name in "ab"), at_once=1)
 
 
 def test_ranks_are_one_process_group(job, tmp_path):
