@@ -62,7 +62,7 @@ def test_train_go_on_and_evaluate(script, tmp_path, shared_data):
     assert len(losses) == 330 // 30
     assert losses[-1] < 0.9 * losses[0]
 
-    shown = script("train.sh", "max_epoch=2", "batch_size=15", "metrics=[length]", processes=2)
+    shown = script("train.sh", "max_epoch=2", "batch_size=15", processes=2)
     assert f"resuming from {tmp_path / 'checkpoint_00.pth'}" in shown and "epoch 2/2: loss" in shown
 
     shown = script("eval.sh", processes=2)
