@@ -52,8 +52,8 @@ def begin(request: Request, restart: bool) -> None:
     if header and _known(there, header, header["file"]) is None:
         header = None
     local = find(request.parts)
-    if local and (not header or local.header["file"] != header["file"]):
-        remove_plan(request.parts)
+    if not (local and header and local.header["file"] == header["file"]):
+        remove_plan(request.parts)  # also what is left of one whose removal was cut short
         local = None
     # As on a disk, a plan of which nothing is captioned binds nobody. But of a shard that a lost
     # machine had captioned there may be files beside it, which another plan would take for others'.

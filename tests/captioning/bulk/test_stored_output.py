@@ -177,6 +177,20 @@ def test_what_another_machine_finished_is_not_made_again(s3, call, on_disk):
     assert code == 0 and "skipped 10" in said and in_store() == on_disk
 
 
+def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call, photos, tmp_path):
+    """The first machine is killed while it removes its plan, the second in the middle of its own."""
+    assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
+    (header,) = (tmp_path / "one").rglob("plan.json")
+    header.unlink()
+    first = min(photos.glob("scene*.png"))
+    (photos / "a.png").write_bytes(first.read_bytes())
+    first.unlink()
+    assert call("two", "--restart", hook=kill_before(8))[0] == -signal.SIGKILL
+    assert call("one")[0] == 0
+    assert call("disk", out=tmp_path / "disk/captions.jsonl")[0] == 0
+    assert in_store() == {name: (tmp_path / "disk" / name).read_bytes() for name in NAMES}
+
+
 def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     s3.refused = ".000002.jsonl"
     code, said = call("one")
