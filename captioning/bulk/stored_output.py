@@ -127,12 +127,12 @@ def _go_on(
         stored = _known(there, header, part.marker.name) is not None
         if stored and not part.marker.exists():
             take(part.path.name)
-            take(part.marker.name)
-            part.journal.unlink(missing_ok=True)
             if request.sidecar:
                 made = (line for line in part.read() if "error" not in line)
                 on_disk = (line for line in made if not stores.is_store(line["image"]))
                 Sidecars(request.sidecar).write(on_disk)
+            take(part.marker.name)
+            part.journal.unlink(missing_ok=True)
         elif part.marker.exists() and not stored:
             keep_part(request, local, part)
     write_lines(request.parts / HEADER, [header])

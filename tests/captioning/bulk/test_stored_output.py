@@ -113,6 +113,23 @@ def test_captions_that_are_there_are_joined_or_made_anew_elsewhere(
     assert kills > 1 and (in_store(), sidecars()) == expected
 
 
+def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
+    """Captions that are made anew have nothing that would find later what is missing."""
+    flags = ["--existing", "overwrite", "--sidecar"]
+    assert call("one", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
+    own = set(photos.rglob("*.txt"))
+    assert call("two", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
+    for path in set(photos.rglob("*.txt")) - own:  # the second machine has another disk
+        path.unlink()
+
+    def hook(rank):
+        stored_output.Sidecars.write = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+
+    assert call("one", *flags, hook=hook)[0] == -signal.SIGKILL
+    assert call("one", *flags)[0] == 0
+    assert len(list(photos.rglob("*.txt"))) == 10
+
+
 def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_path):
     pytest.importorskip("pyarrow")
     tars, table, out = tmp_path / "tars", tmp_path / "a.parquet", tmp_path / "again/captions.jsonl"
