@@ -133,7 +133,7 @@ class BulkCaptioning:
                 stored_output.before_merging(self.request, plan)
             captioned, failed = merge(self.request, plan)
             if stored:
-                stored_output.keep_captions(self.request)
+                stored_output.keep_captions(self.request, plan)
             self.captioned += captioned
             self.failed += failed
         if self.request.parquet:

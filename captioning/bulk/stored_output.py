@@ -76,7 +76,8 @@ def keep_plan(request: Request, plan: Plan) -> None:
 
 
 def keep_part(request: Request, plan: Plan, part: Part) -> None:
-    """Write a finished shard to the store. Raises UserError."""
+    """Write a finished shard to the store. Raises UserError, also where it has another's plan."""
+    _require_own(request, plan)
     with _nothing_lost(request):
         for path in (part.path, part.marker):
             uploads.upload(path, _address(request, plan.header, path.name))
@@ -84,17 +85,13 @@ def keep_part(request: Request, plan: Plan, part: Part) -> None:
 
 def before_merging(request: Request, plan: Plan) -> None:
     """Raise UserError where the store has another's plan by now; see what else has failed."""
-    header = _header(request)
-    if header is None or header["file"] != plan.header["file"]:
-        raise UserError(
-            f"{request.address}: another machine has gone on with it or begun it anew; the same "
-            "command sees what is left"
-        )
+    _require_own(request, plan)
     _refresh(request, request.failed)
 
 
-def keep_captions(request: Request) -> None:
+def keep_captions(request: Request, plan: Plan) -> None:
     """Write what was merged to the store, the marker last. Raises UserError."""
+    _require_own(request, plan)  # to merge may have taken long
     with _nothing_lost(request):
         for path in (request.failed, request.out, request.marker):
             there = uploads.upload(path, request.told(path)) if path.exists() else None
@@ -136,6 +133,15 @@ def _go_on(
         elif part.marker.exists() and not stored:
             keep_part(request, local, part)
     write_lines(request.parts / HEADER, [header])
+
+
+def _require_own(request: Request, plan: Plan) -> None:
+    header = _header(request)
+    if header is None or header["file"] != plan.header["file"]:
+        raise UserError(
+            f"{request.address}: another machine has gone on with it or begun it anew; the same "
+            "command sees what is left"
+        )
 
 
 def _known(there: dict[str, Any], header: dict[str, Any], name: str) -> Any:

@@ -217,19 +217,20 @@ def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     assert call("one")[0] == 0 and in_store() == on_disk
 
 
-def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk):
+@pytest.mark.parametrize("step", ["keep_part", "before_merging", "keep_captions"])
+def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
     def hook(rank):
-        original = stored_output.before_merging
+        original = getattr(stored_output, step)
 
-        def overtaken(request, plan):
+        def overtaken(request, plan, *part):
             stored_output.remove(request)
-            original(request, plan)
+            original(request, plan, *part)
 
-        stored_output.before_merging = overtaken
+        setattr(stored_output, step, overtaken)
 
     code, said = call("one", hook=hook)
     assert code == 2 and f"{OUT}: another machine has gone on with it" in said
-    assert "captions.jsonl" not in in_store()
+    assert in_store() == {}
     assert call("two")[0] == 0 and in_store() == on_disk
 
 
