@@ -160,7 +160,9 @@ def _header(request: Request) -> Optional[dict[str, Any]]:
     address = f"{request.address}.parts/{HEADER}"
     try:
         header = json.loads(stores.whole(address))
-        return {**header, "file": str(header["file"])}
+        if PurePosixPath(header["file"]).name != header["file"]:
+            raise ValueError("a file out of the folder of parts")
+        return header
     except stores.Missing:
         return None
     except (ValueError, LookupError, TypeError) as error:

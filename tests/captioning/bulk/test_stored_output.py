@@ -195,7 +195,7 @@ def test_what_another_machine_finished_is_not_made_again(s3, call, on_disk):
 
 
 def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call, photos, tmp_path):
-    """The first machine is killed while it removes its plan, the second in the middle of its own."""
+    """The first machine is killed while it removes its plan, the second amid its own."""
     assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
     (header,) = (tmp_path / "one").rglob("plan.json")
     header.unlink()
@@ -234,8 +234,15 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
     assert call("two")[0] == 0 and in_store() == on_disk
 
 
-def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk):
-    s3.files.pipe_file("bucket/within/captions.jsonl.parts/plan.json", b'{"file": ')
+@pytest.mark.parametrize("header", ['{"file": ', '{"file": 7}', '{"file": "%s/plan.jsonl"}'])
+def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_path, header):
+    parts = "s3://bucket/within/captions.jsonl.parts"
+    if "%s" in header:  # whoever writes to the bucket writes nothing elsewhere on this disk
+        header %= tmp_path
+        s3.files.pipe_file(f"{parts}/plan.{tmp_path}/plan.jsonl", b"{}")
+        s3.files.pipe_file(f"{parts}/plan.000000.done", b"{}")
+    s3.files.pipe_file(f"{parts}/plan.json", header.encode())
     code, said = call("one")
     assert code == 2 and f"error: {OUT}.parts/plan.json is damaged" in said and "--restart" in said
+    assert not (tmp_path / "plan.jsonl").exists()
     assert call("one", "--restart")[0] == 0 and in_store() == on_disk
