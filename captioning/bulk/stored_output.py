@@ -138,9 +138,10 @@ def _go_on(
 def _require_own(request: Request, plan: Plan) -> None:
     header = _header(request)
     if header is None or header["file"] != plan.header["file"]:
+        again = "sees what is left" if request.keeps() else f"does {request.existing} once more"
         raise UserError(
             f"{request.address}: another machine has gone on with it or begun it anew; the same "
-            "command sees what is left"
+            f"command {again}"
         )
 
 

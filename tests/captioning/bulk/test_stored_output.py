@@ -230,6 +230,10 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
 
     code, said = call("one", hook=hook)
     assert code == 2 and f"{OUT}: another machine has gone on with it" in said
+    assert "the same command sees what is left" in said
+    assert in_store() == {}
+    code, said = call("one", "--existing", "append", hook=hook)
+    assert code == 2 and "the same command does append once more" in said
     assert in_store() == {}
     assert call("two")[0] == 0 and in_store() == on_disk
 
