@@ -24,9 +24,9 @@ from smile.hf.guard import (
     logits_of,
     refuse_without_labels,
     unwatch,
-    watch_decoder,
     watch_head,
     watch_output,
+    watch_parts,
 )
 from smile.hf.head import from_states, transform_of
 from smile.hf.known import Known, known_of
@@ -74,7 +74,7 @@ def use_smile(
     calls = Calls()
     if from_hidden:
         watch_head(readable_head(model, known), calls)
-    watch_decoder(model, calls)
+    watch_parts(model, calls)
     arguments = list(inspect.signature(type(model).forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments, known, calls)
     put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch

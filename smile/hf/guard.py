@@ -1,9 +1,9 @@
 """That no trainer goes past the objective: one line in the first step instead of another loss.
 
-A forward can be overlooked in three ways. The decoder is run by somebody else: a hook on it asks
-whether a forward of ours is under way. The labels are kept from it: it is then refused in training.
-Or logits and hidden states are taken from its output: their gradient is refused where the loss has
-none.
+A forward can be overlooked in three ways. The decoder or the head is run by somebody else: a hook
+on each asks whether a forward of ours is under way. The labels are kept from it: it is then refused
+in training. Or logits and hidden states are taken from its output: their gradient is refused where
+the loss has none.
 """
 
 import threading
@@ -57,15 +57,15 @@ class Calls(threading.local):
 
 
 class _RunOutside:
-    """A hook before the decoder, which is to be run in a forward of ours."""
+    """A hook before a part of the model that is to be run in a forward of ours."""
 
     def __init__(self, calls: Calls, name: str):
         self.calls, self.name = calls, name
 
-    def __call__(self, decoder: nn.Module, _) -> None:
-        if not self.calls.running and decoder.training and torch.is_grad_enabled():
+    def __call__(self, part: nn.Module, _) -> None:
+        if not self.calls.running and part.training and torch.is_grad_enabled():
             raise ValueError(
-                f"{self.name}: its decoder was run outside of its forward, so that the objective "
+                f"{self.name} was run outside of its forward, so that the objective "
                 f"of use_smile is not trained; {WAYS}"
             )
 
@@ -87,11 +87,14 @@ class _AfterHead(_BeforeHead):
                 call.seen = logits
 
 
-def watch_decoder(model: nn.Module, calls: Calls) -> None:
-    """Have the decoder refuse to be trained outside of the model's forward."""
-    decoder = decoder_of(model)
-    if decoder is not None:
-        decoder.register_forward_pre_hook(_RunOutside(calls, type(model).__name__))
+def watch_parts(model: nn.Module, calls: Calls) -> None:
+    """Have decoder and head, either of which may be frozen, refuse to be trained outside of the
+    model's forward."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    for name, part in (("decoder", decoder_of(model)), ("language head", head)):
+        if isinstance(part, nn.Module):
+            name = f"{type(model).__name__}: its {name}"
+            part.register_forward_pre_hook(_RunOutside(calls, name))
 
 
 def watch_head(head: nn.Module, calls: Calls) -> None:
@@ -142,9 +145,9 @@ def refuse_without_labels(model: nn.Module, given: dict) -> None:
     name = type(model).__name__
     if given.get("fused_lm_head"):
         raise ValueError(
-            f"{name}: SFTTrainer of TRL asks for a loss of its own (fused_lm_head), so that the "
-            "objective of use_smile is not trained; use class SmileSFTTrainer(SmileLossMixin, "
-            "SFTTrainer) of smile.hf, or undo(model) for the other loss"
+            f"{name}: a trainer of TRL asks for a loss of its own (fused_lm_head), so that the "
+            "objective of use_smile is not trained; for SFTTrainer use class SmileSFTTrainer("
+            "SmileLossMixin, SFTTrainer) of smile.hf, or undo(model) for the other loss"
         )
     labelled = any(given.get(key) is not None for key in ("labels", "shift_labels"))
     if not labelled and model.training and torch.is_grad_enabled():

@@ -36,6 +36,16 @@ def by_its_base(model):
     return model.base_model(made(GPT2).batch["input_ids"])[0].sum()
 
 
+def by_its_head(model):
+    model.transformer.eval()
+    return by_its_parts(model)
+
+
+def by_its_class_above_a_frozen_decoder(model):
+    model.transformer.eval()
+    return by_its_class(model)
+
+
 def by_another_loss(model):
     batch = dict(made(GPT2).batch)
     return torch.nn.functional.cross_entropy(
@@ -50,6 +60,8 @@ def by_another_loss(model):
         (by_another_class, "its decoder was run outside of its forward"),
         (by_its_parts, "its decoder was run outside of its forward"),
         (by_its_base, "its decoder was run outside of its forward"),
+        (by_its_head, "its language head was run outside of its forward"),
+        (by_its_class_above_a_frozen_decoder, "its language head was run outside of its forward"),
         (by_another_loss, "is trained without labels"),
     ],
 )
@@ -58,7 +70,7 @@ def test_what_goes_past_the_objective_ends_in_one_line(past, line):
     with pytest.raises(ValueError, match=f"GPT2LMHeadModel.*{line}.*undo") as error:
         past(model)
     assert "\n" not in str(error.value)
-    if past not in (by_its_class, by_another_class):
+    if past not in (by_its_class, by_another_class, by_its_class_above_a_frozen_decoder):
         past(model.eval())
         with torch.no_grad():
             past(model.train())
@@ -158,7 +170,7 @@ def test_sft_trainer_of_trl_ends_in_its_first_step(tmp_path):
             tokenizer_object=words, pad_token="<unk>", eos_token="<unk>"
         ),
     )
-    with pytest.raises(ValueError, match="SFTTrainer of TRL asks for a loss of its own") as error:
+    with pytest.raises(ValueError, match="a trainer of TRL asks for a loss of its own") as error:
         trainer.train()
     assert "\n" not in str(error.value)
 
