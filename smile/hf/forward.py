@@ -1,6 +1,7 @@
 """A model of transformers whose forward returns the objective's loss."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
@@ -31,6 +32,7 @@ from smile.hf.guard import (
 from smile.hf.head import from_states, transform_of
 from smile.hf.known import Known, known_of
 from smile.hf.packed import Targets
+from smile.hf.refusal import refuse
 from smile.objective import Objective, ObjectiveOutput
 
 
@@ -44,6 +46,7 @@ class _Settings:
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: Any = None  # under these forwards, found so in their first step
     values_read: bool = False  # in the first step too
+    number: int = field(default_factory=itertools.count(1).__next__)  # for `refuse`
 
 
 def use_smile(
@@ -144,7 +147,8 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
     read_values = _reads_values(settings, labels)
     by_caption = settings.objective.weights.keys() != {"mle"}
-    targets = Targets(model, labels, shifted, segments, weights, given, read_values, by_caption)
+    what = (segments, weights, given, read_values, by_caption, settings.number)
+    targets = Targets(model, labels, shifted, *what)
     if "use_cache" in settings.arguments:  # with one, some do not keep texts of a row apart
         given["use_cache"] = False
     give_decoder_inputs(model, labels, given)
@@ -192,14 +196,17 @@ def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, Obje
             f"{type(model).__name__}: the forward that was set on the model does not call its "
             "language head; use_smile needs from_hidden=False for it"
         )
-    if settings.head_is_last is not model._smile_chain and not torch.compiler.is_compiling():
-        if not transform.makes(last, call.seen.detach()):
-            raise ValueError(
-                f"{type(model).__name__} changes the logits of its language head; "
-                "use_smile needs from_hidden=False for it"
-            )
-        settings.head_is_last = model._smile_chain
-    return output, results[-1]
+    result, compiling = results[-1], torch.compiler.is_compiling()
+    if compiling or settings.head_is_last is not model._smile_chain:
+        line = (
+            f"{type(model).__name__} changes the logits of its language head; "
+            "use_smile needs from_hidden=False for it"
+        )
+        changed = transform.changed(last, call.seen.detach())
+        loss = refuse(changed, line, result.loss, settings.number)
+        result = ObjectiveOutput(loss, result.parts, result.tokens)
+        settings.head_is_last = None if compiling else model._smile_chain
+    return output, result
 
 
 def _loss(result: ObjectiveOutput, num_items_in_batch, weighted: Optional[Tensor]) -> Tensor:
@@ -211,9 +218,10 @@ def _loss(result: ObjectiveOutput, num_items_in_batch, weighted: Optional[Tensor
 
 
 def _reads_values(settings: _Settings, labels: Tensor) -> bool:
-    """Whether to look at values of a batch: where they are at hand, or in the first step."""
+    """Whether to look at values of a batch: where they are at hand, or in the first step. When
+    compiled, `refuse` sees to that."""
     if torch.compiler.is_compiling():
-        return False
+        return True
     first, settings.values_read = not settings.values_read, True
     return first or labels.is_cpu
 

@@ -32,19 +32,20 @@ class Transform(NamedTuple):
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits[..., : self.words]
 
-    def makes(self, theirs: Tensor, logits: Tensor) -> bool:
-        """Whether the model's logits are those that are expected of its head's.
+    def changed(self, theirs: Tensor, logits: Tensor) -> Tensor:
+        """bool (B,): rows in which the model's logits are others than its head's tell.
 
-        Where nothing is done to them they are the same to the bit; else up to the rounding of a
-        few operations.
+        Where nothing is done to them they are the same to the bit, unless a compiler rounds; else
+        up to the rounding of a few operations.
         """
         expected = self.of(logits.to(theirs.dtype))
         if expected.shape != theirs.shape:
-            return False
-        if self[:3] == (1.0, None, None):
-            return torch.equal(theirs, expected)
-        rounding = 4 * max(torch.finfo(x.dtype).eps for x in (theirs, logits))
-        return torch.allclose(theirs, expected, rtol=rounding, atol=rounding)
+            return torch.ones(len(theirs), dtype=torch.bool, device=theirs.device)
+        plain = self.scale == 1.0 and self.softcap is None and self.bias is None
+        exact = plain and not torch.compiler.is_compiling()
+        rounding = 0 if exact else 4 * max(torch.finfo(x.dtype).eps for x in (theirs, logits))
+        same = torch.isclose(theirs, expected, rtol=rounding, atol=rounding, equal_nan=True)
+        return ~same.flatten(1).all(1)
 
 
 def transform_of(model: nn.Module, known: Known) -> Transform:

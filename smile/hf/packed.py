@@ -12,10 +12,19 @@ from smile.captions import (
     segments_from_position_ids,
 )
 from smile.hf.families import IGNORED, check_words, encoder_decoder, in_step, without_media
+from smile.hf.refusal import refuse
 
 SAY = (
     "give the batch position_ids that start again with each caption, seq_idx or cu_seq_lens_q, or "
     "segments, in which the positions of a caption have the same number"
+)
+LEAKS = (
+    "the batch has an attention_mask, with which captions of a packed row see each other; leave it "
+    "out, or give one of 4 dimensions that keeps them apart"
+)
+SEVERAL = (
+    "row {row} of the labels has more than one run of them, which a compiled model of encoder and "
+    "decoder takes for one caption; give segments"
 )
 
 
@@ -28,8 +37,8 @@ class Targets:
     the first label of a text is not scored, since it does not follow from the text before. In each
     text an unbroken run of labels, as an assistant's turn, is a caption, whatever its weights.
     read_values: whether to look for rows that are packed without saying so, which an accelerator
-    has to be waited for. by_caption: False for an objective to which captions are the same.
-    ValueError for such rows, and for shapes that do not match.
+    has to be waited for. by_caption: False for an objective to which captions are the same. number:
+    of the model, as `refuse` has it. ValueError for such rows, and for shapes that do not match.
     """
 
     def __init__(
@@ -42,6 +51,7 @@ class Targets:
         given: Optional[dict] = None,
         read_values: bool = True,
         by_caption: bool = True,
+        number: int = 0,
     ):
         check_words(labels)
         if weights is not None and weights.shape not in (labels.shape, labels.shape[:1]):
@@ -52,7 +62,7 @@ class Targets:
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
-        self.model, self.shifted, self.weights = model, shifted, weights
+        self.model, self.shifted, self.weights, self.number = model, shifted, weights, number
         given = given or {}
         self.tokens = given.get("input_ids")
         self.labels, self.segments = without_media(model, labels), segments
@@ -60,11 +70,10 @@ class Targets:
             if shifted:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
             self.rows, given = None, {}  # what the batch says of positions is of the encoder's
-            by_caption = by_caption and not torch.compiler.is_compiling()  # it stays one graph
         else:
             self._leave_out_firsts(given)
             if self.rows is not None and read_values:
-                refuse_leaks(given.get("attention_mask"), self.rows)
+                self._refuse(leaks(given.get("attention_mask"), self.rows), LEAKS)
         if segments is None and by_caption:
             self._find_captions(given, read_values)
 
@@ -83,13 +92,26 @@ class Targets:
 
     def _find_captions(self, given: dict, read_values: bool) -> None:
         if self.rows is None:
-            refuse_masks(given.get("attention_mask"), read_values)
-        captions = captions_of_turns(self.labels, self.rows)
-        if read_values:
-            refuse_ends(self.model, self.labels, captions)
+            mask = given.get("attention_mask")
+            refuse_masks(mask)
+            if mask is not None and read_values:
+                self._refuse((mask > 1).any(1), packs("has numbers above 1"))
+        captions, compiling = (
+            captions_of_turns(self.labels, self.rows),
+            torch.compiler.is_compiling(),
+        )
+        ends = end_tokens(self.model)
+        if ends and read_values:
+            self._refuse(end_again(ends, self.labels, captions), goes_on_after(ends))
+        if compiling and encoder_decoder(self.model):
+            self._refuse(captions.amax(1) > 1, SEVERAL)  # so that it stays one graph
         # A row that is one caption needs no segments, and costs less without them.
-        if torch.compiler.is_compiling() or captions.amax() > 1:
+        elif compiling or captions.amax() > 1:
             self.segments = captions
+
+    def _refuse(self, wrong: Optional[Tensor], line: str) -> None:
+        if wrong is not None:
+            self.labels = refuse(wrong, line, self.labels, self.number)
 
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
         """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that
@@ -125,54 +147,46 @@ def texts(given: dict, labels: Tensor) -> Optional[Tensor]:
     return found.to(labels.device)
 
 
-def refuse_masks(mask, read_values: bool) -> None:
-    """ValueError for an attention mask that keeps texts of a row apart."""
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.dim() > 2:
-        found = f"is {tuple(mask.shape)}" if isinstance(mask, Tensor) else "is of the model's own"
-    elif read_values and (mask > 1).any():
-        found = "has numbers above 1"
-    else:
-        return
-    raise ValueError(
-        f"attention_mask {found}, so a row can hold more than one caption, but not where; {SAY}"
-    )
+def refuse_masks(mask) -> None:
+    """ValueError for an attention mask whose shape can keep texts of a row apart."""
+    if isinstance(mask, Tensor) and mask.dim() > 2:
+        raise ValueError(packs(f"is {tuple(mask.shape)}"))
+    if mask is not None and not isinstance(mask, Tensor):
+        raise ValueError(packs("is of the model's own"))
 
 
-def refuse_leaks(mask, rows: Tensor) -> None:
-    """ValueError for an attention mask (B, N) that goes on where another text begins in `rows`."""
+def packs(found: str) -> str:
+    return f"attention_mask {found}, so a row can hold more than one caption, but not where; {SAY}"
+
+
+def leaks(mask, rows: Tensor) -> Optional[Tensor]:
+    """bool (B,): whether an attention mask (B, N) goes on where another text begins in `rows`."""
     if not isinstance(mask, Tensor) or mask.shape != rows.shape:
-        return
+        return None
     goes_on = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
-    if (goes_on & (rows[:, 1:] != rows[:, :-1]).to(mask.device)).any():
-        raise ValueError(
-            "the batch has an attention_mask, with which captions of a packed row see each other; "
-            "leave it out, or give one of 4 dimensions that keeps them apart"
-        )
+    return (goes_on & (rows[:, 1:] != rows[:, :-1]).to(mask.device)).any(1)
 
 
-def refuse_ends(model: nn.Module, labels: Tensor, captions: Tensor) -> None:
-    """ValueError for a caption, of those numbered in (B, N), that ends more than once.
+def end_again(ends: list[int], labels: Tensor, captions: Tensor) -> Tensor:
+    """bool (B,): whether one of the captions, numbered from 0 to N in (B, N), ends more than once.
 
     An end that follows another, as where padding is labelled, is the same one; a first token is a
     beginning, for which some models have the same token.
     """
-    ends = end_tokens(model)
-    if not ends:
-        return
     labelled = labels != IGNORED
     is_end = torch.isin(labels, labels.new_tensor(ends)) & labelled
     word_before = (labelled & ~is_end)[:, :-1] & (captions[:, 1:] == captions[:, :-1])
-    row, place = (is_end[:, 1:] & word_before).nonzero().unbind(1)
-    same = (row[1:] == row[:-1]) & (captions[row, place + 1].diff() == 0)
-    if same.any():
-        first = row[1:][same][0].item()
-        token = labels[first][is_end[first]][0].item()
-        raise ValueError(
-            f"row {first} of the labels goes on after token {token}, which ends a caption, and "
-            f"ends again, so it seems to hold more than one; {SAY}, or label one turn of several"
-        )
+    found = (is_end[:, 1:] & word_before).long()
+    times = found.new_zeros(len(labels), labels.size(1) + 1).scatter_add(1, captions[:, 1:], found)
+    return (times > 1).any(1)
+
+
+def goes_on_after(ends: list[int]) -> str:
+    tokens = " or ".join(map(str, ends))
+    return (
+        f"row {{row}} of the labels goes on after token {tokens}, which ends a caption, and ends "
+        f"again, so it seems to hold more than one; {SAY}, or label one turn of several"
+    )
 
 
 def end_tokens(model: nn.Module) -> list[int]:

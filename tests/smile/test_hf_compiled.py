@@ -1,6 +1,7 @@
 """torch.compile before and after use_smile: the same step, and the same lines."""
 
 import copy
+import types
 
 import pytest
 import torch
@@ -115,6 +116,62 @@ def test_a_compiled_decoder_and_a_copy():
     compiled = use_smile(made(CAUSAL).model)
     compiled.compile(backend="eager")
     assert_same(copy.deepcopy(compiled), CAUSAL, SMILE)
+
+
+END = 1  # of the tiny models' configurations, as set below
+TWO = torch.tensor([[5, 6, END, 4, 5, END]])
+UNKNOWN = [
+    ({"labels": TWO}, "row 0 of the labels goes on after token 1"),
+    ({"attention_mask": torch.tensor([[1, 1, 1, 2, 2, 2]])}, "attention_mask has numbers above 1"),
+    (
+        {"attention_mask": torch.ones_like(TWO), "position_ids": torch.arange(3).repeat(1, 2)},
+        "attention_mask, with which captions of a packed row see each other",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more, line", UNKNOWN)
+def test_a_packed_row_of_a_compiled_model_is_refused(more, line):
+    family = made(CAUSAL)
+    family.model.config.eos_token_id = END
+    model = use_smile(family.model, from_hidden=True)
+    model = torch.compile(model, backend="aot_eager", fullgraph=True)
+    fine = {"input_ids": TWO, "labels": TWO.masked_fill(TWO == END, 3)}
+    model(**fine).loss.backward()
+    with pytest.raises(ValueError, match=line) as error:
+        model(**{**fine, **more})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
+def test_several_captions_in_a_row_of_a_compiled_encoder_decoder_model():
+    model, batch, *_ = made("T5ForConditionalGeneration")
+    labels = torch.tensor([[5, 6, 7, 1, -100, -100, 8, 9, 5, 1]]).expand(3, -1)
+    batch = {**batch, "labels": labels}
+    expected = use_smile(model)(**batch).loss
+    model = torch.compile(model, backend="aot_eager")
+    with pytest.raises(ValueError, match=r"row 0 of the labels has more than one run.*segments"):
+        model(**batch)
+    segments = torch.tensor([[0] * 5 + [1] * 5]).expand(3, -1)
+    torch.testing.assert_close(model(**batch, segments=segments).loss, expected)
+
+
+@pytest.mark.slow
+def test_a_change_of_a_compiled_models_logits_is_refused():
+    model = use_smile(made(CAUSAL).model, from_hidden=True)
+    before = model.forward
+
+    def forward(self, *args, **kwargs):
+        output = before(*args, **kwargs)
+        output.logits = output.logits * 2
+        return output
+
+    model.forward = types.MethodType(forward, model)
+    model = torch.compile(model, backend="aot_eager")
+    with pytest.raises(ValueError, match="changes the logits of its language head"):
+        model(**made(CAUSAL).batch)
 
 
 def test_what_goes_past_a_compiled_model():
