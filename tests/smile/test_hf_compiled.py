@@ -125,7 +125,7 @@ UNKNOWN = [
     ({"attention_mask": torch.tensor([[1, 1, 1, 2, 2, 2]])}, "attention_mask has numbers above 1"),
     (
         {"attention_mask": torch.ones_like(TWO), "position_ids": torch.arange(3).repeat(1, 2)},
-        "attention_mask, with which captions of a packed row see each other",
+        "the batch has an attention_mask, with which captions of a packed row see each other",
     ),
 ]
 
@@ -139,9 +139,8 @@ def test_a_packed_row_of_a_compiled_model_is_refused(more, line):
     model = torch.compile(model, backend="aot_eager", fullgraph=True)
     fine = {"input_ids": TWO, "labels": TWO.masked_fill(TWO == END, 3)}
     model(**fine).loss.backward()
-    with pytest.raises(ValueError, match=line) as error:
+    with pytest.raises(ValueError, match=f"^{line}"):  # torch 2.8 puts the graph after it
         model(**{**fine, **more})
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow

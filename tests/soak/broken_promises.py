@@ -265,7 +265,7 @@ MUTATIONS = [
     Mutation(
         "a trainer goes past the objective unseen",
         "smile/hf/guard.py",
-        "if not self.calls.running and decoder.training and torch.is_grad_enabled():",
+        "if not self.calls.running and part.training and torch.is_grad_enabled():",
         "if False:",
         "tests/smile/test_hf_guard.py",
     ),
