@@ -2,7 +2,7 @@
 
 from typing import Optional
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from smile.labels import at_least_float32, check_labels, check_shapes, reduce, weigh
@@ -26,11 +26,12 @@ def mle_loss(
     check_shapes(logits, labels)
     labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
-    losses = F.cross_entropy(
+    # Not F.cross_entropy, for which Liger puts a kernel that writes into its input.
+    losses = torch.ops.aten.cross_entropy_loss(
         at_least_float32(logits).flatten(0, 1),
         labels.flatten(),
+        reduction=0,  # none
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
-        reduction="none",
     )
     return reduce(losses.view_as(labels), labels, ignore_index, reduction, weights)

@@ -6,8 +6,9 @@ Or logits and hidden states are taken from its output: their gradient is refused
 none.
 """
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -32,11 +33,14 @@ class Running:
     seen: Optional[Tensor] = None
 
 
-@dataclass(eq=False)
-class Calls:
-    """Those that are under way of a model and its replicas, each of which has a thread."""
+class Calls(threading.local):
+    """Those that are under way of a model and its replicas, in each thread its own."""
 
-    running: list = field(default_factory=list)
+    def __init__(self):
+        self.running: list[Running] = []
+
+    def __reduce__(self) -> tuple:
+        return Calls, ()  # a copy of the model has none under way
 
     def of(self, model: nn.Module) -> bool:
         return any(call.model is model for call in self.running)

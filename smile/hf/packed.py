@@ -70,17 +70,16 @@ class Targets:
 
     def _leave_out_firsts(self, given: dict) -> None:
         """Ignore the label of each text's first token."""
-        self.rows, in_step = texts(given, self.labels), not self.shifted
+        self.rows, labels = texts(given, self.labels), self.labels
         if self.rows is not None:
             begins = self.rows[:, 1:] != self.rows[:, :-1]  # (B, N - 1), of tokens 1 to N - 1
-        elif self.segments is not None:
+            begins = nn.functional.pad(begins, (0, 1) if self.shifted else (1, 0))
+            self.labels = self.labels.masked_fill(begins, IGNORED)
+        if self.segments is not None:
             # What follows a prompt is no other text, though it has a number of its own.
             begins = self.segments[:, 1:] != self.segments[:, :-1]
-            begins, in_step = begins & (self.labels[:, :-1] != IGNORED), True
-        else:
-            return
-        begins = nn.functional.pad(begins, (1, 0) if in_step else (0, 1))
-        self.labels = self.labels.masked_fill(begins, IGNORED)
+            begins = nn.functional.pad(begins & (labels[:, :-1] != IGNORED), (1, 0))
+            self.labels = self.labels.masked_fill(begins, IGNORED)
 
     def _find_captions(self, given: dict, read_values: bool) -> None:
         if self.rows is None:

@@ -125,7 +125,14 @@ class SmileLossMixin:
                 processes = self.accelerator.num_processes // self.get_tp_size()
             # The sum over tokens has been divided by what is in all of these, and the rest has not.
             items["num_items_in_batch"] = _divided(num_items_in_batch, steps * processes)
+        before = last_parts(self._inner)
         loss, outputs = self._own_compute_loss(model, inputs, return_outputs=True, **items)
+        parts = last_parts(self._inner)
+        if parts is before or not self.smile_objective.weights.keys() <= parts.keys():
+            raise ValueError(
+                f"{type(self).__name__}: the model that is trained has not the trainer's "
+                "objective, since it was put in or changed later; make the trainer with it"
+            )
         if items:
             loss = loss / (steps * processes)
         self._keep(inputs, steps, processes, num_items_in_batch)

@@ -117,6 +117,23 @@ def test_boundaries_wherever_they_are(texts, seed, from_hidden, source, shifted)
     assert_step(model, batch, expected)
 
 
+@needs_llama
+@pytest.mark.parametrize("shifted", [False, True])
+def test_segments_beside_positions_that_go_on(shifted):
+    """A caption's first token does not follow from the caption before, wherever positions are."""
+    model, texts = made(LLAMA).model, tokens_of([(0, 5), (2, 3), (0, 4)])
+    expected = alone(model, texts, ALL)
+    batch, number, _ = packed(texts)
+    if shifted:
+        batch["shift_labels"] = batch.pop("labels").roll(-1)
+        batch["shift_labels"][:, -1] = -100
+        number = number.roll(-1)
+    positions = torch.arange(number.size(1))[None]
+    assert_step(
+        use_smile(model, ALL), {**batch, "segments": number, "position_ids": positions}, expected
+    )
+
+
 @pytest.mark.parametrize("from_hidden", [False, True])
 def test_labels_that_are_shifted_already(from_hidden):
     family = made(CAUSAL)

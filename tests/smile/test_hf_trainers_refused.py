@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from smile.hf import SmileLossMixin
+from smile.hf import SmileLossMixin, use_smile
 from smile.hf.conflicts import conflicts
 from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, llama, make, rows, trl
 
@@ -81,3 +81,18 @@ def test_weights_that_a_collator_drops(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, data=[{**row, "weights": 2.0} for row in rows()])
     with pytest.raises(ValueError, match="weights of the data set is not in its batches"):
         trainer.train()
+
+
+@pytest.mark.parametrize("objective", ["smile", {"smile": 0.5, "mle": 0.5}])
+@pytest.mark.parametrize("change", ["model", "objective"])
+def test_a_model_that_is_changed_after_the_trainer_is_made(objective, change, tmp_path):
+    trainer = make(SmileTrainer, tmp_path, objective=objective)
+    if change == "model":
+        trainer.model = trainer.model_wrapped = llama()
+    else:
+        use_smile(trainer.model, "reverse")
+    with pytest.raises(
+        ValueError, match="SmileTrainer: the model that is trained has not"
+    ) as error:
+        trainer.train()
+    assert "\n" not in str(error.value)

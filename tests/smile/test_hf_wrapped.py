@@ -1,6 +1,7 @@
 """What is put around a model after use_smile, or was before, trains the objective."""
 
 import copy
+import threading
 import types
 
 import pytest
@@ -254,3 +255,31 @@ def test_a_replica_of_data_parallel_trains(from_hidden):
     del model._modules["transformer"]  # so that it cannot be the first one that runs
     loss = replica(**made(GPT2).batch).loss
     torch.testing.assert_close(loss.detach(), definition(GPT2)[0])
+
+
+@from_logits_and_hidden
+def test_two_threads_train_one_model_at_once(from_hidden):
+    """Each is in the model while the other is, and has its own batch's loss."""
+    batch, found = made(GPT2).batch, {}
+    batches = {"all": batch, "two rows": {key: value[:2] for key, value in batch.items()}}
+    model = use_smile(made(GPT2).model, from_hidden=from_hidden)
+    one_there, both_there = threading.Event(), threading.Barrier(2, timeout=60)
+
+    def wait(*_):
+        one_there.set()
+        both_there.wait()
+
+    model.transformer.h[0].register_forward_pre_hook(wait)
+
+    def train(name):
+        found[name] = model(**batches[name]).loss.detach()
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in batches]
+    for thread in threads:
+        thread.start()
+        assert one_there.wait(60)
+    for thread in threads:
+        thread.join()
+    alone = use_smile(made(GPT2).model)
+    for name, rows in batches.items():
+        torch.testing.assert_close(found[name], alone(**rows).loss.detach())
