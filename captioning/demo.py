@@ -8,6 +8,7 @@ done already is not done again: a demo that was stopped goes on where it was.
 """
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ QUICK_NOTE = (
 # What runs import, some of it late: seconds, for each of five processes.
 IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 RANKS = 2  # processes of pre-training on a CPU
-TRAINING = 0.85  # of a run, the rest being captions and scores
+# Of a run; the rest is captions and scores, of which pre-training has few.
+PRETRAINING, TRAINING = 0.98, 0.85
 EXAMPLES = 2  # of first captions
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
 # CIDEr and METEOR would choose among epochs, of which only the last is validated.
@@ -112,7 +114,7 @@ class Demo:
         overrides.append(f"batch_size={batch // ranks}")
         do = partial(self._program, PRETRAIN, "pretrain", [*overrides, IN_TRAINING])
         jobs = ranks_of(self._job("pretrain", do), ranks)
-        run_jobs(jobs, ranks, partial(shown.heard, ["pretrain"]), shown.draw)
+        run_jobs(jobs, ranks, partial(shown.heard, ["pretrain"], PRETRAINING), shown.draw)
 
     def _fine_tune(self, shown: "Shown") -> None:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
@@ -124,7 +126,7 @@ class Demo:
             shown.draw()
             preview.show_if_there()
 
-        run_jobs(jobs, at_once, partial(shown.heard, list(OBJECTIVES)), meanwhile)
+        run_jobs(jobs, at_once, partial(shown.heard, list(OBJECTIVES), TRAINING), meanwhile)
 
     def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:
         return Job(name, do, self.folder / f"{name}.log")
@@ -211,10 +213,16 @@ class Shown:
         left = spoken(self.remaining.left())
         say(f"\n{self._place()} {self.steps[number].title} (about {left} to go in all)")
 
-    def heard(self, names: Sequence[str], name: str, description: str, share: float) -> None:
-        """A process of the step tells what its bar is called, and how much of it is done."""
+    def heard(
+        self, names: Sequence[str], training: float, name: str, description: str, share: float
+    ) -> None:
+        """A process of the step tells what its bar is called, and how much of it is done.
+
+        names: of all its runs; training: how much of a run that is.
+        """
         first = name not in self.shares
-        self.shares[name] = max(self.shares.get(name, 0.0), _share_of_run(description, share))
+        of_run = _share_of_run(training, description, share)
+        self.shares[name] = max(self.shares.get(name, 0.0), of_run)
         mean = sum(self.shares.get(each, 0.0) for each in names) / len(names)
         self.remaining.at(self.number, mean, first)
 
@@ -233,17 +241,19 @@ class Shown:
         return f"[{self.number + 1}/{len(self.steps)}]"
 
 
-def _share_of_run(description: str, share: float) -> float:
+def _share_of_run(training: float, description: str, share: float) -> float:
     """How much of a run is done, by what a progress bar of it is called and shows."""
     epoch = re.match(r"epoch (\d+)/(\d+)$", description)
     if epoch:
-        return TRAINING * (int(epoch[1]) - 1 + share) / int(epoch[2])
-    return TRAINING + (1 - TRAINING) * share / 2 if description.endswith("test") else 0.0
+        return training * (int(epoch[1]) - 1 + share) / int(epoch[2])
+    return training + (1 - training) * share / 2 if description.endswith("test") else 0.0
 
 
 def run(demo: Demo) -> int:
     """All steps, up to one that fails, each announced with the time that all to come may take."""
     steps = demo.steps()
+    # The captioner is so small that threads would wait for one another longer than they work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes to come
     prepare(IMPORTED)
     shown = Shown(steps)
     for number, step in enumerate(steps):

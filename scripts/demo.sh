@@ -9,6 +9,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PYTHON_BIN="$(bash scripts/setup.sh)"
-# The captioner is so small that threads would wait for one another longer than they work.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec "$PYTHON_BIN" -m captioning.demo "$@"

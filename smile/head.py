@@ -102,7 +102,8 @@ class Head:
             collect = _put_product
         hidden = self.hidden[rows]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
-        for words in self._slices():
+        # Products as wide as what they are added to need no conversion: one is fastest.
+        for words in [slice(None)] if self.dtype == self.wide else self._slices():
             d_words = d_logits[:, words].to(self.dtype)
             if self.wants_hidden:
                 _add_product(d_hidden, d_words, self._rows(words))
@@ -126,9 +127,9 @@ class Head:
 
     def softmax_(self, logits: Tensor) -> Tensor:
         """Make logits (R, V) probabilities in their place; the logsumexp (R, 1) of each row."""
-        largest, where = logits.max(1, keepdim=True)
+        largest = logits.amax(1, keepdim=True)
         torch.softmax(logits, 1, out=logits)
-        return largest - logits.gather(1, where).log()
+        return largest - logits.amax(1, keepdim=True).log()
 
     def add_(self, d_logits: Tensor, label: Tensor, values: Tensor) -> None:
         """Add `values` (R, 1) to what `d_logits` (R, V) have for `label` (R, 1)."""

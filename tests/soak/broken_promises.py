@@ -153,14 +153,14 @@ MUTATIONS = [
     Mutation(
         "other numbers of images a step are let through on resume",
         "captioning/training/resume.py",
-        "            _check_batches(config, content, folder)\n",
+        "            _check_batches(config, content)\n",
         "",
         "tests/e2e/test_stopped_runs.py -k another_number",
     ),
     Mutation(
         "other settings are let through on resume",
         "captioning/training/resume.py",
-        "            _check_settings(config, content, folder)\n",
+        "            _check_settings(config, content)\n",
         "",
         "tests/captioning/training/test_fine_tuning.py -k another_run",
     ),
