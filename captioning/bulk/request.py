@@ -106,9 +106,8 @@ class Request:
 
     def check_outputs(self) -> None:
         """Raise UserError where something cannot be written, before the work."""
-        others = {"--write-shards": self.write_shards, "--parquet": self.parquet}
-        for name, place in {"--out": self.out, **others}.items():
-            stores.check_can_hold(name, str(place))
+        stores.check_can_hold("--write-shards", self.write_shards or "")
+        stores.check_names_file("--parquet", self.parquet or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
             raise UserError("with an --out in a store, --write-shards is a folder in a store, too")
         if self.out.is_dir() or self.out.suffix != ".jsonl":

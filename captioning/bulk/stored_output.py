@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
-from urllib.parse import urlsplit
 
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, HEADER, Part, Plan, find, parts_of, remove_plan
@@ -33,11 +32,9 @@ def place_of(out: str) -> tuple[Path, Optional[str]]:
 
     Raises UserError for an address that names no file.
     """
+    stores.check_names_file("--out", out)
     if not stores.has_folders(out):
         return Path(out), None
-    stores.check_address(out)
-    if out.endswith("/") or not urlsplit(out).path:
-        raise UserError(f"--out is {out}; it has to name a file, as s3://BUCKET/captions.jsonl")
     digest = hashlib.sha256(out.encode()).hexdigest()[:16]
     return cache_folder() / "captions" / digest / PurePosixPath(out).name, out
 

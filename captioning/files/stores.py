@@ -173,6 +173,13 @@ def check_can_hold(what: str, place: str) -> None:
         )
 
 
+def check_names_file(what: str, place: str) -> None:
+    """Raise UserError also for an address that names no file."""
+    check_can_hold(what, place)
+    if has_folders(place) and (place.endswith("/") or not urlsplit(place).path):
+        raise UserError(f"{what} is {place}; it has to name a file, as s3://BUCKET/NAME")
+
+
 def stamp(address: str) -> list[Any]:
     """Size in bytes, and what differs when the file is written anew. Raises UserError.
 

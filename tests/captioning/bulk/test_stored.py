@@ -157,6 +157,7 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://bucket/photos", ["--write-shards", "s3://no-bucket/a"], "no such file or bucket"),
         ("s3://bucket/photos", ["--write-shards", "s3:/bucket/a"], "--write-shards is on s3; it"),
         ("s3://bucket/photos", ["--parquet", "s3://k:S3CR3T@b/a"], "may hold a secret"),
+        ("s3://bucket/photos", ["--parquet", "s3://a.parquet"], "--parquet is s3://a.parquet; it"),
         ("s3://bucket/photos", ["--out", "https://host/a.jsonl"], "--out is on https; it has"),
         ("s3://bucket/photos", ["--out", "s3://bucket/a"], "--out is s3://bucket/a; it has to be"),
         (
