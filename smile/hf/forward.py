@@ -147,8 +147,17 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
     read_values = _reads_values(settings, labels)
     by_caption = settings.objective.weights.keys() != {"mle"}
-    what = (segments, weights, given, read_values, by_caption, settings.number)
-    targets = Targets(model, labels, shifted, *what)
+    targets = Targets(
+        model,
+        labels,
+        shifted,
+        segments,
+        weights,
+        given,
+        read_values,
+        by_caption,
+        settings.number,
+    )
     if "use_cache" in settings.arguments:  # with one, some do not keep texts of a row apart
         given["use_cache"] = False
     give_decoder_inputs(model, labels, given)

@@ -96,10 +96,8 @@ class Targets:
             refuse_masks(mask)
             if mask is not None and read_values:
                 self._refuse((mask > 1).any(1), packs("has numbers above 1"))
-        captions, compiling = (
-            captions_of_turns(self.labels, self.rows),
-            torch.compiler.is_compiling(),
-        )
+        captions = captions_of_turns(self.labels, self.rows)
+        compiling = torch.compiler.is_compiling()
         ends = end_tokens(self.model)
         if ends and read_values:
             self._refuse(end_again(ends, self.labels, captions), goes_on_after(ends))
