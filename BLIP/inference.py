@@ -66,11 +66,13 @@ class InferenceLinear(nn.Module):
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, pack: bool = True):
         super().__init__()
         self.dtype = dtype
-        self.weight = linear.weight.detach().to(dtype, copy=True)  # no buffer: it is not saved
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
-        self.packed = pack and _can_pack(self.weight)
+        weight = linear.weight.detach()
+        self.packed = pack and _can_pack(weight.device, dtype)
         if self.packed:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype))
+        else:
+            self.weight = weight.to(dtype, copy=True)  # no buffer: it is not saved
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.dtype)
@@ -79,8 +81,8 @@ class InferenceLinear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def _can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN can keep the weight in its own layout.
+def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN can keep a weight in its own layout.
 
     A step of few rows reads every weight for little work; in its own layout oneDNN need not lay
     them out at each step. torch has this for its compiler and
@@ -88,8 +90,8 @@ def _can_pack(weight: Tensor) -> bool:
     """
     operators, needed = torch.ops.mkldnn, ("_reorder_linear_weight", "_linear_pointwise")
     there = torch.backends.mkldnn.is_available() and all(hasattr(operators, n) for n in needed)
-    if weight.device.type != "cpu" or not there:
+    if device.type != "cpu" or not there:
         return False
-    if weight.dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         return operators._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32
+    return dtype == torch.float32

@@ -15,7 +15,6 @@ import contextlib
 import importlib.util
 import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import exit_code, leave
 from captioning.runtime.progress import say
 
 # The flags of the keys that say how captions are drawn; `sample` is --do_sample.
@@ -229,4 +228,4 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -9,8 +9,9 @@ from torch.overrides import TorchFunctionMode
 _INIT = ("uniform_", "normal_", "trunc_normal_", "orthogonal_", "sparse_")
 _INIT += ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_")
 DRAWS = {getattr(nn.init, name) for name in _INIT}
-# The last is no draw: a truncated normal distribution is made with it, of one that is left out.
-DRAWS |= {Tensor.uniform_, Tensor.normal_, Tensor.erfinv_}
+DRAWS |= {Tensor.uniform_, Tensor.normal_}
+# With these a truncated normal distribution is made, in a weight, of a draw that is left out.
+FOLLOWING = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
 
 
 class Unfilled(TorchFunctionMode):
@@ -30,4 +31,6 @@ class Unfilled(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in DRAWS:
             return args[0] if args else kwargs["tensor"]
+        if function in FOLLOWING and isinstance(args[0], nn.Parameter):
+            return args[0]
         return function(*args, **kwargs)

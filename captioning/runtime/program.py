@@ -3,15 +3,18 @@
 Of several processes the one that caused an error is heard first, and one that hangs is ended.
 """
 
+import atexit
+import gc
 import os
 import sys
 import threading
 import time
 import traceback
-from typing import Callable, Optional
+from typing import Callable, NoReturn, Optional
 
 import torch.distributed as dist
 
+from captioning import COLLECTED
 from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
@@ -34,6 +37,7 @@ def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) ->
 
     interrupted: where it is given, Ctrl-C ends in this line (none for "") and INTERRUPTED.
     """
+    gc.set_threshold(*COLLECTED)  # all is imported
     try:
         return program() or 0
     except (stopping.Stopped, KeyboardInterrupt) as stop:
@@ -58,6 +62,17 @@ def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) ->
     finally:
         distributed.stop()
     return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, all that was registered to be done at its end done.
+
+    What it holds is left to the system: to take libraries and weights apart takes a second.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _wait_for_the_cause() -> None:

@@ -31,11 +31,20 @@ def test_nothing_is_drawn_within(draw):
     assert not torch.equal(torch.get_rng_state(), state) and (weight != 9).all()
 
 
-def test_constants_are_set_within():
+def test_timms_truncated_normal_reads_and_writes_no_weight():
+    weight = nn.Parameter(torch.full((3, 4), 9.0))
+    with Unfilled():
+        trunc_normal_(weight, std=0.02)
+    assert (weight == 9).all()
+
+
+def test_constants_are_set_and_buffers_computed_within():
     with Unfilled():
         norm = nn.LayerNorm(3)
         bias = nn.init.constant_(torch.empty(2), 0.5)
+        places = torch.arange(2.0).mul_(0.5).add_(1)  # a buffer, which no checkpoint brings
     assert norm.weight.tolist() == [1, 1, 1] and bias.tolist() == [0.5, 0.5]
+    assert places.tolist() == [1, 1.5]
 
 
 def test_a_checkpoints_captioner_is_the_checkpoints_with_none_drawn(scenes_config, tmp_path):

@@ -1,5 +1,9 @@
 """How a program of one process ends: its exit code, and what it says."""
 
+import gc
+import subprocess
+import sys
+
 import pytest
 
 from captioning.runtime.errors import UserError, one_line
@@ -55,3 +59,27 @@ def test_a_bug_keeps_its_traceback():
 )
 def test_an_error_on_one_line(error, line):
     assert one_line(error) == line
+
+
+def test_garbage_is_collected_as_usual_once_a_program_begins():
+    usual = subprocess.run(
+        [sys.executable, "-c", "import gc; print(gc.get_threshold())"], stdout=subprocess.PIPE
+    )
+    found = []
+    exit_code_unwatched(lambda: found.append(gc.get_threshold()))
+    assert str(found[0]) == usual.stdout.decode().strip()
+
+
+def test_leaving_does_what_the_end_of_a_process_does():
+    program = """
+import atexit, os, sys
+from captioning.runtime.program import leave
+atexit.register(lambda: print("registered"))
+sys.stdout.reconfigure(write_through=False)
+print("said")
+leave(int(sys.argv[1]))
+"""
+    for code in (0, 3):
+        command = [sys.executable, "-c", program, str(code)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (code, "said\nregistered\n"), done.stderr
