@@ -302,7 +302,7 @@ GOOD = {
     "BLIP/__init__.py": "from .model import Captioner",
     "BLIP/model.py": "import timm\nfrom smile import Loss",
     "BLIP/download.py": "from huggingface_hub import hf_hub_download",
-    "captioning/demo.py": '__name__ == "__main__"',
+    "captioning/demo/runs.py": '__name__ == "__main__"',
     "captioning/train.py": (
         'from BLIP.model import x\nfrom captioning.data import files\nx = "__main__"'
     ),
@@ -341,7 +341,7 @@ BAD = [
     (imports_of_a_later_room, "captioning/data/files.py", "from captioning.models import build"),
     (imports_of_a_later_room, "captioning/train.py", "__main__\nimport captioning.sweep.run"),
     (imports_of_a_later_room, "captioning/models/x.py", "def f():\n    from .. import train"),
-    (imports_of_a_later_room, "captioning/sweep/x.py", "from captioning.demo import y"),
+    (imports_of_a_later_room, "captioning/sweep/x.py", "from captioning.demo.runs import y"),
     (circles, "BLIP/model.py", "from BLIP import Captioner"),
     (circles, "smile/loss.py", "from smile import Loss"),
     (loose_files, "captioning/loading.py", "def main():\n    pass"),

@@ -11,6 +11,9 @@ import time
 
 import pytest
 
+from captioning.demo import runs
+from captioning.demo.shown import Shown
+
 NOT_NEEDED = {"app", "benchmarks"}  # of the packages
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
@@ -87,6 +90,27 @@ def test_demo_that_was_killed_goes_on(finished, project):
     assert re.search(r"\.png\n  MLE    a .+\n  SMILE  a .+\n", first)
     pretrained = json.loads((project / "output/demo-quick/pretrain/run.json").read_text())
     assert "[rank 1]" not in logs(project, "pretrain") and pretrained["processes"] == 2
+
+
+def test_first_captions_come_during_pre_training(tmp_path, monkeypatch, capsys):
+    """Of the whole demo, in a world of few images; called again, at once."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(runs, "SPLITS", {"train": 64, "val": 4, "test": 4})
+    for _ in range(2):
+        demo = runs.Demo(False, 0, [], "cpu")
+        shown = Shown(demo.steps())
+        for number in (0, 1):
+            shown.begin(number)
+            shown.steps[number].do(shown)
+            shown.end()
+        said = capsys.readouterr().err
+        pattern = r"^images/.+\.png\n  MLE .*\n  SMILE .*$"
+        assert len(re.findall(pattern, said, re.MULTILINE)) == 2, said
+        assert said.count("the first captions") == 1
+    begun = (tmp_path / "output/demo/first/smile/config.yaml").read_text()
+    assert "pretrained: output/demo/pretrain/weights_02.pth\n" in begun
+    assert "objective: smile\n" in begun
 
 
 def test_demo_leaves_the_files_of_a_run(finished, project):

@@ -1,0 +1,1 @@
+"""A small world in which SMILE shows what it does, in minutes."""

@@ -1,0 +1,59 @@
+"""See what SMILE does, in minutes and without any download.
+
+python -m captioning.demo [--quick] [--seed 1] [--device cpu] [key=value ...]
+
+Draws a captioned world, trains a small captioner on it with MLE, fine-tunes copies of it with MLE,
+with SMILE and with both, captions and scores the test split with each, and makes a report. What is
+done already is not done again: a demo that was stopped goes on where it was.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Optional
+
+from captioning.demo.runs import Demo
+from captioning.demo.shown import Shown
+from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.progress import part_of
+from captioning.runtime.side_by_side import prepare
+
+# What runs import, some of it late: seconds, for each of five processes.
+IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
+
+
+def run(demo: Demo) -> int:
+    """All steps, up to one that fails, each announced with the time that all to come may take."""
+    steps = demo.steps()
+    # The captioner is so small that threads would wait for one another longer than they work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes to come
+    prepare(IMPORTED)
+    shown = Shown(steps)
+    for number, step in enumerate(steps):
+        shown.begin(number)
+        try:
+            with part_of(f"[{number + 1}/{len(steps)}]"):
+                step.do(shown)
+        finally:
+            shown.end()
+    return 0
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m captioning.demo", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="in about 90 s, less convincing")
+    parser.add_argument("--seed", type=int, default=0, help="of the world and of the training")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
+    arguments = parser.parse_intermixed_args(argv)
+
+    def program() -> int:
+        demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
+        return run(demo)
+
+    return exit_code_unwatched(program, "\nstopped; the same command goes on from here")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

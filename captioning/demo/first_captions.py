@@ -1,0 +1,50 @@
+"""The first captions on the screen, of captioners that are being trained."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from captioning.config import Config
+from captioning.data import read_split
+from captioning.models import checkpoints
+from captioning.models.build import captioner_from
+from captioning.models.generation import caption_images
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import heard_by, say
+
+EXAMPLES = 2
+
+
+class FirstCaptions:
+    """What a run of MLE and one of SMILE say of two images, once both have ended an epoch."""
+
+    def __init__(self) -> None:
+        self.shown = False
+        self.tried: list[list[Path]] = []
+
+    def show_if_there(self, configs: Sequence[Config]) -> None:
+        """Once in all. configs: of the two runs."""
+        if self.shown:
+            return
+        newest = [checkpoints.of_epochs(Path(config.output_dir)) for config in configs]
+        if not all(newest) or newest == self.tried:
+            return
+        self.tried = newest
+        samples = read_split(configs[0], "test")
+        samples = samples[:: len(samples) // EXAMPLES][:EXAMPLES]
+        said = []
+        with heard_by(lambda description, share: None), suppress(UserError):  # of one that went
+            for config, epochs in zip(configs, newest):
+                config = config.model_copy(update={"num_workers": 0})
+                captioner, _ = captioner_from(config, str(epochs[-1]))
+                results = caption_images(captioner, samples, config, torch.device("cpu"), "")
+                said.append([result["caption"] for result in results])
+        if len(said) < len(configs):
+            return
+        self.shown = True
+        say("\nthe first captions of the captioners that are being trained:")
+        for sample, mle, smile in zip(samples, *said):
+            say(f"{Path(sample.image)}\n  MLE    {mle}\n  SMILE  {smile}")
+        say("")

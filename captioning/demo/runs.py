@@ -1,0 +1,186 @@
+"""The runs of the demo and the steps that they are made in."""
+
+import json
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Callable, Optional
+
+import torch
+
+from captioning import train
+from captioning.config import Config, keys_of, load_config
+from captioning.demo.first_captions import FirstCaptions
+from captioning.demo.shown import Shown, Step
+from captioning.files.writing import write_text
+from captioning.models import checkpoints
+from captioning.report.comparison import compare
+from captioning.report.comparison_table import comparison_table
+from captioning.report.page import example_lines, write_report
+from captioning.runtime import stopping
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
+from captioning.runtime.side_by_side import Job, cores, ranks_of, run_jobs
+from captioning.scenes.make import SPLITS, make_scenes
+from captioning.training.validation_history import is_scored
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
+OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
+QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
+QUICK = {PRETRAIN: [], FINETUNE: ["max_epoch=2"]}  # an epoch is a quarter as long
+QUICK_NOTE = (
+    "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
+    "everything runs; its numbers are weaker and less certain than those of the whole one."
+)
+RANKS = 2  # processes of pre-training on a CPU
+# Of a run; the rest is captions and scores, of which pre-training has few.
+PRETRAINING, TRAINING = 0.98, 0.85
+# First captions, but for the quick demo, whose captioner knows too little by then: after so many
+# epochs of pre-training copies learn from so many images, once.
+EARLY, EARLY_IMAGES = 3, 1500
+FIRST = ("mle", "smile")
+BRIEFLY = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
+# CIDEr and METEOR would choose among epochs, of which only the last is validated.
+IN_TRAINING = "metrics=[length, facts]"
+# What the demo's runs differ in or share. eval_every, as max_epoch: one value for pre-training and
+# fine-tuning would suit neither.
+OWN_KEYS = (
+    *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
+    *("output_dir", "eval_every", *keys_of("data"), *keys_of("length")),
+)
+
+
+class Demo:
+    """The runs of one seed, in folders of their own."""
+
+    def __init__(self, quick: bool, seed: int, overrides: Sequence[str], device: Optional[str]):
+        """Raises UserError for impossible settings, before anything is drawn or trained."""
+        variant = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
+        self.data, self.folder = Path(f"data/scenes{variant}"), Path(f"output/demo{variant}")
+        self.quick, self.seed = quick, seed
+        self.flags = {"seed": seed, **({"device": device} if device else {})}
+        self.overrides = list(overrides)
+        for key in (override.partition("=")[0] for override in overrides):
+            if key in OWN_KEYS:
+                raise UserError(
+                    f"{key} is what the demo's runs differ in or share: it sets it itself"
+                )
+        for config in (PRETRAIN, FINETUNE):
+            chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
+        self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()
+        self.first = FirstCaptions()
+
+    def steps(self) -> list[Step]:
+        scale = 0.25 if self.quick else 1
+        # Roughly how much longer than on two cores, which do not work twice as fast as one.
+        at_once = 1 if self.on_gpu else min(cores(), 3)
+        pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][at_once - 1]
+        fine_tuning *= 90 * scale + 20
+        return [
+            Step("drawing the world", 8 * scale, self._draw),
+            Step("pre-training with MLE", 140 * scale * pretraining, self._pretrain),
+            Step("fine-tuning, captioning and scoring", fine_tuning, self._fine_tune),
+            Step("report", 8, self._report),
+        ]
+
+    def _draw(self, shown: Shown) -> None:
+        make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
+
+    def _pretrain(self, shown: Shown) -> None:
+        """Two processes on a CPU, however many cores there are: the figures are the same."""
+        overrides = self._overrides(PRETRAIN, "pretrain")
+        batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
+        ranks = RANKS if batch % RANKS == 0 and not self.on_gpu else 1
+        overrides.append(f"batch_size={batch // ranks}")
+        do = partial(self._program, PRETRAIN, "pretrain", [*overrides, IN_TRAINING])
+        jobs = ranks_of(self._job("pretrain", do), ranks)
+        if not self.quick:
+            jobs.append(self._job("first", self._fine_tune_briefly))
+        first = [f"first/{name}" for name in FIRST]
+        self._run(jobs, len(jobs), ["pretrain"], PRETRAINING, shown, first)
+
+    def _fine_tune_briefly(self) -> Optional[int]:
+        """Copies of what pre-training has learnt by then, in a process of its own."""
+        folder = self.folder / "pretrain"
+        while checkpoints.of_epochs(folder)[-1:] < [checkpoints.epoch_path(folder, EARLY - 1)]:
+            if stopping.asked():
+                return None
+            time.sleep(0.2)
+        begun = checkpoints.weights_path(folder, EARLY - 1)
+        if not begun.exists():  # pre-training goes on with other settings than its own
+            return None
+        annotations = json.loads((self.data / "scenes_train.json").read_text())[:EARLY_IMAGES]
+        write_text(json.dumps(annotations), self.data / "scenes_first.json")
+        given = [f"pretrained={begun}", "train_file=scenes_first.json", *BRIEFLY]
+        for name in FIRST:
+            overrides = [*self._overrides(FINETUNE, name), *given]
+            code = self._program(FINETUNE, f"first/{name}", overrides)
+            if code or stopping.asked():
+                return code
+        return None
+
+    def _fine_tune(self, shown: Shown) -> None:
+        jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
+        # All three share two cores: one after the other two would leave a core idle.
+        at_once = len(jobs) if cores() > 1 and not self.on_gpu else 1
+        self._run(jobs, at_once, list(OBJECTIVES), TRAINING, shown, FIRST)
+
+    def _run(
+        self,
+        jobs: Sequence[Job],
+        at_once: int,
+        names: Sequence[str],
+        training: float,
+        shown: Shown,
+        first: Sequence[str],
+    ) -> None:
+        """names: of the jobs that tell how far the step is; see `Shown.heard` for `training`.
+        first: runs of MLE and of SMILE that may give the first captions."""
+        self.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
+        configs = [self.scored(name) for name in first]
+
+        def meanwhile() -> None:
+            shown.draw()
+            self.first.show_if_there(configs)
+
+        run_jobs(jobs, at_once, partial(shown.heard, names, training), meanwhile)
+
+    def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:
+        return Job(name, do, self.folder / f"{name}.log")
+
+    def _fine_tune_one(self, name: str) -> Optional[int]:
+        """Train it, then caption and score the test split, in a process of its own."""
+        overrides = self._overrides(FINETUNE, name)
+        pretrained = f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}"
+        code = self._program(FINETUNE, name, [*overrides, pretrained, IN_TRAINING])
+        if code or stopping.asked() or is_scored(self.scored(name)):
+            return code
+        return self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
+
+    def scored(self, name: str) -> Config:
+        """The configuration in which a run is captioned and scored."""
+        flags = {"output_dir": str(self.folder / name), **self.flags}
+        overrides = self._overrides(FINETUNE, Path(name).name)
+        return load_config(REPOSITORY / FINETUNE, overrides, flags)
+
+    def _overrides(self, config: str, name: str) -> list[str]:
+        overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
+        overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
+        if config == FINETUNE:
+            overrides.append(f"objective={OBJECTIVES[name]}")
+        return [*overrides, *(QUICK[config] if self.quick else []), *self.overrides]
+
+    def _program(self, config: str, name: str, overrides: list[str], *more: str) -> int:
+        """What scripts/train.sh and scripts/eval.sh run."""
+        flags = {"config": REPOSITORY / config, "output_dir": self.folder / name, **self.flags}
+        given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
+        return train.main([*given, *more, *overrides])
+
+    def _report(self, shown: Shown) -> None:
+        comparison = compare([self.folder / name for name in OBJECTIVES])
+        path = self.folder / "report.html"
+        write_report(comparison, path, QUICK_NOTE if self.quick else None)
+        print(f"\n{comparison_table(comparison)}\n\n{example_lines(comparison)}")
+        say(f"\nthe report is {path}: open it in a browser")
