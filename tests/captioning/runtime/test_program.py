@@ -1,6 +1,7 @@
 """How a program of one process ends: its exit code, and what it says."""
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -83,3 +84,16 @@ leave(int(sys.argv[1]))
         command = [sys.executable, "-c", program, str(code)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (code, "said\nregistered\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_threads_that_wait_soon_sleep_unless_told_otherwise(given, found):
+    """Set before torch reads it, which is once, as its library of threads is loaded."""
+    program = "import app, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules)"
+    usual = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_"))}
+    command, environment = [sys.executable, "-c", program], {**usual, **given}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert done.stdout == f"{found} False\n"
