@@ -74,7 +74,7 @@ def use_smile(
     given, model = model, _inside(model)
     undo(model)
     objective, known = _checked(objective), known_of(model)
-    calls = Calls()
+    calls = Calls.none()
     if from_hidden:
         watch_head(readable_head(model, known), calls)
     watch_parts(model, calls)
@@ -172,7 +172,7 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     if from_hidden:
         del fields["logits"]
     if model.training and torch.is_grad_enabled():
-        fields = watch_output(model, fields, loss)
+        fields = watch_output(model, settings.calls, fields, loss)
     output = type(output)(**fields)
     wants_dict = model.config.return_dict if return_dict is None else return_dict
     return output if wants_dict else output.to_tuple()
