@@ -81,7 +81,7 @@ def use_smile(
     arguments = list(inspect.signature(type(model).forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments, known, calls)
     put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch
-    return given if "_orig_mod" in given._modules else model
+    return given
 
 
 def undo(model: nn.Module) -> nn.Module:
@@ -91,7 +91,7 @@ def undo(model: nn.Module) -> nn.Module:
     if settings is not None:
         unwatch(model, settings.calls)
     take_off(model)
-    return given if "_orig_mod" in given._modules else model
+    return given
 
 
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
