@@ -7,48 +7,21 @@ import transformers
 
 from smile.hf import compute_loss_func, undo, use_smile
 from tests.smile.trainer_parts import (
+    EXAMPLES,
     MIXTURE,
+    QUIET,
     Gradients,
     datasets,
     definition,
     llama,
     logs,
+    of_trl,
     rows,
     t5,
     tokenizer,
-    trl,
 )
 
 from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
-QUIET = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
-STEP = {**QUIET, "max_steps": 1, "logging_steps": 1, "max_grad_norm": 0, "bf16": False}
-PROMPT, TEXT = {"prompt": "user : a cat"}, " the cat sits"
-EXAMPLES = {
-    "SFT": [{**PROMPT, "completion": TEXT}] * 2,
-    "DPO": [{**PROMPT, "chosen": TEXT, "rejected": " a dog runs"}] * 2,
-    "KTO": [{**PROMPT, "completion": TEXT, "label": wanted} for wanted in (True, False)],
-    "GRPO": [PROMPT] * 2,
-    "RLOO": [PROMPT] * 2,
-}
-
-
-def lengths(completions, **_):
-    return [float(len(completion)) for completion in completions]
-
-
-def of_trl(kind, folder, model, **options):
-    """TRL's trainer of a kind, of one step on two rows."""
-    given = {}
-    if kind in ("GRPO", "RLOO"):
-        given["reward_funcs"] = lengths
-        options.update(num_generations=2, max_completion_length=4)
-    arguments = getattr(trl, f"{kind}Config")(
-        str(folder), per_device_train_batch_size=2, gradient_checkpointing=False, **STEP, **options
-    )
-    data = datasets.Dataset.from_list(EXAMPLES[kind])
-    return getattr(trl, f"{kind}Trainer")(
-        model, args=arguments, train_dataset=data, processing_class=tokenizer(), **given
-    )
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +50,9 @@ def test_a_loss_of_trls_ends_in_its_first_step(kind, options, folder, tmp_path):
     assert trainer.train().global_step == 1
 
 
-def step(model, folder, cls=transformers.Trainer, data=None, given=None, **options):
+def step(model, folder, cls=transformers.Trainer, given=None, **options):
     """A trainer of transformers after its only step: its loss and gradients."""
-    options = {"per_device_train_batch_size": 5, **STEP, **options}
+    options = {"per_device_train_batch_size": 5, **QUIET, **options}
     kept = Gradients()
     trainer = cls(
         model,
