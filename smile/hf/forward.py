@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from smile.hf.apart import SEEN, keeps_apart
 from smile.hf.auxiliary import auxiliary
 from smile.hf.chain import put_on, take_off
 from smile.hf.families import (
@@ -46,6 +47,7 @@ class _Settings:
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: Any = None  # under these forwards, found so in their first step
     values_read: bool = False  # in the first step too
+    apart: Optional[bool] = None  # whether texts of a row are, found so in the first with places
     number: int = field(default_factory=itertools.count(1).__next__)  # for `refuse`
 
 
@@ -163,6 +165,8 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     give_decoder_inputs(model, labels, given)
     # What is below sees no labels otherwise, so that it computes no loss of its own.
     give_labels(model, settings.known, labels, given)
+    if by_caption and targets.rows is not None and not torch.compiler.is_compiling():
+        _refuse_leaks(model, settings, below, given, targets.rows)
     run = _run_from_hidden if from_hidden else _run
     output, result = run(model, settings, below, given, targets)
     weighted, raw = auxiliary(model, settings.known, output)
@@ -176,6 +180,19 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     output = type(output)(**fields)
     wants_dict = model.config.return_dict if return_dict is None else return_dict
     return output if wants_dict else output.to_tuple()
+
+
+def _refuse_leaks(model, settings, below, given, rows: Tensor) -> None:
+    """ValueError where a row has several texts, of which the model lets one change the next."""
+    if settings.apart is None:  # tried by all processes at once, whatever their rows
+
+        def run(inputs: dict) -> Tensor:
+            return logits_of(model, settings.calls.run(Running(model), below, inputs))
+
+        settings.apart = keeps_apart(model, run, given)
+    if not settings.apart:
+        line = f"{type(model).__name__} {SEEN}"
+        refuse((rows != rows[:, :1]).any(1), line, rows, settings.number)
 
 
 def _run(model, settings, below, given, targets) -> tuple[dict, ObjectiveOutput]:
