@@ -23,27 +23,26 @@ SEEN = (
 def keeps_apart(model: nn.Module, run: Callable, given: dict) -> bool:
     """Whether a text stays what it is where the one before it is another.
 
-    run: of inputs, the logits (1, N, V). given: the batch; one with more than words and places,
-    such as images or a mask, which can keep them apart, is taken to do so.
+    run: of inputs, the logits (1, N, V). given: the batch; with more than words and places, such as
+    images, or a mask that can keep them apart, the answer is yes.
     """
-    tensors = {name for name, value in given.items() if isinstance(value, Tensor)}
-    if "input_ids" not in tensors or tensors - {"input_ids", *PLACES}:
+    flags = {name: value for name, value in given.items() if isinstance(value, bool)}
+    others = {name for name, value in given.items() if value is not None} - flags.keys()
+    if "input_ids" not in others or others - {"input_ids", *PLACES}:
         return True
-    inputs = {name: value for name, value in given.items() if name not in tensors}
-    for name, places in PLACES.items():
-        if name in tensors:  # positions can have axes before that of rows
-            places = given[name].new_tensor(places)
+    inputs = {**flags, **{name: PLACES[name] for name in others & PLACES.keys()}}
+    for name in inputs.keys() - flags.keys():
+        if isinstance(given[name], Tensor):  # positions can have axes before that of rows
+            places = given[name].new_tensor(PLACES[name])
             inputs[name] = places.expand(*given[name].shape[:-2], *places.shape)
-        elif inputs.get(name) is not None:
-            inputs[name] = places
-    words, others = [*range(1, HALF + 1)], [*range(HALF, 0, -1)]
+    words, reverse = [*range(1, HALF + 1)], [*range(HALF, 0, -1)]
     modes = {module: module.training for module in model.modules()}
     model.eval()  # so that nothing is dropped
     try:
         with torch.no_grad():
             logits, other_first, other_second = (
                 run({**inputs, "input_ids": given["input_ids"].new_tensor([text])})
-                for text in (words + words, others + words, words + others)
+                for text in (words + words, reverse + words, words + reverse)
             )
     finally:
         for module, training in modes.items():
