@@ -1,6 +1,7 @@
 """use_smile under what runs parts of a model again in backward, and under accelerate's hooks."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -96,6 +97,15 @@ def test_the_decoder_runs_once_and_once_again(from_hidden):
     assert runs == ["layer"]
     loss.backward()
     assert runs == ["layer"] * 2
+
+
+def test_backward_in_a_thread_of_its_own():
+    """As of a GPU, for which autograd has one."""
+    model = on_decoder(use_smile(made(GPT2).model))
+    loss = model(**made(GPT2).batch).loss
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(loss.backward).result()
+    torch.testing.assert_close(gradients(model), definition(GPT2)[1])
 
 
 @from_logits_and_hidden
