@@ -190,9 +190,9 @@ def _refuse_leaks(model, settings, below, given, rows: Tensor) -> None:
             return logits_of(model, settings.calls.run(Running(model), below, inputs))
 
         settings.apart = keeps_apart(model, run, given)
-    if not settings.apart:
-        line = f"{type(model).__name__} {SEEN}"
-        refuse((rows != rows[:, :1]).any(1), line, rows, settings.number)
+    if not settings.apart and (rows != rows[:, :1]).any():
+        settings.apart = None  # it can be given another attention, and tried again
+        raise ValueError(f"{type(model).__name__} {SEEN}")
 
 
 def _run(model, settings, below, given, targets) -> tuple[dict, ObjectiveOutput]:

@@ -66,7 +66,7 @@ def test_places_that_attention_does_not_read_are_refused(kind, places):
     batch = {"input_ids": TOKENS, "labels": TOKENS, **places}
     with pytest.raises(ValueError, match=SEEN):
         model(**batch)
-    use_smile(model)(**batch, position_ids=POSITIONS)
+    assert model(**batch, position_ids=POSITIONS).loss > 0
 
 
 @needs_llama
