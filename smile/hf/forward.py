@@ -70,8 +70,9 @@ def use_smile(
     loss from logits and False for that from hidden states, whatever `from_hidden` says. Without
     segments a text that `seq_idx`, `cu_seq_lens_q` or `position_ids` begin anew, and in it each
     unbroken run of labels, is a caption. Raises ValueError for a row that seems to be packed
-    without any of them. In training a call that asks for another loss raises ValueError, as does
-    another loss that is made of the output alone.
+    without any of them, and where the model lets a text of a row change the next. In training a
+    call that asks for another loss raises ValueError, as does another loss that is made of the
+    output alone.
     """
     given, model = model, _inside(model)
     undo(model)
