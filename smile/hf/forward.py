@@ -9,6 +9,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from smile.hf.apart import SEEN, keeps_apart
 from smile.hf.auxiliary import auxiliary
 from smile.hf.chain import put_on, take_off
 from smile.hf.families import (
@@ -46,6 +47,7 @@ class _Settings:
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: Any = None  # under these forwards, found so in their first step
     values_read: bool = False  # in the first step too
+    apart: Optional[bool] = None  # whether texts of a row are, found so in the first with places
     number: int = field(default_factory=itertools.count(1).__next__)  # for `refuse`
 
 
@@ -68,20 +70,21 @@ def use_smile(
     loss from logits and False for that from hidden states, whatever `from_hidden` says. Without
     segments a text that `seq_idx`, `cu_seq_lens_q` or `position_ids` begin anew, and in it each
     unbroken run of labels, is a caption. Raises ValueError for a row that seems to be packed
-    without any of them. In training a call that asks for another loss raises ValueError, as does
-    another loss that is made of the output alone.
+    without any of them, and where the model lets a text of a row change the next. In training a
+    call that asks for another loss raises ValueError, as does another loss that is made of the
+    output alone.
     """
     given, model = model, _inside(model)
     undo(model)
     objective, known = _checked(objective), known_of(model)
-    calls = Calls()
+    calls = Calls.none()
     if from_hidden:
         watch_head(readable_head(model, known), calls)
     watch_parts(model, calls)
     arguments = list(inspect.signature(type(model).forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments, known, calls)
     put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch
-    return given if "_orig_mod" in given._modules else model
+    return given
 
 
 def undo(model: nn.Module) -> nn.Module:
@@ -91,7 +94,7 @@ def undo(model: nn.Module) -> nn.Module:
     if settings is not None:
         unwatch(model, settings.calls)
     take_off(model)
-    return given if "_orig_mod" in given._modules else model
+    return given
 
 
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
@@ -163,6 +166,8 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     give_decoder_inputs(model, labels, given)
     # What is below sees no labels otherwise, so that it computes no loss of its own.
     give_labels(model, settings.known, labels, given)
+    if by_caption and targets.rows is not None and not torch.compiler.is_compiling():
+        _refuse_leaks(model, settings, below, given, targets.rows)
     run = _run_from_hidden if from_hidden else _run
     output, result = run(model, settings, below, given, targets)
     weighted, raw = auxiliary(model, settings.known, output)
@@ -172,10 +177,23 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     if from_hidden:
         del fields["logits"]
     if model.training and torch.is_grad_enabled():
-        fields = watch_output(model, fields, loss)
+        fields = watch_output(model, settings.calls, fields, loss)
     output = type(output)(**fields)
     wants_dict = model.config.return_dict if return_dict is None else return_dict
     return output if wants_dict else output.to_tuple()
+
+
+def _refuse_leaks(model, settings, below, given, rows: Tensor) -> None:
+    """ValueError where a row has several texts, of which the model lets one change the next."""
+    if settings.apart is None:  # tried by all processes at once, whatever their rows
+
+        def run(inputs: dict) -> Tensor:
+            return logits_of(model, settings.calls.run(Running(model), below, inputs))
+
+        settings.apart = keeps_apart(model, run, given)
+    if not settings.apart and (rows != rows[:, :1]).any():
+        settings.apart = None  # it can be given another attention, and tried again
+        raise ValueError(f"{type(model).__name__} {SEEN}")
 
 
 def _run(model, settings, below, given, targets) -> tuple[dict, ObjectiveOutput]:

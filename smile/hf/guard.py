@@ -7,6 +7,7 @@ the loss has none.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -34,13 +35,21 @@ class Running:
 
 
 class Calls(threading.local):
-    """Those that are under way of a model and its replicas, in each thread its own."""
+    """Those that are under way of a model and its replicas, in each thread its own.
 
-    def __init__(self):
+    backwards: the last of autograd's in which the objective had a gradient, of all threads.
+    """
+
+    def __init__(self, backwards: deque):
         self.running: list[Running] = []
+        self.backwards = backwards
+
+    @classmethod
+    def none(cls) -> "Calls":
+        return cls(deque(maxlen=8))
 
     def __reduce__(self) -> tuple:
-        return Calls, ()  # a copy of the model has none under way
+        return Calls.none, ()  # a copy of the model has none under way
 
     def of(self, model: nn.Module) -> bool:
         return any(call.model is model for call in self.running)
@@ -63,7 +72,9 @@ class _RunOutside:
         self.calls, self.name = calls, name
 
     def __call__(self, part: nn.Module, _) -> None:
-        if not self.calls.running and part.training and torch.is_grad_enabled():
+        outside = not self.calls.running and part.training and torch.is_grad_enabled()
+        # What is run in the objective's own backward was in its forward, and is made again.
+        if outside and torch._C._current_graph_task_id() not in self.calls.backwards:
             raise ValueError(
                 f"{self.name} was run outside of its forward, so that the objective "
                 f"of use_smile is not trained; {WAYS}"
@@ -168,14 +179,14 @@ def logits_of(model: nn.Module, output: Any) -> Tensor:
     return logits
 
 
-def watch_output(model: nn.Module, fields: dict, loss: Tensor) -> dict:
+def watch_output(model: nn.Module, calls: Calls, fields: dict, loss: Tensor) -> dict:
     """The fields of an output in training, as they may be returned, with `loss`.
 
     A gradient that comes to those of which another loss could be made is refused, unless `loss` has
     had one before: a term that is added to it is fine. The engine goes backwards in the order of
     making, so `loss` is made anew last.
     """
-    gradients = _Gradients(type(model).__name__)
+    gradients = _Gradients(type(model).__name__, calls)
     states = {name: fields[name] for name in STATES if fields.get(name) is not None}
     states = {name: _each(gradients.watch, state) for name, state in states.items()}
     if loss.requires_grad and not torch.compiler.is_compiling():
@@ -187,8 +198,8 @@ def watch_output(model: nn.Module, fields: dict, loss: Tensor) -> dict:
 class _Gradients:
     """What has come back of the loss. It has none of the tensors, which have its methods."""
 
-    def __init__(self, name: str):
-        self.name, self.found = name, False
+    def __init__(self, name: str, calls: Calls):
+        self.name, self.calls, self.found = name, calls, False
 
     def watch(self, state: Tensor) -> Tensor:
         if not state.requires_grad:
@@ -201,6 +212,7 @@ class _Gradients:
 
     def of_loss(self, _) -> None:
         self.found = True
+        self.calls.backwards.append(torch._C._current_graph_task_id())
 
     def of_state(self, gradient: Optional[Tensor]) -> None:
         if gradient is not None and not self.found:

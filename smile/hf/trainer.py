@@ -62,7 +62,7 @@ class SmileLossMixin:
             raise ValueError(f"{type(self).__name__}: {problem}")
 
     def _with_objective(self, model: nn.Module) -> nn.Module:
-        self._inner = use_smile(model, self.smile_objective, self._from_hidden)  # in all wrappers
+        self._inner = use_smile(model, self.smile_objective, self._from_hidden)
         # TRL's own coefficient is in the trainer, and models have read their configuration.
         for module in model.modules() if hasattr(self, "router_aux_loss_coef") else ():
             if "router_aux_loss_coef" in vars(module):

@@ -23,7 +23,9 @@ def made(name):
 
 
 def gradients(model):
-    return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
+    """By the names of parameters, without what torch's wrappers of modules add to them."""
+    named = ((k.replace("_checkpoint_wrapped_module.", ""), v) for k, v in model.named_parameters())
+    return {k: v.grad.clone() for k, v in named if v.grad is not None}
 
 
 def definition(name, spec="smile"):

@@ -13,7 +13,9 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 
+from smile.hf import use_smile
 from tests.smile.trainer_parts import (
     MIXTURE,
     SmileSFTTrainer,
@@ -25,6 +27,7 @@ from tests.smile.trainer_parts import (
     logs,
     make,
     mixtral,
+    of_trl,
     rows,
     with_routers,
 )
@@ -72,6 +75,16 @@ def evaluate(cls, folder, rank):
         print(cls.__name__, "evaluated", flush=True)
 
 
+def refused(folder, rank):
+    """DPOTrainer ends in its first step, in both processes, before they wait for each other."""
+    model = transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model")
+    trainer = of_trl("DPO", folder, use_smile(model))
+    with pytest.raises(ValueError, match="LlamaForCausalLM: a trainer of TRL asks for"):
+        trainer.train()
+    assert isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel)
+    print(f"SmileDPO refused by {rank}", flush=True)
+
+
 def main(rank, folder, port):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -82,11 +95,13 @@ def main(rank, folder, port):
     compare("packed", SmileSFTTrainer, folder, rank, **{**PACKED, **ACCUMULATED})
     compare_routers(SmileTrainer, folder, rank, 0.25)
     compare_routers(SmileSFTTrainer, folder, rank, 0.5, router_aux_loss_coef=0.5)
+    refused(folder, rank)
     gc.collect()  # a wrapped model that outlives the group can abort the process at its end
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    llama().float().save_pretrained(f"{sys.argv[1]}/model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -18,6 +18,7 @@ from tests.smile.trainer_parts import (
     SmileTrainer,
     check,
     definition,
+    found,
     ids,
     llama,
     logs,
@@ -49,6 +50,7 @@ STEPS = {
         **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 10},
     },
     "recomputed": {"activation_checkpointing": True},
+    "TRL's former name of its loss": {"loss_type": "chunked_nll"},
 }
 
 
@@ -63,22 +65,27 @@ def test_a_step_of_sft(objective, from_hidden, step, tmp_path):
     assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in rows())
 
 
-def test_eager_attention_keeps_packed_captions_apart_too(tmp_path):
+@pytest.mark.parametrize("step", ["packed", "padding-free"])
+def test_eager_attention_keeps_packed_captions_apart_too(step, tmp_path):
     model = llama(attn_implementation="eager")
     expected = definition(model, rows(), MIXTURE)
-    check(make(SmileSFTTrainer, tmp_path, model=model, **STEPS["packed"]), expected)
+    check(make(SmileSFTTrainer, tmp_path, model=model, **STEPS[step]), expected)
 
 
 PACKED = pytest.mark.parametrize("packing", [{}, STEPS["packed"]], ids=["padded", "packed"])
 
 
 @PACKED
-def test_completions_alone_are_scored(packing, tmp_path):
+@pytest.mark.parametrize("alone", [None, True, False])
+def test_completions_alone_are_scored(packing, alone, tmp_path):
+    """Unless TRL is told to score prompts too, which are then of the caption."""
     data = [{"prompt": "user : a cat", "completion": " " + caption} for caption in CAPTIONS]
     asked = ids("user : a cat")
     said = [ids(caption + " </s>") for caption in CAPTIONS]
-    expected = [{"input_ids": asked + x, "labels": [-100] * len(asked) + x} for x in said]
+    before = asked if alone is False else [-100] * len(asked)
+    expected = [{"input_ids": asked + x, "labels": before + x} for x in said]
     expected = definition(llama(), expected, MIXTURE)
+    packing = {**packing, "completion_only_loss": alone}
     check(make(SmileSFTTrainer, tmp_path, data, **packing), expected)
 
 
@@ -115,6 +122,50 @@ def test_adapters(packing, tmp_path):
     expected = definition(with_adapters(config), rows(), MIXTURE)
     assert expected[1] and all("lora_" in name for name in expected[1])
     check(trainer, expected)
+
+
+def lora(targets, **options):
+    return peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, **options)
+
+
+ADAPTERS = {
+    "all linear layers": lora("all-linear"),
+    "a head that is trained whole": lora(["q_proj"], modules_to_save=["lm_head"]),
+    "DoRA": lora(["q_proj", "v_proj"], use_dora=True),
+    "words": lora(["q_proj"], trainable_token_indices={"embed_tokens": [3, 4]}),
+    "IA3": peft.IA3Config(
+        target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
+    ),
+}
+
+
+@pytest.mark.parametrize("from_hidden", [True, False])
+@pytest.mark.parametrize("config", ADAPTERS.values(), ids=ADAPTERS.keys())
+def test_other_adapters(config, from_hidden, tmp_path):
+    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, from_hidden=from_hidden)
+    expected = definition(with_adapters(config), rows(), MIXTURE)
+    assert 0 < len(expected[1]) < len(list(trainer.model.parameters()))
+    check(trainer, expected)
+
+
+@pytest.mark.parametrize("config", [lora(".*(_proj|lm_head)"), lora(["lm_head"], use_dora=True)])
+def test_an_adapter_of_the_head_is_for_trainer(config, tmp_path):
+    """TRL refuses it, since its own loss reads the head's weight."""
+    with pytest.raises(ValueError, match="adapter to `lm_head` is not supported"):
+        make(SmileSFTTrainer, tmp_path, peft_config=config)
+    model = with_adapters(config)
+    expected = definition(model, rows(), MIXTURE)
+    check(make(SmileTrainer, tmp_path, model=model, from_hidden=not config.use_dora), expected)
+
+
+@pytest.mark.parametrize("from_hidden", [True, False])
+def test_a_prefix_that_is_learnt(from_hidden, tmp_path):
+    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, from_hidden=from_hidden)
+    loss, gradients = definition(with_adapters(config), rows(), MIXTURE)
+    trainer.train()
+    assert logs(trainer)[0]["loss"] == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(found(trainer), gradients, check_dtype=False)
 
 
 def test_a_prompt_that_is_learnt(tmp_path):
@@ -162,4 +213,4 @@ def test_two_processes(repository, tmp_path):
         timeout=200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len([line for line in done.stdout.splitlines() if line.startswith("Smile")]) == 9
+    assert len([line for line in done.stdout.splitlines() if line.startswith("Smile")]) == 9 + 2

@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import transformers
 
 from smile.hf import SmileLossMixin, use_smile
 from smile.hf.conflicts import conflicts
-from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, llama, make, rows, trl
+from tests.smile.trainer_parts import LLAMA, SmileSFTTrainer, SmileTrainer, llama, make, rows, trl
 
 PACKED = {"packing": True, "max_length": 20}
 BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
@@ -67,6 +68,15 @@ def test_a_learnt_prompt_and_packing_are_refused(tmp_path):
     model = peft.get_peft_model(llama(), config)
     with pytest.raises(ValueError, match="packed captions would see each other"):
         make(SmileSFTTrainer, tmp_path, model=model, **PACKED)
+
+
+@pytest.mark.parametrize("way", [PACKED, {"padding_free": True, "max_length": None}])
+def test_attention_that_lets_packed_captions_see_each_other_is_refused(way, tmp_path):
+    sizes = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    config = transformers.OPTConfig(**sizes, word_embed_proj_dim=LLAMA["hidden_size"])
+    trainer = make(SmileSFTTrainer, tmp_path, model=transformers.OPTForCausalLM(config), **way)
+    with pytest.raises(ValueError, match="OPTForCausalLM lets captions of a packed row see"):
+        trainer.train()
 
 
 def test_trainers_of_other_losses_are_refused():

@@ -145,6 +145,49 @@ def test_a_class_that_is_patched_later_is_called(from_hidden, monkeypatch):
     assert calls == [None]
 
 
+def test_a_class_whose_forward_is_another_later(monkeypatch):
+    """As Unsloth's, which makes no logits where it has labels, and never calls the head."""
+    output = transformers.modeling_outputs.CausalLMOutputWithCrossAttentions
+
+    def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
+        hidden = self.transformer(input_ids, attention_mask=attention_mask)[0]
+        if labels is not None:
+            return output(loss=hidden.sum())
+        return output(logits=hidden @ self.lm_head.weight.T)
+
+    models = [use_smile(made(GPT2).model, from_hidden=x) for x in (False, True)]
+    expected = definition(GPT2)
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", forward)
+    loss = models[0](**made(GPT2).batch).loss
+    loss.backward()
+    torch.testing.assert_close((loss.detach(), gradients(models[0])), expected)
+    with pytest.raises(ValueError, match="does not call its language head"):
+        models[1](**made(GPT2).batch)
+
+
+@both_kinds
+@from_logits_and_hidden
+def test_a_call_with_other_weights(name, from_hidden):
+    """torch.func's, which puts them in for the call."""
+    model = use_smile(made(name).model, from_hidden=from_hidden)
+    weights = {k: v.detach().clone().requires_grad_() for k, v in model.named_parameters()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    loss = torch.func.functional_call(model, weights, kwargs=dict(made(name).batch)).loss
+    loss.backward()
+    found = {key: value.grad for key, value in weights.items()}
+    torch.testing.assert_close((loss.detach(), found), definition(name))
+
+
+@both_kinds
+@from_logits_and_hidden
+@pytest.mark.parametrize("dtype, tolerance", [(torch.half, 1e-3), (torch.bfloat16, 3e-2)])
+def test_a_model_that_is_made_smaller_later(name, from_hidden, dtype, tolerance):
+    model = use_smile(made(name).model, from_hidden=from_hidden).to(dtype)
+    assert_trains(name, model, tolerance)
+
+
 @pytest.fixture
 def accelerator():
     """Of accelerate, in bfloat16; there is one state of it in a process."""

@@ -142,6 +142,10 @@ class Gradients(transformers.TrainerCallback):
         self.found = gradients(model)
 
 
+QUIET = {
+    **{"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True},
+    **{"max_grad_norm": 0, "bf16": False, "max_steps": 1, "logging_steps": 1},
+}
 OF_TRAINERS = {
     *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func", "model_init"),
     *("from_hidden", "peft_config", "processing_class"),
@@ -161,12 +165,35 @@ def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
         given.setdefault("data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model))
     if not isinstance(data, datasets.Dataset):
         data = datasets.Dataset.from_list(rows() if data is None else data)
-    few = {"max_steps": 1, "per_device_train_batch_size": len(data), "logging_steps": 1}
-    few["per_device_eval_batch_size"] = len(data)
-    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
-    options = {**few, **quiet, "max_grad_norm": 0, "bf16": False, **options}
+    few = {f"per_device_{part}_batch_size": len(data) for part in ("train", "eval")}
+    options = {**few, **QUIET, **options}
     given.update(train_dataset=data, objective=objective, callbacks=[Gradients()])
     return cls(model, arguments(str(folder), **options), **given)
+
+
+PROMPT, TEXT = {"prompt": "user : a cat"}, " the cat sits"
+EXAMPLES = {
+    "SFT": [{**PROMPT, "completion": TEXT}] * 2,
+    "DPO": [{**PROMPT, "chosen": TEXT, "rejected": " a dog runs"}] * 2,
+    "KTO": [{**PROMPT, "completion": TEXT, "label": wanted} for wanted in (True, False)],
+    "GRPO": [PROMPT] * 2,
+    "RLOO": [PROMPT] * 2,
+}
+
+
+def of_trl(kind, folder, model, **options):
+    """TRL's trainer of a kind, of one step on two rows."""
+    given = {}
+    if kind in ("GRPO", "RLOO"):
+        given["reward_funcs"] = lambda completions, **_: [float(len(x)) for x in completions]
+        options.update(num_generations=2, max_completion_length=4)
+    arguments = getattr(trl, f"{kind}Config")(
+        str(folder), per_device_train_batch_size=2, gradient_checkpointing=False, **QUIET, **options
+    )
+    data = datasets.Dataset.from_list(EXAMPLES[kind])
+    return getattr(trl, f"{kind}Trainer")(
+        model, args=arguments, train_dataset=data, processing_class=tokenizer(), **given
+    )
 
 
 def logs(trainer, name="loss"):

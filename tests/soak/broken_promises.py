@@ -265,9 +265,23 @@ MUTATIONS = [
     Mutation(
         "a trainer goes past the objective unseen",
         "smile/hf/guard.py",
-        "if not self.calls.running and part.training and torch.is_grad_enabled():",
-        "if False:",
+        "outside = not self.calls.running and part.training and torch.is_grad_enabled()",
+        "outside = False",
         "tests/smile/test_hf_guard.py",
+    ),
+    Mutation(
+        "a step past the objective is let through where it is run again",
+        "smile/hf/guard.py",
+        "not in self.calls.backwards:",
+        "== -1:",
+        "tests/smile/test_hf_recomputed.py -k past",
+    ),
+    Mutation(
+        "packed captions that see each other are trained",
+        "smile/hf/forward.py",
+        "if not settings.apart and (rows != rows[:, :1]).any():",
+        "if False:",
+        "tests/smile/test_hf_apart.py",
     ),
     Mutation(
         "what is set as a model's forward hides the objective",

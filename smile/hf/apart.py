@@ -1,0 +1,56 @@
+"""Whether a model keeps the texts of a packed row apart, as not every attention or state does."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+HALF = 8
+# Two texts in a row, in each way in which a batch says where its own are.
+BOUNDS = [0, HALF, 2 * HALF]
+PLACES = {
+    "position_ids": [[*range(HALF), *range(HALF)]],
+    "seq_idx": [[0] * HALF + [1] * HALF],
+    **{"cu_seq_lens_q": BOUNDS, "cu_seq_lens_k": BOUNDS},
+    **{"max_length_q": HALF, "max_length_k": HALF},
+}
+SEEN = (
+    "lets captions of a packed row see each other, here or with this attn_implementation; leave "
+    "packing and padding_free out"
+)
+
+
+def keeps_apart(model: nn.Module, run: Callable, given: dict) -> bool:
+    """Whether a text stays what it is where the one before it is another.
+
+    run: of inputs, the logits (1, N, V). given: the batch; with more than words and places, such as
+    images, or a mask that can keep them apart, the answer is yes.
+    """
+    flags = {name: value for name, value in given.items() if isinstance(value, bool)}
+    others = {name for name, value in given.items() if value is not None} - flags.keys()
+    if "input_ids" not in others or others - {"input_ids", *PLACES}:
+        return True
+    inputs = {**flags, **{name: PLACES[name] for name in others & PLACES.keys()}}
+    for name in inputs.keys() - flags.keys():
+        if isinstance(given[name], Tensor):  # positions can have axes before that of rows
+            places = given[name].new_tensor(PLACES[name])
+            inputs[name] = places.expand(*given[name].shape[:-2], *places.shape)
+    words, reverse = [*range(1, HALF + 1)], [*range(HALF, 0, -1)]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()  # so that nothing is dropped
+    try:
+        with torch.no_grad():
+            logits, other_first, other_second = (
+                run({**inputs, "input_ids": given["input_ids"].new_tensor([text])})
+                for text in (words + words, reverse + words, words + reverse)
+            )
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    # No text sees the one after it: what changes there is rounding, of experts or of 8 bits.
+    rounding = _change(logits[:, :HALF], other_second[:, :HALF])
+    return _change(logits[:, HALF:], other_first[:, HALF:]) <= 10 * rounding + 1e-6
+
+
+def _change(before: Tensor, after: Tensor) -> float:
+    return ((after - before).float().norm() / before.float().norm()).item()

@@ -1,0 +1,102 @@
+"""Packed rows are refused of a model that lets one text change the next, and of no other."""
+
+import types
+
+import pytest
+import torch
+import transformers
+
+from smile import Objective
+from smile.hf import use_smile
+from tests.smile import hf_models
+from tests.smile.hf_steps import GPT2, LLAMA, made
+
+needs_llama = pytest.mark.skipif(LLAMA not in hf_models.HERE, reason="transformers has no Llama")
+TOKENS = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+BOUNDS = torch.tensor([0, 3, 8], dtype=torch.int32)
+PACKED = {"input_ids": TOKENS, "labels": TOKENS, "position_ids": POSITIONS}
+SINGLE = {**PACKED, "position_ids": torch.arange(8)[None]}
+SEEN = "lets captions of a packed row see each other"
+
+
+def leaking():
+    """OPT, whose attention reads no positions, or GPT-2 before any did."""
+    if transformers.__version__ == "4.15.0":
+        return made(GPT2).model
+    sizes = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.OPTConfig(vocab_size=24, dropout=0.0, word_embed_proj_dim=16, **sizes)
+    return transformers.OPTForCausalLM(config).train()
+
+
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_one_text_that_changes_the_next_is_refused(from_hidden):
+    model = use_smile(leaking(), from_hidden=from_hidden)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} {SEEN}") as error:
+        model(**PACKED)
+    assert "\n" not in str(error.value)
+
+
+def test_a_row_of_one_text_trains_and_a_later_row_of_several_is_refused():
+    model = use_smile(leaking())
+    model(**SINGLE).loss.backward()
+    with pytest.raises(ValueError, match=SEEN):
+        model(**PACKED)
+
+
+def test_cross_entropy_alone_is_as_the_models_own():
+    model = leaking()
+    before = [0, 1, 3, 4, 5, 6]  # the first word of the second text does not follow
+    logits = model(input_ids=TOKENS, position_ids=POSITIONS).logits[0, before]
+    expected = torch.nn.functional.cross_entropy(logits, TOKENS[0, 1:][before])
+    loss = use_smile(model, Objective("mle", label_smoothing=0.0))(**PACKED).loss
+    torch.testing.assert_close(loss, expected)
+
+
+@needs_llama
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "places",
+    [{"seq_idx": torch.tensor([[0] * 3 + [1] * 5])}, {"cu_seq_lens_q": BOUNDS, "max_length_q": 5}],
+)
+def test_places_that_attention_does_not_read_are_refused(kind, places):
+    model = made(LLAMA).model
+    model.set_attn_implementation(kind)
+    use_smile(model)
+    batch = {"input_ids": TOKENS, "labels": TOKENS, **places}
+    with pytest.raises(ValueError, match=SEEN):
+        model(**batch)
+    assert model(**batch, position_ids=POSITIONS).loss > 0
+
+
+@needs_llama
+def test_a_rounding_that_is_common_to_a_batch_is_no_leak():
+    """As of 8 bits, whose scale is of all logits."""
+    model = use_smile(made(LLAMA).model)
+    own = model.forward
+
+    def forward(self, *args, **kwargs):
+        output = own(*args, **kwargs)
+        scale = output.logits.abs().max().detach() / 127
+        output.logits = (output.logits / scale).round() * scale
+        return output
+
+    model.forward = types.MethodType(forward, model)
+    with torch.no_grad():
+        assert model(**PACKED).loss > 0
+
+
+@needs_llama
+def test_a_model_is_left_as_it_was():
+    model = made(LLAMA).model
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    model.lm_head.eval()
+    use_smile(model)
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        losses.append(model(**PACKED).loss)
+    assert losses[0] == losses[1]
+    assert model.model.training and not model.lm_head.training
+    assert use_smile(model.eval())(**PACKED).loss != losses[0]  # there is dropout

@@ -1,0 +1,125 @@
+"""A use_smile model in trainers that know nothing of it: what has a loss of its own ends in its
+first step, and what leaves the model its loss trains the objective."""
+
+import pytest
+import torch
+import transformers
+
+from smile.hf import compute_loss_func, undo, use_smile
+from tests.smile.trainer_parts import (
+    EXAMPLES,
+    MIXTURE,
+    QUIET,
+    Gradients,
+    datasets,
+    definition,
+    llama,
+    logs,
+    of_trl,
+    rows,
+    t5,
+    tokenizer,
+)
+
+from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Of a tiny Llama: some trainers load another one to compare with."""
+    folder = tmp_path_factory.mktemp("llama")
+    llama().float().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        *[(kind, {}) for kind in EXAMPLES],
+        *[("SFT", {"loss_type": "dft"}), ("SFT", {"padding_free": True, "max_length": None})],
+        *[("RLOO", {"beta": 0.0}), ("KTO", {"loss_type": "apo_zero_unpaired"})],
+    ],
+)
+def test_a_loss_of_trls_ends_in_its_first_step(kind, options, folder, tmp_path):
+    model = use_smile(transformers.LlamaForCausalLM.from_pretrained(folder))
+    trainer = of_trl(kind, tmp_path, model, **options)
+    with pytest.raises(ValueError, match="LlamaForCausalLM: a trainer of TRL asks for") as error:
+        trainer.train()
+    assert "\n" not in str(error.value)
+    undo(model)
+    assert trainer.train().global_step == 1
+
+
+def step(model, folder, cls=transformers.Trainer, given=None, **options):
+    """A trainer of transformers after its only step: its loss and gradients."""
+    options = {"per_device_train_batch_size": 5, **QUIET, **options}
+    kept = Gradients()
+    trainer = cls(
+        model,
+        transformers.Seq2SeqTrainingArguments(str(folder), **options),
+        train_dataset=datasets.Dataset.from_list(rows()),
+        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer(), model),
+        callbacks=[kept],
+        **(given or {}),
+    )
+    trainer.train()
+    return logs(trainer)[0]["loss"], kept.found
+
+
+def same(found, expected):
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)  # it is added up in float32
+    torch.testing.assert_close(found[1], expected[1])
+
+
+UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+ALONE = {"rope": False, "rms_norm": False, "swiglu": False}  # Liger's others need a GPU
+LIGERS = {**ALONE, "cross_entropy": False, "fused_linear_cross_entropy": True}
+
+
+@from_logits_and_hidden
+@pytest.mark.parametrize("made", [llama, t5])
+@pytest.mark.parametrize("cls", [transformers.Trainer, transformers.Seq2SeqTrainer])
+def test_accumulated_batches_of_unequal_tokens(made, cls, from_hidden, tmp_path):
+    model = use_smile(made(), MIXTURE, from_hidden)
+    same(step(model, tmp_path, cls, **UNEVEN), definition(made(), rows(), MIXTURE))
+
+
+@from_logits_and_hidden
+def test_ligers_loss_is_not_asked(from_hidden, tmp_path):
+    pytest.importorskip("liger_kernel")
+    options = {"use_liger_kernel": True, "liger_kernel_config": LIGERS}
+    found = step(use_smile(llama(), MIXTURE, from_hidden), tmp_path, **options)
+    same(found, definition(llama(), rows(), MIXTURE))
+
+
+def test_liger_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: False)
+    with pytest.raises(ImportError, match="liger-kernel"):
+        step(use_smile(llama()), tmp_path, use_liger_kernel=True)
+
+
+@from_logits_and_hidden
+def test_noise_in_embeddings(from_hidden, tmp_path):
+    """The same noise as in a model whose loss the trainer is given as a function."""
+    noise = {"neftune_noise_alpha": 5.0}
+    given = {"compute_loss_func": compute_loss_func(llama(), MIXTURE)}
+    expected = step(llama(), tmp_path, given=given, **noise)
+    same(step(use_smile(llama(), MIXTURE, from_hidden), tmp_path, **noise), expected)
+    assert expected[0] != pytest.approx(definition(llama(), rows(), MIXTURE)[0], rel=1e-3)
+
+
+OTHERS = {
+    "label smoothing": {"label_smoothing_factor": 0.1},
+    "a function": {"given": {"compute_loss_func": lambda output, *_, **__: output.logits.sum()}},
+    "a function that takes the loss": {
+        "given": {"compute_loss_func": lambda output, *_, **__: output.loss}
+    },
+}
+
+
+@pytest.mark.parametrize("made", [llama, t5])
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
+def test_another_loss_ends_in_its_first_step(made, other, tmp_path):
+    with pytest.raises(ValueError, match="is trained without labels") as error:
+        step(use_smile(made()), tmp_path, transformers.Seq2SeqTrainer, **other)
+    assert "\n" not in str(error.value)
