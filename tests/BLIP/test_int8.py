@@ -20,17 +20,20 @@ def in_8_bits(linear, x, levels):
     """The layer written out: weights of 255 values a row, inputs of `levels` + 1 in all."""
     scales = linear.weight.abs().amax(1, keepdim=True) / 127
     weight = (linear.weight / scales).round() * scales
+    largest = x.abs().amax(-1, keepdim=True)  # of each vector
+    x = x / largest
     low, high = x.min().clamp(max=0), x.max().clamp(min=0)
     step = (high - low) / levels
     zero = (-low / step).round()
     seen = ((x / step).round() + zero).clamp(0, levels) - zero
-    return nn.functional.linear(seen * step, weight, linear.bias)
+    return nn.functional.linear(seen * step * largest, weight, linear.bias)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
 def test_a_layer_is_its_formula(bias):
-    linear, x = nn.Linear(64, 48, bias=bias), torch.randn(1, 40, 64)
+    linear, x = nn.Linear(64, 48, bias=bias), torch.rand(1, 40, 64) - 0.2
+    x[0, ::3] *= 30  # as some patches are louder
     layer, before = Int8Linear(linear), torch.backends.quantized.engine
     expected = in_8_bits(linear, x, 127 if layer.seven_bits else 255)
     error = (expected - linear(x)).abs().mean()
@@ -42,14 +45,14 @@ def test_a_layer_is_its_formula(bias):
 @torch.no_grad()
 def test_seven_bits_where_sums_would_be_cut_off(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    linear, x = nn.Linear(64, 48), torch.randn(1, 40, 64)
+    linear, x = nn.Linear(64, 48), torch.rand(1, 40, 64) - 0.2
     expected = in_8_bits(linear, x, 127)
     error = (expected - linear(x)).abs().mean()
     assert (Int8Linear(linear)(x) - expected).abs().mean() < 0.02 * error
 
 
 @torch.no_grad()
-def test_an_image_has_its_own_scale():
+def test_an_image_has_its_own_scales():
     layer = Int8Linear(nn.Linear(64, 48))
     images = torch.randn(3, 10, 64) * torch.tensor([1.0, 30.0, 0.1])[:, None, None]
     alone = torch.cat([layer(image[None]) for image in images])
@@ -76,7 +79,7 @@ def test_the_copy(make_captioner):
     )
     assert half and all(name.startswith("text_decoder") for name in half)
     eight = sum(isinstance(layer, Int8Linear) for layer in layers.values())
-    assert eight == 2 * 4 + 2 * 2  # the encoder's blocks; an image's keys and values
+    assert eight == 2 * 4  # the encoder's blocks
     exact, ours = captioner.encode(images), quick.encode(images)
     assert 0 < (ours - exact).abs().mean() < 0.05 * exact.abs().mean()
     scores = captioner.generate_details(images, BEAM).scores
