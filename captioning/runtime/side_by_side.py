@@ -223,5 +223,7 @@ def _sender(reports: connection.Connection) -> Callable[[str, float], None]:
 
 def _send(reports: connection.Connection, told: Optional[tuple[str, float]]) -> None:
     """told: what a bar is called and its share; None for a job that hears a request to stop."""
-    with suppress(OSError):  # nobody listens any more: the program ends
+    try:
         reports.send(told)
+    except OSError:  # the program is gone; the process that forked this one can outlive it a while
+        stopping.launcher_died()

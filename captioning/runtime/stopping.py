@@ -62,9 +62,15 @@ def _ask(number: int, frame) -> None:
 
 def asked() -> Optional[str]:
     """By what this process was asked to stop since the outermost `watch` began, or None."""
-    if _asked is None and _launcher is not None and os.getppid() != _launcher:
-        return "the launcher's death"
+    if _launcher is not None and os.getppid() != _launcher:
+        launcher_died()
     return _asked
+
+
+def launcher_died() -> None:
+    """As a signal would, let this process be asked to stop, if it was not before."""
+    global _asked
+    _asked = _asked or "the launcher's death"
 
 
 @contextlib.contextmanager

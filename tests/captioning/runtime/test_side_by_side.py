@@ -1,5 +1,6 @@
 """Jobs in processes: so many at once, what they tell, how they fail, how they are stopped."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -167,3 +168,15 @@ def test_jobs_end_with_the_program_that_is_killed(tmp_path, repository):
     program.kill()
     program.wait()
     jobs.wait_for_all(tmp_path, "asked.*", 2)
+
+
+def test_a_job_that_nobody_listens_to_stops():
+    """The program is dead; who forked the job may take seconds to end after it."""
+    reports, telling = multiprocessing.Pipe(duplex=False)
+    with stopping.watch():
+        side_by_side._send(telling, ("epoch 1/2", 0.5))
+        assert reports.recv() == ("epoch 1/2", 0.5) and stopping.asked() is None
+        reports.close()
+        side_by_side._send(telling, ("epoch 1/2", 0.6))
+        assert stopping.asked() == "the launcher's death"
+    telling.close()
