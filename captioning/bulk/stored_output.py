@@ -8,7 +8,6 @@ another goes on with. Journals stay on the disk.
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -18,7 +17,7 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, HEADER, Part, Plan, find, parts_of, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
-from captioning.files.cache import cache_folder
+from captioning.files.cache import cache_folder, cache_key
 from captioning.files.local_copies import fetch
 from captioning.files.reading import read_lines
 from captioning.files.writing import write_lines
@@ -35,8 +34,7 @@ def place_of(out: str) -> tuple[Path, Optional[str]]:
     stores.check_names_file("--out", out)
     if not stores.has_folders(out):
         return Path(out), None
-    digest = hashlib.sha256(out.encode()).hexdigest()[:16]
-    return cache_folder() / "captions" / digest / PurePosixPath(out).name, out
+    return cache_folder() / "captions" / cache_key(out, 16) / PurePosixPath(out).name, out
 
 
 def begin(request: Request, restart: bool) -> None:

@@ -1,6 +1,5 @@
 """Where the samples of a tar lie in it, and their captions: found once, and kept."""
 
-import hashlib
 import os
 import tarfile
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from typing import Any, BinaryIO, Optional
 
 from captioning.data.annotations import checked_row
 from captioning.files import stores
-from captioning.files.cache import cache_folder
+from captioning.files.cache import cache_folder, cache_key
 from captioning.files.images import is_image
 from captioning.files.reading import parse_json, read_lines
 from captioning.files.tars import LARGEST, is_sample, key_and_suffix
@@ -31,8 +30,7 @@ Row = dict[str, Any]
 def index_path(tar: str) -> Path:
     """The file that is kept of a tar: a line that sums it up, then one for each sample."""
     place = tar if stores.is_store(tar) else os.path.abspath(tar)
-    name = hashlib.sha256(place.encode(errors="surrogateescape")).hexdigest()[:32]
-    return cache_folder() / "tars" / f"{name}.jsonl"
+    return cache_folder() / "tars" / f"{cache_key(place, 32)}.jsonl"
 
 
 def summaries(tars: list[str]) -> list[dict[str, Any]]:

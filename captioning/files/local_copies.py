@@ -1,6 +1,5 @@
 """Files of object stores as files on this disk: fetched whole, once, and again when they change."""
 
-import hashlib
 import shutil
 from collections.abc import Iterable
 from os import PathLike
@@ -10,7 +9,7 @@ from typing import Union
 from filelock import FileLock
 
 from captioning.files import stores
-from captioning.files.cache import cache_folder
+from captioning.files.cache import cache_folder, cache_key
 from captioning.files.writing import refusals_told, replace, staged
 from captioning.runtime.errors import UserError
 
@@ -44,8 +43,8 @@ def _is_stored(name: str) -> bool:
 def _copied(address: str, files: dict[str, list]) -> Path:
     """The copy of a file, whose name is "", or of a folder's files, by their stamps."""
     name = PurePosixPath(address).name
-    kept = cache_folder() / "stored" / _short(address)
-    copy = kept / _short(repr(sorted(files.items()))) / name
+    kept = cache_folder() / "stored" / cache_key(address, 16)
+    copy = kept / cache_key(repr(sorted(files.items())), 16) / name
     if copy.exists():
         return copy
     with refusals_told(copy):
@@ -62,10 +61,6 @@ def _copied(address: str, files: dict[str, list]) -> Path:
                 fetch(source, begun / name / within if within else begun / name, stamp)
             replace(begun, copy.parent)
     return copy
-
-
-def _short(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def fetch(address: str, path: Path, stamp: list) -> None:

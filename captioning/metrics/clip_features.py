@@ -1,6 +1,5 @@
 """CLIP's features of captions and images, shared over processes, made once and kept in files."""
 
-import hashlib
 import json
 import os
 import zipfile
@@ -12,7 +11,7 @@ from typing import Optional
 import numpy as np
 import torch
 
-from captioning.files.cache import cache_folder
+from captioning.files.cache import cache_folder, cache_key
 from captioning.files.writing import staged
 from captioning.metrics.clip import PREPROCESSING, Clip, read_clip
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Settings
@@ -67,7 +66,7 @@ class CachedFeatures:
         libraries = [version(name) for name in ("torchvision", "pillow")]
         images = [_state(path) for path in paths]
         made_of = [clip.weights, clip.image_size, PREPROCESSING, libraries, images]
-        key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
+        key = cache_key(json.dumps(made_of), 32)
         self.path = cache_folder(folder) / f"clip_features_{key}.npz"
 
     def read(self) -> Optional[np.ndarray]:

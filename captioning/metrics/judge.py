@@ -1,11 +1,11 @@
 """A language model elsewhere that answers questions: any server with OpenAI's chat interface."""
 
-import hashlib
 import json
 from pathlib import Path
 from threading import Event, Lock
 from typing import Optional
 
+from captioning.files.cache import cache_key
 from captioning.files.chat import ChatServer
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
@@ -71,5 +71,4 @@ class Judge:
         return self.server.ask(body, given_up)[0] or ""
 
     def _kept(self, question: str) -> Path:
-        name = hashlib.sha256(json.dumps([self.name, question]).encode()).hexdigest()
-        return self.cache / f"{name}.json"
+        return self.cache / f"{cache_key(json.dumps([self.name, question]))}.json"

@@ -6,7 +6,6 @@ then of each checkpoint the manifest, the data and what it is known by, then the
 epoch that is. Last goes what the run has removed.
 """
 
-import hashlib
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any, Optional
 
 from BLIP.in_parts import REST
 from captioning.files import stores, uploads
-from captioning.files.cache import cache_folder
+from captioning.files.cache import cache_folder, cache_key
 from captioning.files.local_copies import fetch
 from captioning.files.reading import read_json
 from captioning.files.writing import SUFFIX, refusals_told, write_json
@@ -34,8 +33,7 @@ def working_folder(output_dir: str) -> Path:
     if not stores.is_store(output_dir):
         return Path(output_dir)
     address = output_dir.rstrip("/")
-    digest = hashlib.sha256(address.encode()).hexdigest()[:8]
-    return cache_folder() / "runs" / f"{PurePosixPath(address).name}-{digest}"
+    return cache_folder() / "runs" / f"{PurePosixPath(address).name}-{cache_key(address, 8)}"
 
 
 def free_name(folder: Path) -> Path:
