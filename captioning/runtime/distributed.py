@@ -29,7 +29,6 @@ def start(device: str) -> torch.device:
 
     device: "auto" (this process's GPU, else the CPU) or a name such as "cpu" or "cuda:1".
     """
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -39,7 +38,7 @@ def start(device: str) -> torch.device:
     if chosen is None or chosen.type not in ("cpu", "cuda"):
         raise UserError(f"device: {device!r} is no device; try auto, cpu, cuda or cuda:1")
     if chosen.type == "cuda":
-        chosen = _gpu(chosen, local_rank)
+        chosen = _gpu(chosen)
     if announced() > 1:
         on_gpu = chosen.type == "cuda"
         with stopping.ended_with_launcher():  # whose store would be asked for in vain for hours
@@ -65,11 +64,11 @@ def _meeting_place() -> dict[str, Any]:
     return {"store": store, "rank": own_rank, "world_size": size}
 
 
-def _gpu(device: torch.device, local_rank: int) -> torch.device:
+def _gpu(device: torch.device) -> torch.device:
     """The GPU that is meant, made the current one. Raises UserError if there is none."""
     if device.index is not None and announced() > 1:
         raise UserError(f"device: {device} is one GPU for {announced()} processes; use cuda")
-    index = local_rank if device.index is None else device.index
+    index = local_rank() if device.index is None else device.index
     if index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UserError(f"device: GPU {index} was asked for, but there are {count}; use device=cpu")
@@ -117,6 +116,16 @@ def is_main() -> bool:
 def announced() -> int:
     """The number of processes that torchrun has announced."""
     return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def local_rank() -> int:
+    """This process's number among those of its machine."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def on_several_machines() -> bool:
+    """Whether some of the processes are on another machine than this one."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size())) < world_size()
 
 
 def barrier() -> None:
@@ -234,7 +243,7 @@ def each_rank_in_turn(value: Any) -> Iterator[Any]:
 @contextmanager
 def first_on_each_machine() -> Iterator[None]:
     """The first process of a machine runs the block before the others, who find its downloads."""
-    first = int(os.environ.get("LOCAL_RANK", 0)) == 0
+    first = local_rank() == 0
     if not first:
         barrier()
     yield

@@ -5,7 +5,6 @@ checkpoint holds is whole, or in parts that any number of processes can read, so
 depends on how the run that wrote it was divided.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,7 @@ def check_sharding(config: Config) -> None:
     for reason, holds in reasons.items():
         if config.sharding == "fsdp" and holds:
             raise UserError(f"sharding is fsdp, but {reason}, or sharding=none")
-    processes = distributed.world_size()
-    several = int(os.environ.get("LOCAL_WORLD_SIZE", processes)) < processes  # machines
+    several = distributed.on_several_machines()
     if config.checkpoint_format == "sharded" and is_store(config.output_dir) and several:
         raise UserError(
             "checkpoint_format is sharded, but output_dir is in a store, and the processes are on "
