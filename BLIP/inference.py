@@ -85,8 +85,8 @@ def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN can keep a weight in its own layout.
 
     A step of few rows reads every weight for little work; in its own layout oneDNN need not lay
-    them out at each step. torch has this for its compiler and
-    under a private name, which is looked for first.
+    them out at each step. torch has this for its compiler and under a private name, which is
+    looked for first.
     """
     operators, needed = torch.ops.mkldnn, ("_reorder_linear_weight", "_linear_pointwise")
     there = torch.backends.mkldnn.is_available() and all(hasattr(operators, n) for n in needed)
