@@ -86,7 +86,7 @@ class BulkCaptioning:
 
     def _plan(self) -> None:
         plan, self.tally = make_plan(self.request, self.settings)
-        if self.request.address and self._anything(plan):
+        if self.request.address and self._has_to_merge(plan):
             stored_output.keep_plan(self.request, plan)
         tally = self.tally
         others = tally.checkpoints - {self.settings["checkpoint"]}
@@ -127,8 +127,8 @@ class BulkCaptioning:
 
     def _merge(self) -> None:
         plan = find(self.request.parts)
-        stored = self.request.address and self._anything(plan)
-        if self._anything(plan):
+        stored = self.request.address and self._has_to_merge(plan)
+        if self._has_to_merge(plan):
             if stored:
                 stored_output.before_merging(self.request, plan)
             captioned, failed = merge(self.request, plan)
@@ -142,7 +142,7 @@ class BulkCaptioning:
             stored_output.remove(self.request)
         remove_plan(self.request.parts)  # last: from here on the same command is another run
 
-    def _anything(self, plan: Plan) -> bool:
+    def _has_to_merge(self, plan: Plan) -> bool:
         """Whether there is anything to put together."""
         request = self.request
         return bool(plan.header["entries"] or request.verify or not request.marker.exists())
