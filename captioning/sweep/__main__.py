@@ -11,7 +11,6 @@ The folder gets frontier.svg, table.md, report.html, and a folder and a log a ru
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from captioning.models import checkpoints
 from captioning.report.comparison import Row, compare
 from captioning.report.page import write_report
 from captioning.report.runs import Run
+from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED, exit_code_unwatched
 from captioning.runtime.progress import say
@@ -182,7 +182,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if distributed.announced() > 1:
         raise UserError("a sweep starts its runs itself, one a GPU: call it without torchrun")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs is {arguments.jobs}; it must be 1 or more")

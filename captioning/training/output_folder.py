@@ -8,7 +8,7 @@ epoch that is. Last goes what the run has removed.
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
@@ -97,7 +97,7 @@ class OutputFolder:
             number += 1
         for name, stamp in there.items():
             uploads.copy(f"{self.address}/{name}", f"{target}/{name}", stamp[0])
-        for name in sorted(there, key=_is_marker, reverse=True):
+        for name in _leaving(there):
             uploads.remove(f"{self.address}/{name}")
         self._stored = {}
         return target if there else None
@@ -196,11 +196,11 @@ class OutputFolder:
         early = {n for n in gone if n.partition("/")[0] in anew or not _of_checkpoint(n)}
         # Of a checkpoint in parts that is written anew, what it is known by has to go first.
         markers = {n for n in changed & self._stored.keys() if n.endswith(f".pth/{REST}")}
-        for name in sorted(early | markers, key=lambda n: (not _is_marker(n), n)):
+        for name in _leaving(early | markers):
             self._remove(name)
         for name in sorted(changed, key=_turn):
             self._write(name, here)
-        for name in sorted(gone - early, key=lambda n: (not _is_marker(n), n)):
+        for name in _leaving(gone - early):
             self._remove(name)
 
     def _write(self, name: str, here: dict[str, list[int]]) -> None:
@@ -254,6 +254,11 @@ def _is_marker(name: str) -> bool:
     """Whether this is what a checkpoint is known by: a file, or REST of a folder."""
     top, _, within = name.partition("/")
     return is_checkpoint(top) and top.endswith(".pth") and within in ("", REST)
+
+
+def _leaving(names: Iterable[str]) -> list[str]:
+    """Files in the order in which they are removed: first what checkpoints are known by."""
+    return sorted(names, key=lambda name: (not _is_marker(name), name))
 
 
 def _turn(name: str) -> tuple:
