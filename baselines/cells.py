@@ -50,10 +50,19 @@ class PooledDecoder(RecurrentDecoder):
         return self.dropout(self._run(self.embed(tokens), state)[0]), None
 
     def _run(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """torch's own loop over n words: embedded (B, k, n, E), state (B, k, H) each."""
+        """torch's own loop over n words: embedded (B, k, n, E), state (B, k, H) each.
+
+        On a CPU autocast has no say in it: it calls oneDNN's LSTM, which ends in an error where
+        the CPU lacks bfloat16 or float16.
+        """
         rows = embedded.shape[:2]
         flat = tuple(part.reshape(1, -1, part.size(2)) for part in state)
-        outputs, state = self.cell(embedded.flatten(0, 1), flat if len(flat) > 1 else flat[0])
+        words = embedded.flatten(0, 1)
+        if words.device.type == "cpu":
+            dtype = self.cell.weight_hh_l0.dtype
+            words, flat = words.to(dtype), tuple(part.to(dtype) for part in flat)
+        with torch.autocast("cpu", enabled=False):
+            outputs, state = self.cell(words, flat if len(flat) > 1 else flat[0])
         state = state if isinstance(state, tuple) else (state,)
         return outputs.unflatten(0, rows), tuple(part[0].unflatten(0, rows) for part in state)
 

@@ -151,8 +151,6 @@ def title(config: Any) -> str:
 def check_device(config: Any, device: torch.device) -> None:
     if config.precision == "int8":
         raise ValueError(f"precision is int8, which {config.model} has not; try fp32 or bf16")
-    if (config.model, config.precision, device.type) == ("lstm", "fp16", "cpu"):
-        raise ValueError("precision is fp16, which an LSTM has on a GPU alone; try bf16 or fp32")
 
 
 def preprocessing(config: Any) -> None:

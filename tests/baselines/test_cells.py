@@ -122,6 +122,19 @@ def test_torchs_whole_loop_is_step_after_step(kind):
     torch.testing.assert_close(fused, stepwise)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "attn"])
+def test_under_autocast_on_any_cpu(kind, dtype):
+    decoder, (tokens, places) = make(kind).float(), inputs()
+    places = places.float()
+    expected = decoder(tokens, places)[0]
+    with torch.autocast("cpu", dtype):
+        found = decoder(tokens, places)[0]
+    torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)
+    found.square().sum().backward()
+    assert all(w.grad.isfinite().all() and w.grad.any() for w in decoder.parameters())
+
+
 def test_with_blind_gates_the_attention_lstm_is_torchs_lstm_with_its_gradients():
     decoder, (tokens, places) = make("attn"), inputs()
     nn.init.zeros_(decoder.image_gates.weight)

@@ -1,5 +1,6 @@
 """Tiny runs in processes that can be killed, and what two of them differ in."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Callable, Optional
@@ -53,10 +54,11 @@ class Run(Processes):
 def kept_runs(config: Path) -> Callable[..., Path]:
     """A function of settings that gives the folder of a finished run, which it has done once."""
     found: dict[tuple[str, ...], Path] = {}
+    folders = (config.with_name(f"run{n}") for n in itertools.count())
 
     def finished(*settings: str, processes: int = 2, hook=None) -> Path:
         if settings not in found:
-            folder = config.with_name(f"run{len(found)}")
+            folder = next(folders)  # its own, also after one that failed
             run = Run(config, folder, *settings, processes=processes, hook=hook)
             assert run.wait() == [0] * processes, run.said()
             found[settings] = folder
