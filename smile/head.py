@@ -12,7 +12,7 @@ from smile.labels import at_least_float32
 
 # Positions whose logits are there at a time, on a CPU and elsewhere. Each piece reads and writes
 # the whole gradient of the weight: with fewer that would take longer than the products.
-POSITIONS = {"cpu": 128, "cuda": 1024}
+POSITIONS = {"cpu": 256, "cuda": 1024}
 # Of what is gathered or converted at a time: what a processor's cache holds, a few calls of a GPU.
 ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 Slope = Union[Tensor, float]
