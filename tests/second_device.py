@@ -1,0 +1,211 @@
+"""A device besides the CPU where there is none: what mixes the two is an error, as it is on a GPU.
+
+Its tensors are the CPU's and only say that they lie elsewhere: their values can be compared. Torch
+cannot forget a device, hence a process of its own: `python -m tests.second_device` prints for each
+case of `cases()` its error, or an empty line, as JSON.
+"""
+
+import json
+import sys
+from typing import Any, Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+NAME = "second"
+TAKES_INDEX = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
+
+
+class There(torch.Tensor):
+    """A tensor of the CPU, `inner`, that says that it lies on the second device."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor):
+        said = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        said.update(dtype=inner.dtype, device=f"{NAME}:0")
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.size(), **said)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return _computed(function, args, kwargs or {})
+
+
+class SecondDevice(TorchDispatchMode):
+    """So that tensors may also be made there."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return _computed(function, args, kwargs or {})
+
+
+def _computed(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = function.overloadpacket.__name__
+    # An index of the CPU serves every device.
+    indexed = name in TAKES_INDEX and isinstance(args[0], There)
+    checked = [args[0], *args[2:]] if indexed else args
+    tensors = [x for x in tree_leaves((checked, kwargs)) if isinstance(x, torch.Tensor)]
+    there = [x for x in tensors if isinstance(x, There)]
+    here = [x for x in tensors if not isinstance(x, There) and x.dim() > 0]
+    if there and here and name != "copy_":
+        raise RuntimeError(f"{function} of tensors on two devices")
+    stays = bool(there)
+    if kwargs.get("device") is not None:
+        stays = torch.device(kwargs["device"]).type == NAME
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    changed = {id(x.inner): x for x in there}
+    args, kwargs = tree_map(_inner, (args, kwargs))
+    with torch.no_grad():
+        found = function(*args, **kwargs)
+
+    def outer(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return changed.get(id(value), There(value) if stays else value)
+
+    return tree_map(outer, found)
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, There) else value
+
+
+def prepare() -> None:
+    """Make the device known to torch. To be called before the project is imported."""
+    from torch.utils import backend_registration
+
+    class Backend(backend_registration._DummyBackendModule):
+        def get_amp_supported_dtype(self):
+            return [torch.bfloat16, torch.float16]
+
+    backend_registration._setup_privateuseone_for_python_backend(NAME, Backend())
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    # What torch does beneath where a mode or a tensor's class is asked.
+    tensor, tolist = torch.tensor, torch.Tensor.tolist
+
+    def made(*args, device=None, **more):
+        return tensor(*args, **more).to(device or "cpu")
+
+    def new_tensor(self, data, dtype=None, device=None):
+        return made(data, dtype=dtype or self.dtype, device=device or self.device)
+
+    torch.tensor, torch.Tensor.new_tensor = made, new_tensor
+    torch.Tensor.tolist = lambda self: tolist(_inner(self))
+    torch.inference_mode = lambda on=True: torch.no_grad() if on else torch.enable_grad()
+    torch.compile = lambda function, **options: function
+    torch._dynamo.mark_static_address = lambda *_, **__: None
+
+
+def cases() -> dict[str, Callable[[str], Any]]:
+    """By name, functions of a device whose tensors, on the CPU, do not depend on it."""
+    from smile.alternatives import ALTERNATIVES
+
+    specs = ["mle", "smile", "reverse", *ALTERNATIVES, {"mle": 0.1, "smile": 0.9}]
+    found = {
+        f"{spec}, {kind}": lambda device, spec=spec, kind=kind: _objective(spec, kind, device)
+        for spec in specs
+        for kind in ("logits", "hidden states")
+    }
+    found["a training step"] = _training_step
+    found["captions by beams"] = lambda device: _captions(device, num_beams=3, num_return=2)
+    found["captions by groups of beams"] = lambda device: _captions(
+        device, num_beams=4, num_beam_groups=2, diversity_penalty=0.5, no_repeat_ngram_size=2
+    )
+    found["captions by compiled steps"] = lambda device: _captions(device, True, num_beams=3)
+    found["captions by drawing the best word"] = lambda device: _captions(
+        device, sample=True, top_k=1, repetition_penalty=1.2, min_p=0.1
+    )
+    found["what a caption looks at"] = _reread
+    found["a model of transformers"] = lambda device: _transformers(device, from_hidden=False)
+    found["its hidden states"] = lambda device: _transformers(device, from_hidden=True)
+    return found
+
+
+def _objective(spec: Any, kind: str, device: str) -> list[torch.Tensor]:
+    from smile import Objective
+
+    torch.manual_seed(1)
+    hidden, weight, labels = torch.randn(3, 7, 8), torch.randn(30, 8), torch.randint(30, (3, 7))
+    hidden, weight = (x.to(device).requires_grad_() for x in (hidden, weight))
+    labels = labels.to(device)
+    objective = Objective(spec).with_tokens(0, 1)
+    for _ in range(2):  # some remember the batch before
+        if kind == "logits":
+            loss = objective(hidden @ weight.T, labels).loss
+        else:
+            loss = objective.from_hidden(hidden, weight, None, labels).loss
+    loss.backward()
+    return [loss, hidden.grad, weight.grad]
+
+
+def _captioner(device: str):
+    from benchmarks.captioners import our_captioner
+
+    return our_captioner(True, {"mle": 0.1, "smile": 0.9}).eval().to(device)
+
+
+def _photos(device: str) -> torch.Tensor:
+    return torch.randn(2, 3, 48, 48, generator=torch.Generator().manual_seed(2)).to(device)
+
+
+def _training_step(device: str) -> list[torch.Tensor]:
+    photos = _photos(device).requires_grad_()
+    loss = _captioner(device)(photos, [["w9 w8", "w7"], ["w10", "w11 w12 w13"]]).loss
+    loss.backward()
+    return [loss, photos.grad]
+
+
+def _captions(device: str, compiled: bool = False, **settings: Any) -> list[torch.Tensor]:
+    from BLIP.static_step import StaticSteps
+    from decoding import DecodingSettings
+
+    captioner = _captioner(device)
+    if compiled:
+        captioner.new_step = StaticSteps()
+    chosen = DecodingSettings(**{"max_length": 10, "min_length": 6, **settings})
+    found = captioner.generate_details(_photos(device), chosen)
+    return [found.token_ids, found.scores]
+
+
+def _reread(device: str) -> list[torch.Tensor]:
+    captioner = _captioner(device)
+    encoded, ids = captioner.encode(_photos(device)), torch.tensor([5, 6, 7, 8, 9], device=device)
+    likelihoods = captioner.log_likelihoods(encoded, ids.expand(2, 2, -1))
+    return [likelihoods, *captioner.reread(encoded[:1], ids)]
+
+
+def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
+    from smile.hf import use_smile
+    from tests.smile.hf_steps import GPT2, made
+
+    torch.manual_seed(4)
+    family = made(GPT2)
+    spec = {"mle": 0.1, "smile": 0.8, "truncation": 0.1}
+    model = use_smile(family.model.to(device), spec, from_hidden=from_hidden)
+    loss = model(**{name: value.to(device) for name, value in family.batch.items()}).loss
+    loss.backward()
+    return [loss]
+
+
+def main() -> int:
+    prepare()
+    errors = {}
+    for name, case in cases().items():
+        errors[name] = ""
+        try:
+            expected = case("cpu")
+            with SecondDevice():
+                found = [x.detach().to("cpu") for x in case(NAME)]
+            torch.testing.assert_close(found, [x.detach() for x in expected])
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"
+    json.dump(errors, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
