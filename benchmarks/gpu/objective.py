@@ -41,7 +41,8 @@ def rows(card: Card) -> Mapping[str, Callable[[], dict[str, Any]]]:
 
 
 def beside_libraries(card: Card, precision: str, sizes: Sizes) -> dict[str, Any]:
-    """One row, of a head in that precision; the fastest of the others is the peer.
+    """One row, of a head in that precision; the fastest of the others is the peer, or, where the
+    card has no room for any of them, of ours.
 
     Memory is what a call needs beyond the gradients.
     """
@@ -52,7 +53,7 @@ def beside_libraries(card: Card, precision: str, sizes: Sizes) -> dict[str, Any]
     memory = {name: max(0, grown - gradients) for name, grown in memory.items()}
     seconds = alternate(works, 1 if card.tiny else ROUNDS)
     others = [name for name in libraries() if name in works]
-    fastest = min(others, key=lambda each: statistics.median(seconds[each]))
+    fastest = min(others or works, key=lambda each: statistics.median(seconds[each]))
     phases = {name: needed(OURS[name], precision, sizes) for name in OURS}
     facts = {"failed": failed, "phases": phases, "sizes": sizes._asdict(), "precision": precision}
     return row(f"{precision}, {sizes}", seconds, fastest, memory, **facts)
