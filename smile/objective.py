@@ -192,7 +192,7 @@ class Objective(nn.Module):
         inputs, rest = (hidden, weight, bias), (Transform(scale, softcap), shards)
         given = (labels, self._draw(labels, vocabulary), segments, weights)
         if "truncation" in self.alternatives:
-            truncation = (self.alternatives["truncation"], self._means(hidden.device))
+            truncation = (self.alternatives["truncation"], self._means())
             loss, parts = truncated_from_hidden(
                 *truncation, inputs, given, mixture, reduction, *rest
             )
@@ -227,13 +227,9 @@ class Objective(nn.Module):
                 "rows are divided never has; give it logits, or another objective"
             )
 
-    def _means(self, device: torch.device) -> Optional[LastMeans]:
-        """Those that decide what is dropped, in training, where the losses are."""
-        if not (self.training and torch.is_grad_enabled()):
-            return None
-        if self.means.seen.device != device:  # an objective that is no part of a model
-            self.means.to(device)
-        return self.means
+    def _means(self) -> Optional[LastMeans]:
+        """Those that decide what is dropped, in training."""
+        return self.means if self.training and torch.is_grad_enabled() else None
 
     def _draw(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
         """The words (B, N, R) of random subsetting, if there is any."""
@@ -262,8 +258,7 @@ class Objective(nn.Module):
         check_labels(labels, logits.size(2), self.ignore_index)
         if isinstance(loss, Truncation):
             losses = mle_loss(logits, labels, self.ignore_index, reduction="none")
-            how = (numbered(labels, segments), weights, self.ignore_index)
-            how = (*how, self._means(logits.device))
+            how = (numbered(labels, segments), weights, self.ignore_index, self._means())
             losses = losses * loss.factors(losses.detach(), labels, *how)
         else:
             losses = token_losses(loss, logits, labels, segments, self.ignore_index)

@@ -55,6 +55,8 @@ class Truncation(TokenLoss):
         tokens = by_caption(own)
         there = tokens > 0
         each = by_caption(losses * own) / tokens.where(there, 1)
+        if means is not None and means.seen.device != losses.device:
+            means.to(losses.device)  # of an objective that is no part of a model
         kept = there if means is None else there & (each < means.limit(self.drop))
         if means is not None:
             means.add(each, there)
