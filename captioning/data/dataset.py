@@ -4,7 +4,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Callable
 
@@ -22,6 +22,9 @@ Transform = Callable[[Image.Image], Any]
 
 # More unreadable images in a row than this are no bad luck, but a wrong folder.
 MAX_REPLACEMENTS = 100
+
+# Bytes of images that are the same in every epoch, for which a process keeps them.
+MOST_KEPT = 2**28
 
 _PUNCTUATION = re.compile(r"[.!\"()*#:;~]")
 _WHITE_SPACE_RUN = re.compile(r"\s{2,}")
@@ -53,6 +56,9 @@ class TrainingDataset(Dataset):
 
     An unreadable image raises UserError. With `skip_bad_images` the item is made from another index
     instead, drawn by (seed, index), until one can be read; UserError after MAX_REPLACEMENTS.
+
+    same: `transform` draws nothing and returns tensors. If those of all images take MOST_KEPT bytes
+    at most, each process then makes each once and keeps it.
     """
 
     samples: Sequence[Sample]
@@ -62,6 +68,8 @@ class TrainingDataset(Dataset):
     captions_per_image: int = 1
     max_words: int = 30
     skip_bad_images: bool = False
+    same: bool = False
+    _kept: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
         # Pair i belongs to the first image whose running count of captions is above i.
@@ -114,11 +122,19 @@ class TrainingDataset(Dataset):
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
                 caption_indices = _draw(len(sample.captions), self.captions_per_image)
-            with self._opened(sample) as image:
-                tensor = _transformed(self.transform, image, sample)
+            tensor = self._tensor(sample)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in caption_indices]
         known = {"image_id": sample.image_id, "index": candidate}
         return {"image": tensor, "captions": captions, **known}
+
+    def _tensor(self, sample: Sample) -> Any:
+        if sample.image in self._kept:
+            return self._kept[sample.image]
+        with self._opened(sample) as image:
+            tensor = _transformed(self.transform, image, sample)
+        if self.same and tensor.nbytes * len(self.samples) <= MOST_KEPT:
+            self._kept[sample.image] = tensor
+        return tensor
 
     def _opened(self, sample: Sample) -> Image.Image:
         return open_image(os.path.join(self.image_root, sample.image))

@@ -192,12 +192,14 @@ class Preprocessing(NamedTuple):
     image, opened or decoded, to a tensor of one shape for all images, drawing from torch's
     generator. normalise: a batch of what `training` makes, on the captioner's device, to what
     `evaluation` makes, (B, 3, S, S); it is left out where `training` makes floats. join: a list of
-    what either makes to a batch; where it is not torch.stack, neither needs to make tensors."""
+    what either makes to a batch; where it is not torch.stack, neither needs to make tensors. same:
+    `training` draws nothing."""
 
     evaluation: Callable[[Image.Image], Any]
     training: Callable[[Image.Image], Any]
     normalise: Callable[[Tensor], Tensor]
     join: Callable[[list], Any] = torch.stack
+    same: bool = False
 
     def one(self, image: Image.Image) -> Any:
         """A batch of an RGB image alone, as `evaluation` makes it. Raises UserError."""
@@ -220,4 +222,5 @@ class Preprocessing(NamedTuple):
     ) -> "Preprocessing":
         """A square of `image_size` pixels, bicubic, normalised as BLIP's images are."""
         training = training_transform(image_size, augmentation, strength, exact)
-        return cls(evaluation_transform(image_size), training, normalise)
+        same = augmentation == "none"
+        return cls(evaluation_transform(image_size), training, normalise, same=same)

@@ -138,9 +138,9 @@ class FineTuning:
             config.skip_bad_images,
         )
         if isinstance(samples, Shards):
-            dataset = ShardDataset(*settings, config.shuffle_buffer)
+            dataset = ShardDataset(*settings, shuffle_buffer=config.shuffle_buffer)
         else:
-            dataset = TrainingDataset(*settings)
+            dataset = TrainingDataset(*settings, self.preprocessing.same)
         return training_loader(
             dataset,
             config.batch_size,
