@@ -69,7 +69,7 @@ class TrainingDataset(Dataset):
     max_words: int = 30
     skip_bad_images: bool = False
     same: bool = False
-    _kept: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+    _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
         # Pair i belongs to the first image whose running count of captions is above i.
@@ -128,12 +128,12 @@ class TrainingDataset(Dataset):
         return {"image": tensor, "captions": captions, **known}
 
     def _tensor(self, sample: Sample) -> Any:
-        if sample.image in self._kept:
-            return self._kept[sample.image]
+        if sample.image in self._images:
+            return self._images[sample.image]
         with self._opened(sample) as image:
             tensor = _transformed(self.transform, image, sample)
         if self.same and tensor.nbytes * len(self.samples) <= MOST_KEPT:
-            self._kept[sample.image] = tensor
+            self._images[sample.image] = tensor
         return tensor
 
     def _opened(self, sample: Sample) -> Image.Image:

@@ -93,6 +93,34 @@ def test_a_dataset_can_be_sent_to_a_process(photos, samples):
     assert_same_item(pickle.loads(pickle.dumps(dataset))[0, 4], dataset[0, 4])
 
 
+def test_images_that_are_the_same_in_every_epoch_are_made_once(photos, samples, monkeypatch):
+    made = []
+
+    def transform(image):
+        made.append(image.filename)
+        return to_tensor(image)
+
+    settings = {"captions_per_image": 2, "skip_bad_images": True}
+    (photos / "4.png").write_bytes(b"")
+    usual = make_training(samples, photos, transform, **settings)
+    expected = [usual[epoch, index] for epoch in range(3) for index in range(10)]
+    assert len(made) == 30  # another image in the place of that which cannot be read
+    made.clear()
+    dataset = make_training(samples, photos, transform, **settings, same=True)
+    items = [dataset[epoch, index] for epoch in range(3) for index in range(10)]
+    assert sorted(made) == [str(photos / f"{i}.png") for i in range(10) if i != 4]
+    for item, as_usual in zip(items, expected):
+        assert_same_item(item, as_usual)
+    made.clear()
+    all_images = 10 * expected[0]["image"].nbytes
+    for most in (all_images, all_images - 1):
+        monkeypatch.setattr(dataset_module, "MOST_KEPT", most)
+        dataset = make_training(samples, photos, transform, **settings, same=True)
+        for _ in range(2):
+            assert_same_item(dataset[0, 0], expected[0])
+    assert len(made) == 1 + 2
+
+
 def test_unreadable_image_raises(photos, samples):
     (photos / "4.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"4\.png: not a readable image"):

@@ -59,8 +59,9 @@ def tars(photos, samples):
 
 def dataset(tars, captions_per_image=1, skip=False, shuffle_buffer=1000):
     transform = training_transform(8)
-    settings = (captions_per_image, 30, skip, shuffle_buffer)
-    return ShardDataset(Shards(tars), "", transform, 7, *settings)
+    settings = (captions_per_image, 30, skip)
+    shards = Shards(tars)
+    return ShardDataset(shards, "", transform, 7, *settings, shuffle_buffer=shuffle_buffer)
 
 
 def loaded(tars, epoch=0, first=0, batch_size=4, rank=0, world_size=1, workers=0, **settings):
