@@ -1,7 +1,8 @@
 """The text decoder: BERT layers that look at the caption so far and at the image, and their sizes.
 
 Parameter names are those of the released BLIP checkpoints. Shapes: R rows (captions or beams) are
-grouped by image, R = B * k; n tokens a row; P places of the image; H width; V vocabulary.
+grouped by image, R = B * k; n tokens a row, of all rows T real ones; P places of the image; H
+width; V vocabulary. Where `real` is given, hidden states are (T, H) instead of (R, n, H).
 """
 
 import json
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from BLIP.attention import attention
 from BLIP.lean_linear import lean_linear
+from BLIP.real_tokens import RealTokens, real_tokens
 from smile import Objective, ObjectiveOutput
 
 KeysValues = tuple[Tensor, Tensor]  # each (rows or images, heads, places, H / heads)
@@ -120,7 +122,7 @@ class AddAndNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of rows (R, n, H) over given keys and values, with its output block."""
+    """Attention of hidden states over given keys and values, with its output block."""
 
     def __init__(self, config: MedConfig, source_width: int):
         super().__init__()
@@ -135,9 +137,10 @@ class Attention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (., heads, n, H / heads)
 
-    def keys_values(self, source: Tensor) -> KeysValues:
+    def keys_values(self, source: Tensor, real: Optional[RealTokens] = None) -> KeysValues:
         """source (rows or images, places, width)."""
-        key, value = (lean_linear(source, self.self[name]) for name in ("key", "value"))
+        made = (lean_linear(source, self.self[name]) for name in ("key", "value"))
+        key, value = (real.padded(each) if real else each for each in made)
         return self._split(key), self._split(value)
 
     def forward(
@@ -146,14 +149,17 @@ class Attention(nn.Module):
         keys_values: KeysValues,
         mask: Optional[Tensor] = None,
         is_causal: bool = False,
+        real: Optional[RealTokens] = None,
     ) -> Tensor:
         # The k rows of an image are one long query over its keys, which are thus not copied.
         groups = keys_values[0].size(0)
         query = lean_linear(hidden, self.self["query"])
-        query = self._split(query.reshape(groups, -1, hidden.size(2)))
+        query = real.padded(query) if real else query
+        query = self._split(query.reshape(groups, -1, hidden.size(-1)))
         dropout = self.dropout if self.training else 0.0
-        context = attention(query, *keys_values, mask, is_causal, dropout)
-        return self.output(context.transpose(1, 2).reshape(hidden.shape), hidden)
+        context = attention(query, *keys_values, mask, is_causal, dropout).transpose(1, 2)
+        context = real.of(context.flatten(2)) if real else context.reshape(hidden.shape)
+        return self.output(context, hidden)
 
 
 class Layer(nn.Module):
@@ -168,10 +174,17 @@ class Layer(nn.Module):
         )
         self.output = AddAndNorm(config, config.intermediate_size)
 
-    def forward(self, hidden: Tensor, image_embeds: Tensor, mask: Tensor) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        image_embeds: Tensor,
+        mask: Tensor,
+        real: Optional[RealTokens] = None,
+    ) -> Tensor:
         """All that the layer computes, keys and values too: it can be a shard of the captioner."""
-        own = self.attention.keys_values(hidden)
-        return self.attend(hidden, own, self.crossattention.keys_values(image_embeds), mask)
+        own = self.attention.keys_values(hidden, real)
+        image = self.crossattention.keys_values(image_embeds)
+        return self.attend(hidden, own, image, mask, real=real)
 
     def attend(
         self,
@@ -180,10 +193,11 @@ class Layer(nn.Module):
         image: KeysValues,
         mask: Optional[Tensor] = None,
         is_causal: bool = False,
+        real: Optional[RealTokens] = None,
     ) -> Tensor:
         """What the layer makes of keys and values that are there."""
-        hidden = self.attention(hidden, own, mask, is_causal)
-        hidden = self.crossattention(hidden, image)
+        hidden = self.attention(hidden, own, mask, is_causal, real)
+        hidden = self.crossattention(hidden, image, real=real)
         return self.output(lean_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
 
 
@@ -245,9 +259,11 @@ class TextDecoder(nn.Module):
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         mask = causal & attention_mask.bool()[:, None, None, :]  # (R, 1, n, n)
         hidden = self.bert["embeddings"](tokens)
+        real = real_tokens(attention_mask)
+        hidden = real.of(hidden) if real else hidden
         for layer in self.layers:
-            hidden = layer(hidden, image_embeds, mask)
-        return hidden
+            hidden = layer(hidden, image_embeds, mask, real)
+        return real.padded(hidden) if real else hidden
 
     def logits(
         self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
