@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+LITTLE = 2**19  # numbers, in x and the weight, that take longer to make again than they are worth
+
 
 def lean_linear(
     x: Tensor, linear: nn.Linear, before: Optional[Callable[[Tensor], Tensor]] = None
@@ -15,15 +17,15 @@ def lean_linear(
 
     before: a GELU or a LayerNorm, say. Autograd would keep x for it, its result and, under
     autocast, the weight in 16 bits. Here only x is kept, and backward makes the others anew. All is
-    called as it is where there is nothing to be saved: without gradients, and for any other layer
-    than nn.Linear itself, such as an adapter.
+    called as it is where there is little or nothing to be saved: of a small layer, without
+    gradients, and for any other layer than nn.Linear itself, such as an adapter.
     """
     device = x.device.type
     autocast = torch.is_autocast_enabled(device)
     usual = type(linear) is nn.Linear and linear.bias is not None
     learns = torch.is_grad_enabled() and x.requires_grad and usual and linear.weight.requires_grad
     saves = learns and (autocast or before is not None) and not torch.compiler.is_compiling()
-    if not saves:
+    if not saves or x.numel() + linear.weight.numel() < LITTLE:
         return linear(x if before is None else before(x))
     dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
     parameters = before.parameters() if isinstance(before, nn.Module) else ()

@@ -5,7 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from BLIP import lean_linear as module
 from BLIP.lean_linear import lean_linear
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    monkeypatch.setattr(module, "LITTLE", 0)
 
 
 @pytest.fixture
@@ -76,6 +82,13 @@ def test_only_the_input_is_kept_beside_the_parameters(linear, name):
         lean_linear(x, linear, before)
     own = [*before.parameters()] if isinstance(before, nn.Module) else []
     assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in (x, linear.weight, *own)]
+
+
+def test_what_is_small_is_not_made_again(linear, monkeypatch):
+    x = torch.randn(3, 24, requires_grad=True)
+    for little, lean in ((72 + 240, True), (72 + 240 + 1, False)):
+        monkeypatch.setattr(module, "LITTLE", little)
+        assert ("LeanLinear" in str(lean_linear(x, linear, F.gelu).grad_fn)) is lean
 
 
 def test_other_layers_and_no_gradients_take_the_usual_way(linear):
