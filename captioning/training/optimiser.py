@@ -24,9 +24,12 @@ def build_optimizer(
     return optimiser(groups, **settings), shares
 
 
-def clip_gradients(captioner: nn.Module, config: Config, correction: Optional[Tensor]) -> Tensor:
+def clip_gradients(
+    optimizer: torch.optim.Optimizer, config: Config, correction: Optional[Tensor]
+) -> Tensor:
     """Multiply the gradient by `correction`, if given, clip it, and return its norm before that."""
-    parameters = [p for p in captioner.parameters() if p.grad is not None]
+    groups = optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"] if p.grad is not None]
     gradients = [p.grad for p in parameters]
     if correction is not None:
         torch._foreach_mul_(gradients, correction.float())

@@ -115,7 +115,7 @@ class TrainingStep:
         """Make the gradient that of the mean over all tokens, clipped; its norm before that."""
         self.scaler.unscale_(self.optimizer)
         correction = reference / sum(totals)[0].clamp(min=1) if self.count > 1 else None
-        return clip_gradients(self.learner, self.config, correction)
+        return clip_gradients(self.optimizer, self.config, correction)
 
     def _apply(self) -> None:
         self.scaler.step(self.optimizer)
