@@ -10,7 +10,7 @@ from captioning.data.caption_files import by_id
 from captioning.metrics.bootstrap import mean, ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import Statement, read_caption, true_facts
+from captioning.scenes.facts import Statement, most_true, read_caption, true_facts
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
 
@@ -59,5 +59,9 @@ def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:
 
 def _rank(statement: Statement, own: int, true: int, scenes: list[Scene]) -> int:
     """The place of scene `own`, of which `true` of the facts hold, among all; 1 is best."""
+    facts = statement.facts()
     others = (scene for i, scene in enumerate(scenes) if i != own)
-    return 1 + sum(len(true_facts(statement, scene)) >= true for scene in others)
+    return 1 + sum(
+        most_true(facts, scene) >= true and len(true_facts(statement, scene)) >= true
+        for scene in others
+    )

@@ -8,7 +8,7 @@ Words that state nothing ("a", "and", "with") are passed over, and a fact said t
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import permutations
 from typing import NamedTuple, Optional
 
@@ -201,13 +201,26 @@ def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
     return best
 
 
+def most_true(facts: Iterable[Fact], scene: Scene) -> int:
+    """A number that `true_facts` cannot exceed, found sooner: any thing will do for any mention."""
+    possible = _of_things(scene)
+    return sum(
+        fact.what in (scene.facts() if fact.subject is None else possible) or fact.other is not None
+        for fact in facts
+    )
+
+
+def _of_things(scene: Scene) -> frozenset[str]:
+    return frozenset().union(*(thing.facts() for thing in scene.things))
+
+
 def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
     """The mentions that can matter, since something of them can be true.
 
     Of those of which the same is said there are no more than things: a captioner that repeats
     itself would cost the cube of its mentions.
     """
-    possible = frozenset().union(*(thing.facts() for thing in scene.things))
+    possible = _of_things(scene)
     said: dict[int, list[tuple]] = {mention: [] for mention in range(statement.mentions)}
     for fact in statement.facts():
         if fact.subject is not None:

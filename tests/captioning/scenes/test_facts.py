@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from captioning.scenes.facts import mark, read_caption, true_facts
+from captioning.scenes.facts import mark, most_true, read_caption, true_facts
 from captioning.scenes.world import Scene, Thing, random_scene
 
 RED = Thing("circle", "crimson", "huge", column=0, row=0)
@@ -15,7 +15,9 @@ SCENE = Scene("sand", (RED, BLUE))
 def counts(caption, scene=SCENE):
     """(true, stated)"""
     statement = read_caption(caption)
-    return len(true_facts(statement, scene)), len(statement.facts())
+    true = len(true_facts(statement, scene))
+    assert true <= most_true(statement.facts(), scene) <= len(statement.facts())
+    return true, len(statement.facts())
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,19 @@ def counts(caption, scene=SCENE):
 )
 def test_facts_of_a_caption(caption, true, stated):
     assert counts(caption) == (true, stated)
+
+
+@pytest.mark.parametrize(
+    ("caption", "most"),
+    [
+        ("a huge azure square on the grass", 4),  # huge and large of one, azure and blue of another
+        ("two stars to the left of snow", 1),  # a relation of what is not said states nothing
+        ("a star above a circle", 3),  # where they are is not looked at
+        ("a heart on the snow", 0),
+    ],
+)
+def test_what_can_be_true_at_most(caption, most):
+    assert most_true(read_caption(caption).facts(), SCENE) == most
 
 
 def test_the_middle_is_one_cell():
