@@ -216,6 +216,8 @@ class FineTuning:
             device_ids=devices,
             process_group=group,
             find_unused_parameters=self.captioner.skips_weights,
+            # A norm's running averages must be alike; position ids, say, never change.
+            broadcast_buffers=any(b.is_floating_point() for b in learner.buffers()),
         )
 
     def _watch(self, began: Optional[Place]) -> None:
