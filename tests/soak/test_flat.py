@@ -12,8 +12,9 @@ from captioning.training.fine_tuning import FineTuning
 from tests.soak.flat import Sample, growth, problem, slope, watched
 from tests.soak.runs import write_config
 
-# In so few steps memory still wanders: of this much growth each step, 5 % would be noticed.
-STEP = 2 << 20
+# In so few steps memory still wanders, by this much each step at the most.
+WANDERS = 100 << 10
+LEAK = 8 << 20
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def grown(config, folder, epochs, workers):
 def test_a_run_holds_no_more_and_no_more_files(config, tmp_path):
     found = grown(config, tmp_path / "run", 7, 1)
     assert found["files"] == found["processes"] == 0
-    assert found["memory"] + found["of_workers"] < 1000 * STEP / 20
+    assert found["memory"] + found["of_workers"] < 1000 * WANDERS
 
 
 def test_leaks_would_be_noticed(config, tmp_path, monkeypatch):
@@ -40,8 +41,8 @@ def test_leaks_would_be_noticed(config, tmp_path, monkeypatch):
 
     def leaking(self, epoch, step):
         # Of the system itself: malloc might have as much left over from the tests before.
-        memory = mmap.mmap(-1, STEP)
-        memory.write(bytes(STEP))
+        memory = mmap.mmap(-1, LEAK)
+        memory.write(bytes(LEAK))
         kept.append((os.dup(0), memory))
         return rate(self, epoch, step)
 
@@ -50,7 +51,8 @@ def test_leaks_would_be_noticed(config, tmp_path, monkeypatch):
     for descriptor, _ in kept:
         os.close(descriptor)
     assert found["files"] == pytest.approx(1000)
-    assert found["memory"] == pytest.approx(1000 * STEP, rel=0.1)
+    # What the tests before have left may be given back meanwhile: megabytes each step.
+    assert 500 * LEAK < found["memory"] < 1100 * LEAK
     assert "files" in problem(found) and "memory" in problem(found)
 
 
