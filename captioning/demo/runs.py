@@ -77,12 +77,12 @@ class Demo:
         # Roughly how much longer than on two cores, which do not work twice as fast as one.
         at_once = 1 if self.on_gpu else min(cores(), 3)
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][at_once - 1]
-        fine_tuning *= 105 * scale + 20
+        fine_tuning *= 90 * scale + 15
         return [
             Step("drawing the world", 8 * scale, self._draw),
-            Step("pre-training with MLE", 160 * scale * pretraining, self._pretrain),
+            Step("pre-training with MLE", 145 * scale * pretraining, self._pretrain),
             Step("fine-tuning, captioning and scoring", fine_tuning, self._fine_tune),
-            Step("report", 8, self._report),
+            Step("report", 11, self._report),
         ]
 
     def _draw(self, shown: Shown) -> None:

@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from captioning.config import load_config
 from captioning.data import normalise
+from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
 from captioning.training.fine_tuning import FineTuning
@@ -253,6 +255,20 @@ def test_accumulated_batches_give_the_gradient_of_the_joined_batch(run, scored):
     torch.testing.assert_close(
         one_step(run, batch_size=4, accumulation_steps=6), joined, rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("norm", [None, torch.nn.BatchNorm1d(2)])
+def test_ranks_share_running_averages_and_no_constants(run, tmp_path, norm):
+    tuning = run("max_epoch=1")
+    assert list(tuning.learner.buffers())
+    if norm:
+        tuning.learner.norm = norm
+    met = f"file://{tmp_path}/met"
+    dist.init_process_group("gloo", init_method=met, rank=0, world_size=1)
+    try:
+        assert tuning._wrap(tuning.learner).broadcast_buffers == bool(norm)
+    finally:
+        distributed.stop()
 
 
 def test_a_gradient_is_clipped_and_its_norm_logged(run, scored):
