@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from inspect import signature
 from itertools import islice
 from typing import Any, Optional, Union
 
@@ -50,6 +51,10 @@ from captioning.training.validation_history import (
     plateaus,
     why_over,
 )
+
+# What torch calls it; the first is the name that came later, of which the other warns.
+_NAMES = ("forward_sync_buffers", "broadcast_buffers")
+SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
 
 
 class FineTuning:
@@ -217,7 +222,7 @@ class FineTuning:
             process_group=group,
             find_unused_parameters=self.captioner.skips_weights,
             # A norm's running averages must be alike; position ids, say, never change.
-            broadcast_buffers=any(b.is_floating_point() for b in learner.buffers()),
+            **{SYNC_BUFFERS: any(b.is_floating_point() for b in learner.buffers())},
         )
 
     def _watch(self, began: Optional[Place]) -> None:
