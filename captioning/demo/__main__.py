@@ -15,6 +15,7 @@ from typing import Optional
 
 from captioning.demo.runs import Demo
 from captioning.demo.shown import Shown
+from captioning.metrics.meteor import scoring_for_jobs
 from captioning.runtime.program import exit_code_unwatched
 from captioning.runtime.progress import part_of
 from captioning.runtime.side_by_side import prepare
@@ -30,13 +31,14 @@ def run(demo: Demo) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes to come
     prepare(IMPORTED)
     shown = Shown(steps)
-    for number, step in enumerate(steps):
-        shown.begin(number)
-        try:
-            with part_of(f"[{number + 1}/{len(steps)}]"):
-                step.do(shown)
-        finally:
-            shown.end()
+    with scoring_for_jobs() as demo.environment:  # begins while there is one core's work
+        for number, step in enumerate(steps):
+            shown.begin(number)
+            try:
+                with part_of(f"[{number + 1}/{len(steps)}]"):
+                    step.do(shown)
+            finally:
+                shown.end()
     return 0
 
 

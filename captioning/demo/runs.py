@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Callable, Optional
@@ -71,6 +71,7 @@ class Demo:
             chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
         self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()
         self.first = FirstCaptions()
+        self.environment: Mapping[str, str] = {}  # of the processes of its runs
 
     def steps(self) -> list[Step]:
         scale = 0.25 if self.quick else 1
@@ -148,7 +149,7 @@ class Demo:
         run_jobs(jobs, at_once, partial(shown.heard, names, training), meanwhile)
 
     def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:
-        return Job(name, do, self.folder / f"{name}.log")
+        return Job(name, do, self.folder / f"{name}.log", self.environment)
 
     def _fine_tune_one(self, name: str) -> Optional[int]:
         """Train it, then caption and score the test split, in a process of its own."""

@@ -121,6 +121,58 @@ def test_a_forked_process_does_not_share_its_parents(monkeypatch):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+@pytest.fixture
+def in_a_job(monkeypatch):
+    """Score as a process that has no shared one of its own, in the environment it is given."""
+
+    def scores(environment):
+        with monkeypatch.context() as patch:
+            patch.setattr(meteor, "_shared", None)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            return meteor_scores(CAPTIONS, REFERENCES)
+
+    return scores
+
+
+@pytest.fixture
+def no_other_java(monkeypatch):
+    """Return what starts the shared process, which a test may replace; no other one starts."""
+    start = {meteor._SHARED_SECONDS: meteor._java}
+
+    def shared_alone(seconds):
+        if seconds not in start:
+            raise JavaError("its own")
+        return start[seconds](seconds)
+
+    monkeypatch.setattr(meteor, "_java", shared_alone)
+    return start
+
+
+def test_jobs_are_scored_by_the_process_of_another(alone, in_a_job, no_other_java):
+    with meteor.scoring_for_jobs() as environment:
+        process = meteor._shared.process  # before anybody asks
+        assert in_a_job(environment) == in_a_job(environment) == alone
+        assert meteor_scores(CAPTIONS, REFERENCES) == alone
+        assert process is meteor._shared.process and process.poll() is None
+    assert process.poll() is not None
+    with pytest.raises(JavaError, match="its own"):
+        in_a_job(environment)
+
+
+def test_a_job_whose_scorer_fails_scores_by_itself(java, in_a_job, no_other_java):
+    no_other_java[meteor._SHARED_SECONDS] = lambda limit: java_process(["-version"], limit)
+    its_own = pytest.raises(JavaError, match="its own")
+    with meteor.scoring_for_jobs() as environment, its_own:
+        in_a_job(environment)
+
+
+def test_a_job_without_java_learns_so(in_a_job, no_java):
+    refused = pytest.raises(JavaError, match="there is no `java` on PATH")
+    with meteor.scoring_for_jobs() as environment, refused:
+        in_a_job(environment)
+
+
 def test_a_shared_process_hides_no_other_error(fake_java):
     fake_java("read line; echo 1; echo 'Error: broken' >&2; exit 1")
     with pytest.raises(OSError, match="disk full"), meteor.shared_process():
