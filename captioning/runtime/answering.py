@@ -33,7 +33,7 @@ def answering(answer: Callable[..., Any]) -> Iterator[str]:
         finally:
             ended.set()
             with suppress(*_GONE):
-                _reach(listener.address).close()  # which wakes it
+                Client(listener.address).close()  # which wakes it, if it has not seen the end
 
 
 def ask(address: str, seconds: float, *question) -> Any:

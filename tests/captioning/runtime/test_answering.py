@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from captioning.runtime import stopping
+from captioning.runtime import side_by_side, stopping
 from captioning.runtime.answering import NoAnswer, answering, ask
 
 
 def in_a_process(function, *arguments):
     """Return what it returns in a process that is forked from a server, as the demo's jobs are."""
-    context = multiprocessing.get_context("forkserver")
-    with context.Pool(1) as pool:
+    side_by_side.prepare([__name__])  # a server that later tests of signals can have, too
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
         return pool.apply(function, arguments)
 
 
