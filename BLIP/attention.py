@@ -1,13 +1,17 @@
 """Scaled dot-product attention, by the kernel that suits its device and precision."""
 
-from typing import Optional
+from collections.abc import Iterator
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from BLIP import products
+
 FEW_QUERIES = 32  # of an image at a decoding step, say; an image encoder has hundreds
+MANY_QUERIES = 128  # from which oneDNN's products of one head take half as long as torch's of all
 
 
 def attention(
@@ -29,8 +33,9 @@ def attention(
         # backward is slow. With dropout there is no fused kernel.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
-        if mask is None and (dropout > 0 or (half and (learns or query.size(2) > FEW_QUERIES))):
-            return _ByImage.apply(query, key, value, dropout)
+        slow = half and (learns or query.size(2) > FEW_QUERIES)
+        if mask is None and (dropout > 0 or slow or _by_head(query)):
+            return _InParts.apply(query, key, value, dropout)
         if half and not learns:
             scores = (query * query.size(3) ** -0.5) @ key.transpose(2, 3)
             if mask is not None:
@@ -41,8 +46,8 @@ def attention(
     )
 
 
-class _ByImage(torch.autograd.Function):
-    """Matrix products and a softmax for one image at a time, whose scores thus stay in the cache.
+class _InParts(torch.autograd.Function):
+    """Matrix products and a softmax for an image or a head at a time, whose scores stay in cache.
 
     No probabilities are kept, only what dropout drew: backward computes them again.
     """
@@ -50,14 +55,17 @@ class _ByImage(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         context = _heads_inside(query, value.size(3))
-        shape = (*query.shape[:3], key.size(2))  # (b, heads, q, places)
-        kept = query.new_empty(shape, dtype=torch.bool) if dropout > 0 else None
-        for at in range(query.size(0)):
-            probabilities = _probabilities(_scaled(query[at]), key[at])
-            if dropout > 0:
-                kept[at].bernoulli_(1 - dropout)
+        kept = None
+        if dropout > 0:
+            kept = query.new_empty((*query.shape[:3], key.size(2)), dtype=torch.bool)
+            for image in kept:  # (heads, q, places)
+                image.bernoulli_(1 - dropout)
+        product = _product_of(query)
+        for at, query_, key_, value_ in _parts(query, key, value):
+            probabilities = _probabilities(product(_scaled(query_), key_.mT))
+            if kept is not None:
                 probabilities.mul_(kept[at]).div_(1 - dropout)
-            context[at] = probabilities @ value[at]
+            context[at] = product(probabilities, value_)
         ctx.save_for_backward(query, key, value, context, kept)
         ctx.dropout = dropout
         return context
@@ -70,20 +78,45 @@ class _ByImage(torch.autograd.Function):
         # What the softmax's gradient subtracts: a row's sum of probability times its gradient.
         wide = torch.promote_types(query.dtype, torch.float32)
         means = (gradient.to(wide) * context.to(wide)).sum(-1, keepdim=True).to(query.dtype)
-        for at in range(query.size(0)):
-            scaled = _scaled(query[at])
-            probabilities = _probabilities(scaled, key[at])
-            of_scores = gradient[at] @ value[at].transpose(1, 2)
+        product = _product_of(query)
+        for at, query_, key_, value_, gradient_ in _parts(query, key, value, gradient):
+            scaled = _scaled(query_)
+            probabilities = _probabilities(product(scaled, key_.mT))
+            of_scores = product(gradient_, value_.mT)
             used = probabilities
             if kept is not None:
                 scale = kept[at] / (1 - ctx.dropout)
                 used = probabilities * scale.to(query.dtype)
                 of_scores.mul_(scale)
-            of_value[at] = used.transpose(1, 2) @ gradient[at]
+            of_value[at] = product(used.mT, gradient_)
             of_scores.sub_(means[at]).mul_(probabilities)
-            of_query[at] = _scaled(of_scores @ key[at])
-            of_key[at] = of_scores.transpose(1, 2) @ scaled
+            of_query[at] = _scaled(product(of_scores, key_))
+            of_key[at] = product(of_scores.mT, scaled)
         return of_query, of_key, of_value, None
+
+
+def _by_head(query: Tensor) -> bool:
+    """Whether the products of query (b, heads, q, d) are oneDNN's."""
+    return products.quick(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
+
+
+def _parts(*inputs: Tensor) -> Iterator[tuple]:
+    """Of inputs (b, heads, n, d) where a part is, and what they have there: (heads or 1, n, d)."""
+    by_head = _by_head(inputs[0])
+    for image in range(len(inputs[0])):
+        here = [x[image] for x in inputs]
+        if not by_head:
+            yield (image, *here)
+            continue
+        here = [x.contiguous() for x in here]  # all heads at once
+        for head in range(len(here[0])):
+            at = slice(head, head + 1)
+            yield ((image, at), *(x[at] for x in here))
+
+
+def _product_of(query: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The product (heads, n, k) @ (heads, k, m) of what `_parts` gives."""
+    return products.of_head if _by_head(query) else torch.matmul
 
 
 def _heads_inside(rows: Tensor, width: int) -> Tensor:
@@ -96,5 +129,5 @@ def _scaled(query: Tensor) -> Tensor:
     return query * query.size(-1) ** -0.5
 
 
-def _probabilities(scaled: Tensor, key: Tensor) -> Tensor:
-    return (scaled @ key.transpose(1, 2)).softmax(-1)
+def _probabilities(scores: Tensor) -> Tensor:
+    return torch.softmax(scores, -1, out=scores)  # no memory that the allocator would give back

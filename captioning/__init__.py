@@ -1,7 +1,9 @@
 """The system: training, evaluation, bulk captioning and all that is around them."""
 
+import ctypes
 import gc
 import os
+import sys
 
 # What is imported stays, and to look through it for garbage again and again takes a fifth of the
 # time. A program sets this back once it begins; see `runtime/program.py`.
@@ -12,3 +14,10 @@ gc.set_threshold(50_000, *COLLECTED[1:])
 # for milliseconds each time: beside other programs captions then take many times as long.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# glibc gives the memory of activations back at each step, to be given it, page by page, at the
+# next: a tenth of a step on a CPU, and more of encoding an image. Up to these bytes it is kept.
+if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
+    _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
+    for _parameter, _bytes in ((-3, 2**25), (-1, 2**30)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        _mallopt and _mallopt(_parameter, _bytes)
