@@ -30,13 +30,14 @@ def attention(
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
         # In 16 bits torch's fused kernel for the CPU copies keys and values at every call, and its
-        # backward is slow. With dropout there is no fused kernel.
+        # backward is slow; of few queries it is slow, too. With dropout there is none.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
-        slow = half and (learns or query.size(2) > FEW_QUERIES)
-        if mask is None and (dropout > 0 or slow or _by_head(query)):
+        few = query.size(2) <= FEW_QUERIES
+        by_parts = dropout > 0 or (half and (learns or not few)) or _by_head(query)
+        if mask is None and by_parts:
             return _InParts.apply(query, key, value, dropout)
-        if half and not learns:
+        if not learns and (half or few):
             scores = (query * query.size(3) ** -0.5) @ key.transpose(2, 3)
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))

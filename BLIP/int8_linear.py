@@ -9,13 +9,14 @@ from torch import Tensor, nn
 # torch's kernels: oneDNN's are the fastest in 8 bits for the hundreds of rows of an image, and
 # FBGEMM alone has float16 weights.
 INT8, FLOAT16 = "onednn", "fbgemm"
-LARGEST = 127  # of a weight: -128 stays unused, as 0 is in the middle
+NEEDED = ("qlinear_prepack", "qlinear_pointwise")
+LARGEST = 127  # of a number: -128 stays unused, as 0 is in the middle
 
 
 def has_int8(device: torch.device) -> bool:
     """Whether there are kernels for it."""
     engines = torch.backends.quantized.supported_engines
-    has = {INT8, FLOAT16} <= set(engines) and hasattr(torch.ops.quantized, "linear_prepack")
+    has = {INT8, FLOAT16} <= set(engines) and all(hasattr(torch.ops.onednn, n) for n in NEEDED)
     return has and device.type == "cpu"
 
 
@@ -43,35 +44,33 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
 class Int8Linear(nn.Module):
     """x float32 (..., in) -> float32 (..., out), without gradients.
 
-    Each row of the weight has a scale. So have, found anew at each call, each vector of x and, of
-    the quotients, each x[i]: the caption of an image does not depend on those beside it.
+    Each row of the weight has a scale, and so has, found anew at each call, each vector of x: the
+    caption of an image does not depend on those beside it.
     """
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
         weight = linear.weight.detach().float()
-        scales = weight.abs().amax(1).clamp(min=1e-12).double() / LARGEST
-        before = torch.backends.quantized.engine
-        torch.backends.quantized.engine = INT8  # in whose layout the weight is kept
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the type that the weight has in between
-                zeros = torch.zeros_like(scales, dtype=torch.int64)
-                weight = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-            self.packed = torch.ops.quantized.linear_prepack(weight, None)
-        finally:
-            torch.backends.quantized.engine = before
+        self.scales = weight.abs().amax(1).clamp(min=1e-12) / LARGEST
+        weight = (weight / self.scales[:, None]).round().to(torch.int8)
+        self.packed = torch.ops.onednn.qlinear_prepack(weight, None)
+        self.zeros = torch.zeros_like(self.scales, dtype=torch.int64)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         # Without VNNI the sum of two products has 16 bits, and is cut off where x has all of 8.
-        self.seven_bits = not torch.cpu._is_vnni_supported()
+        self.largest = LARGEST if torch.cpu._is_vnni_supported() else LARGEST // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) > 1:
-            return torch.cat([self(image) for image in x.split(1)])
         x = x.float()
-        scales = x.abs().amax(-1, keepdim=True).clamp_(min=1e-12)
-        # Of what is within -1 and 1 the kernel takes the range, one for the whole image.
-        made = torch.ops.quantized.linear_dynamic(x / scales, self.packed, self.seven_bits)
+        scales = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
+        scales = scales.clamp_(min=1e-12)
+        seen = (x * (self.largest / scales)).round_().to(torch.int8)
+        zero = self.largest + 1  # what 0 is in the kernel's numbers, which have no sign
+        seen = seen.view(torch.uint8).add_(zero)
+        weight = self.packed, self.scales, self.zeros
+        to_float = 1.0, 0, torch.float32, "none", [], ""
+        made = torch.ops.onednn.qlinear_pointwise(
+            seen, 1 / self.largest, zero, *weight, None, *to_float
+        )
         return made.mul_(scales) if self.bias is None else torch.addcmul(self.bias, made, scales)
 
 
