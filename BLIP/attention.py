@@ -41,7 +41,8 @@ def attention(
             scores = (query * query.size(3) ** -0.5) @ key.transpose(2, 3)
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
-            return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+            wide = torch.promote_types(scores.dtype, torch.float32)
+            return scores.softmax(-1, dtype=wide).to(value.dtype) @ value
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
     )

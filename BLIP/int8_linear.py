@@ -1,7 +1,5 @@
 """Weights in 8 bits, and in 16 where 8 would do harm, for captioning on a CPU."""
 
-import warnings
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

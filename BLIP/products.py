@@ -13,8 +13,8 @@ _LENT = (
     (torch.ops.aten, "mkldnn_linear_backward_input"),
     (torch.ops.aten, "mkldnn_linear_backward_weights"),
 )
-_LENDS = torch.backends.mkldnn.is_available() and all(hasattr(*each) for each in _LENT)
-QUICK = _LENDS and torch.backends.cpu.get_cpu_capability() == "AVX512"
+LENDS = torch.backends.mkldnn.is_available() and all(hasattr(*each) for each in _LENT)
+QUICK = LENDS and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def quick(device: torch.device, dtype: torch.dtype) -> bool:

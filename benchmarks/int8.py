@@ -16,11 +16,12 @@ from torch import nn
 from benchmarks.captioners import our_captioner
 from benchmarks.captioning import NEVER_ENDS, SMALL_BATCH
 from benchmarks.measure import alternate, program, row
+from BLIP.inference import InferenceLinear
 from BLIP.int8_linear import HalfEmbedding, HalfLinear, Int8Linear, has_int8
 from decoding import DecodingSettings
 
 PEER = "fp32"
-BYTES = {Int8Linear: 1, HalfLinear: 2, HalfEmbedding: 2}  # of a number of a weight; of others 4
+BYTES = {Int8Linear: 1, HalfLinear: 2, HalfEmbedding: 2}  # of a number of a weight
 
 
 def weight_bytes(captioner: nn.Module, copy: nn.Module) -> int:
@@ -28,7 +29,9 @@ def weight_bytes(captioner: nn.Module, copy: nn.Module) -> int:
     total = 0
     for name, parameter in captioner.named_parameters(remove_duplicate=False):
         place, _, kind = name.rpartition(".")
-        size = BYTES.get(type(copy.get_submodule(place)), 4) if kind == "weight" else 4
+        layer = copy.get_submodule(place)
+        usual = layer.dtype.itemsize if isinstance(layer, InferenceLinear) else 4
+        size = BYTES.get(type(layer), usual) if kind == "weight" else 4
         total += parameter.numel() * size
     return total
 

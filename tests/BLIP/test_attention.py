@@ -3,9 +3,16 @@
 import pytest
 import torch
 
-from BLIP.attention import FEW_QUERIES, attention
+from BLIP import products
+from BLIP.attention import FEW_QUERIES, MANY_QUERIES, attention
 
 B, HEADS, PLACES, D = 3, 2, 70, 16
+
+
+@pytest.fixture(params=[False, True], ids=["", "oneDNN"])
+def quick(request, monkeypatch):
+    """Whether products of float32 are oneDNN's, as on processors with AVX-512."""
+    monkeypatch.setattr(products, "QUICK", request.param and products.LENDS)
 
 
 def problem(queries):
@@ -33,9 +40,9 @@ def with_gradients(function, inputs, weight, dtype):
     return [context.detach(), *(x.grad for x in inputs)]
 
 
-@pytest.mark.parametrize("queries", [1, FEW_QUERIES, FEW_QUERIES + 1, PLACES])
+@pytest.mark.parametrize("queries", [1, FEW_QUERIES, FEW_QUERIES + 1, PLACES, MANY_QUERIES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_context_and_gradients(queries, dtype):
+def test_context_and_gradients(queries, dtype, quick):
     *inputs, weight = problem(queries)
     expected = with_gradients(by_definition, inputs, weight, torch.float64)
     found = with_gradients(attention, inputs, weight, dtype)
@@ -46,9 +53,9 @@ def test_context_and_gradients(queries, dtype):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("queries", [1, PLACES])
+@pytest.mark.parametrize("queries", [1, PLACES, MANY_QUERIES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_gradients(queries, masked, dtype):
+def test_without_gradients(queries, masked, dtype, quick):
     *inputs, _ = problem(queries)
     mask = None
     if masked:
@@ -61,9 +68,9 @@ def test_without_gradients(queries, masked, dtype):
     assert (found.double() - expected).norm() < allowed * expected.norm()
 
 
-@pytest.mark.parametrize("queries", [5, PLACES])
+@pytest.mark.parametrize("queries", [5, PLACES, MANY_QUERIES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dropout_is_that_of_the_probabilities(queries, dtype):
+def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
     """What it drew is read off the context of one-hot values; a second call draws the same."""
     query, key, _, weight = problem(queries)
     probability = 0.4

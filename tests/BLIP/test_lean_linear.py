@@ -6,12 +6,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from BLIP import lean_linear as module
+from BLIP import products
 from BLIP.lean_linear import lean_linear
 
 
-@pytest.fixture(autouse=True)
-def of_any_size(monkeypatch):
+@pytest.fixture(autouse=True, params=[False, True], ids=["", "oneDNN"])
+def of_any_size(request, monkeypatch):
+    """With torch's own products and with oneDNN's, which processors with AVX-512 have."""
     monkeypatch.setattr(module, "LITTLE", 0)
+    monkeypatch.setattr(products, "QUICK", request.param and products.LENDS)
 
 
 @pytest.fixture

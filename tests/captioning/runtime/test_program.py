@@ -1,5 +1,6 @@
 """How a program of one process ends: its exit code, and what it says."""
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -97,3 +98,28 @@ def test_threads_that_wait_soon_sleep_unless_told_otherwise(given, found):
     command, environment = [sys.executable, "-c", program], {**usual, **given}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert done.stdout == f"{found} False\n"
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc's malloc")
+@pytest.mark.parametrize(
+    ("given", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, False)]
+)
+def test_memory_is_kept_for_the_next_unless_told_otherwise(given, kept):
+    """Counted in pages that the system had to give: 20 times 16 MB are 81,920 of them."""
+    program = """
+import ctypes, resource
+import captioning
+C = ctypes.CDLL(None)
+C.malloc.restype, C.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+faults = []
+for _ in range(21):
+    place = C.malloc(2**24)
+    ctypes.memset(place, 1, 2**24)
+    C.free(place)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[0])
+"""
+    usual = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    command, environment = [sys.executable, "-c", program], {**usual, **given}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert (int(done.stdout) < 1000) == kept
