@@ -18,9 +18,10 @@ def inference_copy(
 
     Its linear layers compute in `dtype`, but for those of `in_full`, and all else in float32, as
     under autocast, which it does not need. In torch.int8 the image encoder has weights of 8 bits
-    and the decoder of 16, with sums in float32 (`int8_linear`). The copy holds linear weights of
-    its own and shares the others: make a new one when the captioner has learned. compiled: its
-    encoder and decoding step are, the step on a GPU into a CUDA graph.
+    and the decoder of 16, with sums in float32 (`int8_linear`) but for the image's keys and values,
+    which are in bfloat16 where the processor has it. The copy holds linear weights of its own and
+    shares the others: make a new one when the captioner has learned. compiled: its encoder and
+    decoding step are, the step on a GPU into a CUDA graph.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     quick = copy.deepcopy(captioner, {id(thing): thing for thing in shared})

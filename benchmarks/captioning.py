@@ -5,7 +5,8 @@
 BLIP-base at 384 pixels with made-up weights, 3 beams. In all rows but the last no caption can end
 before its full length. "ours" is the copy for inference, made once before; "as it is" the captioner
 itself; "encoder" is the copy's image encoder alone, the floor under all captioning with it. On a
-GPU "compiled" is a copy whose encoder and step are, the step into a CUDA graph.
+CPU "int8" is a copy in 8 bits, beside fp32. On a GPU "compiled" is a copy whose encoder and step
+are, the step into a CUDA graph.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch import Tensor
 from benchmarks.captioners import NaiveCaptioner, our_captioner, their_captioner
 from benchmarks.measure import Work, alternate, program, row, timed
 from BLIP import BlipCaptioner, inference_copy
+from BLIP.int8_linear import has_int8
 from decoding import DecodingSettings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -49,6 +51,8 @@ class Captioners:
                 self.copies[name] = inference_copy(self.ours, DTYPES[name])
 
             self.seconds_to_copy[name] = timed(copy)
+        if has_int8(DEVICE):
+            self.copies["int8"] = self.ours.for_inference(torch.int8)
 
     def images(self, batch: int) -> Tensor:
         generator = torch.Generator().manual_seed(1)
@@ -65,13 +69,16 @@ class Captioners:
         def tokens(captioner) -> Tensor:
             return captioner.generate_details(image, settings).token_ids[:, 0]
 
-        return {
+        works = {
             "ours": lambda: tokens(quick),
             "as it is": autocast(lambda: tokens(self.ours)),
             "transformers": autocast(lambda: self.their_tokens(image, settings)),
             "encoder": torch.inference_mode()(lambda: quick.visual_encoder(image)),
             "original, fp32": lambda: tokens(self.naive),
         }
+        if precision == "fp32" and "int8" in self.copies:
+            works["int8"] = lambda: tokens(self.copies["int8"])
+        return works
 
     @torch.inference_mode()
     def their_tokens(self, image: Tensor, settings: DecodingSettings) -> Tensor:

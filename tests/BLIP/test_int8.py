@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from BLIP.inference import InferenceLinear
 from BLIP.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
 from captioning import caption
 from captioning.train import main
@@ -76,6 +77,23 @@ def test_the_copy(make_captioner):
         quick.generate_details(images, BEAM).scores, scores, atol=0.1, rtol=0.1
     )
     assert all(torch.equal(value, before[name]) for name, value in captioner.state_dict().items())
+
+
+@pytest.mark.parametrize(("has", "kind"), [(True, InferenceLinear), (False, HalfLinear)])
+def test_the_images_keys_and_values_are_in_bf16_where_it_is_quick(
+    make_captioner, monkeypatch, has, kind
+):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
+    captioner, images = make_captioner(), 2 * torch.randn(2, 3, 48, 48)
+    quick = captioner.for_inference(torch.int8)
+    for layer in quick.text_decoder.layers:
+        of_image = layer.crossattention.self
+        assert type(of_image["key"]) is type(of_image["value"]) is kind
+        assert type(of_image["query"]) is type(layer.attention.self["key"]) is HalfLinear
+    scores = captioner.generate_details(images, BEAM).scores
+    torch.testing.assert_close(
+        quick.generate_details(images, BEAM).scores, scores, atol=0.1, rtol=0.1
+    )
 
 
 @pytest.mark.parametrize(
