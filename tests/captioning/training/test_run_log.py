@@ -5,11 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import part_of, progress, say
 from captioning.training.run_log import RunLog, record_run
+
+
+@pytest.fixture(autouse=True)
+def logs_of_one_second_in_order(monkeypatch):
+    """TensorBoard reads a process's files of one second by name, its tenth before its ninth."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
 def test_values_become_lines_and_curves(tmp_path):
