@@ -18,7 +18,7 @@ QUICK = LENDS and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def quick(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products are oneDNN's here, and need autograd no more than a caller's own."""
+    """Whether products are oneDNN's here. Their gradients are the caller's to make."""
     return QUICK and device.type == "cpu" and dtype == torch.float32
 
 

@@ -18,6 +18,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 # glibc gives the memory of activations back at each step, to be given it, page by page, at the
 # next: a tenth of a step on a CPU, and more of encoding an image. Up to these bytes it is kept.
 if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
-    _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
-    for _parameter, _bytes in ((-3, 2**25), (-1, 2**30)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-        _mallopt and _mallopt(_parameter, _bytes)
+    _libc = ctypes.CDLL(None)
+    if hasattr(_libc, "mallopt"):  # glibc
+        _libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD
+        _libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
