@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
@@ -17,8 +17,9 @@ from captioning.runtime.answering import NoAnswer, answering, ask
 def in_a_process(function, *arguments):
     """Return what it returns in a process that is forked from a server, as the demo's jobs are."""
     side_by_side.prepare([__name__])  # a server that later tests of signals can have, too
-    with multiprocessing.get_context("forkserver").Pool(1) as pool:
-        return pool.apply(function, arguments)
+    context = multiprocessing.get_context("forkserver")  # its processes do not hear SIGTERM
+    with ProcessPoolExecutor(1, context) as pool:  # ended by a message, where Pool's may need it
+        return pool.submit(function, *arguments).result()
 
 
 def ask_for_the_process(address):
