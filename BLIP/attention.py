@@ -103,7 +103,7 @@ def _by_head(query: Tensor) -> bool:
 
 
 def _parts(*inputs: Tensor) -> Iterator[tuple]:
-    """Of inputs (b, heads, n, d) where a part is, and what they have there: (heads or 1, n, d)."""
+    """Of inputs (b, heads, n, d) where a part is, and what they have there: ([heads,] n, d)."""
     by_head = _by_head(inputs[0])
     for image in range(len(inputs[0])):
         here = [x[image] for x in inputs]
@@ -112,13 +112,12 @@ def _parts(*inputs: Tensor) -> Iterator[tuple]:
             continue
         here = [x.contiguous() for x in here]  # all heads at once
         for head in range(len(here[0])):
-            at = slice(head, head + 1)
-            yield ((image, at), *(x[at] for x in here))
+            yield ((image, head), *(x[head] for x in here))
 
 
 def _product_of(query: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The product (heads, n, k) @ (heads, k, m) of what `_parts` gives."""
-    return products.of_head if _by_head(query) else torch.matmul
+    """The product ([heads,] n, k) @ ([heads,] k, m) of what `_parts` gives."""
+    return products.product_of(query) if _by_head(query) else torch.matmul
 
 
 def _heads_inside(rows: Tensor, width: int) -> Tensor:

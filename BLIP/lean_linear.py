@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from BLIP import products
 
 LITTLE = 2**19  # numbers, in x and the weight, that take longer to make again than they are worth
+FEW = 2**21  # multiplications: of fewer oneDNN gains less than it takes to ask it
 
 
 def lean_linear(
@@ -17,23 +18,42 @@ def lean_linear(
     """linear(before(x)), x (..., in) -> (..., out), in the precision of autocast where it is on.
 
     before: a GELU or a LayerNorm, say. Autograd would keep x for it, its result and, under
-    autocast, the weight in 16 bits. Here only x is kept, and backward makes the others anew. In
-    float32 on a CPU the products are those of `BLIP/products.py`. All is called as it is where
-    there is little or nothing to be gained: of a small layer, without gradients, and for any other
-    layer than nn.Linear itself, such as an adapter.
+    autocast, the weight in 16 bits. Here only x is kept, and backward makes the others anew, but
+    for a small layer's. In float32 on a CPU the products are those of `BLIP/products.py`. Any other
+    layer than nn.Linear itself, such as an adapter, is called as it is.
     """
     device = x.device.type
-    autocast = torch.is_autocast_enabled(device)
     usual = type(linear) is nn.Linear and linear.bias is not None
-    learns = torch.is_grad_enabled() and x.requires_grad and usual and linear.weight.requires_grad
-    dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-    gains = autocast or before is not None or products.quick(x.device, dtype)
-    gains = learns and gains and not torch.compiler.is_compiling()
-    if not gains or x.numel() + linear.weight.numel() < LITTLE:
+    if not usual or torch.compiler.is_compiling():
         return linear(x if before is None else before(x))
-    parameters = before.parameters() if isinstance(before, nn.Module) else ()
-    with torch.autocast(device, enabled=False):
-        return _LeanLinear.apply(x, before, dtype, linear.weight, linear.bias, *parameters)
+    autocast = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+    quick = products.quick(x.device, dtype) and x.numel() * linear.out_features >= FEW
+    learns = torch.is_grad_enabled() and x.requires_grad and linear.weight.requires_grad
+    much = x.numel() + linear.weight.numel() >= LITTLE
+    if learns and much and (autocast or before is not None or quick):
+        parameters = before.parameters() if isinstance(before, nn.Module) else ()
+        with torch.autocast(device, enabled=False):
+            return _LeanLinear.apply(x, before, dtype, linear.weight, linear.bias, *parameters)
+    made = x if before is None else before(x)
+    if quick and not autocast:
+        return _QuickLinear.apply(made, linear.weight, linear.bias)
+    return linear(made)
+
+
+class _QuickLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return products.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Optional[Tensor], ...]:
+        x, weight = ctx.saved_tensors
+        if any(ctx.needs_input_grad[1:]):
+            return products.linear_gradients(gradient, x, weight)
+        return products.gradient_of_input(gradient, weight), None, None
 
 
 class _LeanLinear(torch.autograd.Function):

@@ -1,19 +1,17 @@
 """Products of matrices in float32 on a CPU: oneDNN's, where torch's own use half of the processor.
 
 torch leaves them to MKL, which on processors with AVX-512 of another maker than its own works with
-AVX2. What torch lends out of oneDNN is its linear layer and that layer's gradients.
+AVX2. What torch lends out of oneDNN is its linear layer.
 """
+
+from typing import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LENT = (
-    (torch.ops.mkldnn, "_linear_pointwise"),
-    (torch.ops.aten, "mkldnn_linear_backward_input"),
-    (torch.ops.aten, "mkldnn_linear_backward_weights"),
-)
-LENDS = torch.backends.mkldnn.is_available() and all(hasattr(*each) for each in _LENT)
+_LENT = "_linear_pointwise"
+LENDS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, _LENT)
 QUICK = LENDS and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
@@ -31,22 +29,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def linear_gradients(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of `linear`, whose x (..., in) and gradient (..., out) are given: of x, weight and bias."""
-    if not quick(x.device, x.dtype):
-        rows = gradient.flatten(0, -2)  # (n, out)
-        return gradient @ weight, rows.t() @ x.flatten(0, -2), rows.sum(0)
-    gradient, x = gradient.contiguous().to_mkldnn(), x.contiguous().to_mkldnn()
-    of_x = torch.ops.aten.mkldnn_linear_backward_input(x.shape, gradient, weight)
-    of_both = torch.ops.aten.mkldnn_linear_backward_weights(gradient, x, weight, True)
-    return of_x.to_dense(), *of_both
+    rows = gradient.flatten(0, -2)
+    of_weight = product_of(x)(rows.t(), x.flatten(0, -2))
+    return gradient_of_input(gradient, weight), of_weight, rows.sum(0)
 
 
-def of_head(a: Tensor, b: Tensor) -> Tensor:
-    """a (1, n, k) @ b (1, k, m), where `quick` and each lies by rows or by columns.
+def gradient_of_input(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Of `linear` and its x alone: (..., out) -> (..., in)."""
+    rows = gradient.flatten(0, -2)
+    return product_of(weight)(rows, weight).unflatten(0, gradient.shape[:-1])
 
-    oneDNN's x lies by rows, its weight as it likes. So an a that lies by columns is the weight.
-    """
-    a, b = a[0], b[0]
+
+def product_of(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The product (n, k) @ (k, m) of matrices that are where x is, and of its type."""
+    return _onednns if quick(x.device, x.dtype) else torch.matmul
+
+
+def _onednns(a: Tensor, b: Tensor) -> Tensor:
+    """Its x lies by rows, its weight as it likes: an `a` by columns is copied, or is the weight."""
     product = torch.ops.mkldnn._linear_pointwise
-    if a.is_contiguous():
-        return product(a, b.t(), None, "none", [], "").unsqueeze(0)
-    return product(b.t().contiguous(), a, None, "none", [], "").t().unsqueeze(0)
+    if a.is_contiguous() or a.numel() <= b.numel():
+        return product(a.contiguous(), b.t(), None, "none", [], "")
+    return product(b.t().contiguous(), a, None, "none", [], "").t()

@@ -4,19 +4,25 @@ others."""
 from typing import Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+# oneDNN makes the code of a product anew for each number of rows, which takes longer than a small
+# one: with steps of 16 there are few.
+MULTIPLE = 16
 
 
 class RealTokens:
     """T tokens among rows (R, n), those where `attention_mask`, int64 (R, n), is 1.
 
-    Every row begins with one.
+    Every row begins with one. After the last are copies of the first, up to the next MULTIPLE.
     """
 
     def __init__(self, attention_mask: Tensor):
         real = attention_mask.flatten() > 0
         self.shape = attention_mask.shape
-        self.places = real.nonzero().squeeze(1)  # (T,)
+        places = real.nonzero().squeeze(1)
+        self.places = F.pad(places, (0, -len(places) % MULTIPLE))  # (T,)
         self.numbers = real.cumsum(0) - 1  # (R * n,): a place of padding has the last before it
 
     def of(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from captioning import train
 from captioning.config import Config, keys_of, load_config
 from captioning.demo.first_captions import FirstCaptions
-from captioning.demo.shown import Shown, Step
+from captioning.demo.shown import Shown, Step, pace
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
 from captioning.report.comparison import compare
@@ -29,7 +29,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
-QUICK = {PRETRAIN: [], FINETUNE: ["max_epoch=2"]}  # an epoch is a quarter as long
+# An epoch is a quarter as long; with small batches it has steps enough.
+QUICK = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2"]}
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the whole one."
@@ -74,16 +75,17 @@ class Demo:
         self.environment: Mapping[str, str] = {}  # of the processes of its runs
 
     def steps(self) -> list[Step]:
-        scale = 0.25 if self.quick else 1
+        slower = pace()
+        scale = slower * (0.25 if self.quick else 1)
         # Roughly how much longer than on two cores, which do not work twice as fast as one.
         at_once = 1 if self.on_gpu else min(cores(), 3)
         pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][at_once - 1]
-        fine_tuning *= 90 * scale + 15
+        fine_tuning *= 37 * scale + 5 * slower
         return [
-            Step("drawing the world", 8 * scale, self._draw),
-            Step("pre-training with MLE", 145 * scale * pretraining, self._pretrain),
+            Step("drawing the world", 7 * scale, self._draw),
+            Step("pre-training with MLE", 54 * scale * pretraining, self._pretrain),
             Step("fine-tuning, captioning and scoring", fine_tuning, self._fine_tune),
-            Step("report", 11, self._report),
+            Step("report", 2 * slower, self._report),
         ]
 
     def _draw(self, shown: Shown) -> None:

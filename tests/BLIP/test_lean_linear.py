@@ -14,7 +14,9 @@ from BLIP.lean_linear import lean_linear
 def of_any_size(request, monkeypatch):
     """With torch's own products and with oneDNN's, which processors with AVX-512 have."""
     monkeypatch.setattr(module, "LITTLE", 0)
+    monkeypatch.setattr(module, "FEW", 0)
     monkeypatch.setattr(products, "QUICK", request.param and products.LENDS)
+    return products.QUICK
 
 
 @pytest.fixture
@@ -94,6 +96,42 @@ def test_what_is_small_is_not_made_again(linear, monkeypatch):
         assert ("LeanLinear" in str(lean_linear(x, linear, F.gelu).grad_fn)) is lean
 
 
+def test_a_small_layer_keeps_what_it_has_made(linear, monkeypatch):
+    """And is oneDNN's nevertheless; of a smaller product nothing is asked of it."""
+    monkeypatch.setattr(module, "LITTLE", 10**9)
+    x = torch.randn(3, 24)
+    for few, quick in ((3 * 24 * 10, products.QUICK), (3 * 24 * 10 + 1, False)):
+        monkeypatch.setattr(module, "FEW", few)
+        made = lean_linear(x.clone().requires_grad_(), linear, F.gelu)
+        assert ("QuickLinear" in str(made.grad_fn)) is quick
+        ours = with_gradients(lean_linear, linear, F.gelu, x, torch.float32)
+        torch.testing.assert_close(ours, with_gradients(usual, linear, F.gelu, x, torch.float32))
+
+
+def test_without_gradients_the_product_is_as_quick(linear, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        products, "linear", lambda x, *layer: asked.append(x) or F.linear(x, *layer)
+    )
+    x = torch.randn(3, 24)
+    with torch.no_grad():
+        assert torch.equal(lean_linear(x, linear, F.gelu), linear(F.gelu(x)))
+    assert len(asked) == products.QUICK
+
+
+@pytest.mark.parametrize("learning", ["none", "bias"])
+def test_a_layer_that_is_frozen_hands_the_gradient_on(linear, learning):
+    linear.requires_grad_(False)
+    linear.bias.requires_grad_(learning == "bias")
+    x = torch.randn(3, 24)
+    found = []
+    for layer in (lean_linear, usual):
+        inputs = [x.clone().requires_grad_(), *(p for p in linear.parameters() if p.requires_grad)]
+        loss = layer(inputs[0], linear, None).square().sum()
+        found.append(torch.autograd.grad(loss, inputs))
+    torch.testing.assert_close(*found)
+
+
 def test_other_layers_and_no_gradients_take_the_usual_way(linear):
     """So that an adapter in the layer's place is not passed over."""
 
@@ -106,6 +144,6 @@ def test_other_layers_and_no_gradients_take_the_usual_way(linear):
     adapted.load_state_dict(linear.state_dict())
     assert torch.equal(lean_linear(x, adapted, F.gelu), linear(F.gelu(x)) + 1)
     with torch.no_grad():
-        assert torch.equal(lean_linear(x, linear, F.gelu), linear(F.gelu(x)))
+        torch.testing.assert_close(lean_linear(x, linear, F.gelu), linear(F.gelu(x)))
     linear.weight.requires_grad_(False)
     assert "LeanLinear" not in str(lean_linear(x, linear).grad_fn)

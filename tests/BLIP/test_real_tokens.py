@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from BLIP import med
-from BLIP.real_tokens import RealTokens
+from BLIP.real_tokens import MULTIPLE, RealTokens
 from smile import Objective
 
 CAPTIONS = [["a red ball and a small dogs on the box", "dogs"], ["a man", "the large blue box"]]
@@ -15,9 +15,11 @@ def test_tokens_are_taken_out_of_padding_and_put_back():
     real = RealTokens(mask)
     rows = torch.randn(3, 3, 5)
     tokens = real.of(rows)
-    assert torch.equal(tokens, rows[mask.bool()])
-    assert torch.equal(real.of(real.padded(tokens)), tokens)
-    assert real.padded(tokens).shape == rows.shape
+    assert len(tokens) == MULTIPLE
+    assert torch.equal(tokens[:6], rows[mask.bool()])
+    assert torch.equal(tokens[6:], rows[0, :1].expand(MULTIPLE - 6, 5))
+    again = real.padded(tokens)
+    assert again.shape == rows.shape and torch.equal(again[mask.bool()], tokens[:6])
 
 
 def trained(captioner, image, captions):
@@ -44,7 +46,9 @@ def test_losses_and_gradients_are_those_of_padded_rows(make_captioner, monkeypat
     (tokens,), rows = lengths
     captions = [captioner.prompt + caption for group in CAPTIONS for caption in group]
     ids, attention_mask = captioner.tokenizer.encode(captions, captioner.max_tokens)
-    assert tokens == attention_mask.sum() < ids.numel()
+    real = int(attention_mask.sum())
+    assert real <= tokens < real + MULTIPLE and tokens % MULTIPLE == 0
+    assert tokens < ids.numel()
     assert rows == ids.shape
 
 
