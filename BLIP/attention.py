@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from BLIP import products
 
 FEW_QUERIES = 32  # of an image at a decoding step, say; an image encoder has hundreds
+AMX = torch.cpu._is_amx_tile_supported()
 MANY_QUERIES = 128  # from which oneDNN's products of one head take half as long as torch's of all
 
 
@@ -29,12 +30,14 @@ def attention(
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
-        # In 16 bits torch's fused kernel for the CPU copies keys and values at every call, and its
-        # backward is slow; of few queries it is slow, too. With dropout there is none.
+        # In 16 bits torch's fused kernel for the CPU copies keys and values at every call, which
+        # only AMX is worth, and its backward is slow; of few queries it is slow, too. With dropout
+        # there is none.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
         few = query.size(2) <= FEW_QUERIES
-        by_parts = dropout > 0 or (half and (learns or not few)) or _by_head(query)
+        slow = half and (learns or not (few or (AMX and query.dtype == torch.bfloat16)))
+        by_parts = dropout > 0 or slow or _by_head(query)
         if mask is None and by_parts:
             return _InParts.apply(query, key, value, dropout)
         if not learns and (half or few):

@@ -13,7 +13,7 @@ gc.set_threshold(50_000, *COLLECTED[1:])
 # Threads of torch's that wait for one another soon sleep. By themselves they would keep cores busy
 # for milliseconds each time: beside other programs captions then take many times as long.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # glibc gives the memory of activations back at each step, to be given it, page by page, at the
 # next: a tenth of a step on a CPU, and more of encoding an image. Up to these bytes it is kept.

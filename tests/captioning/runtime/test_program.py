@@ -89,7 +89,7 @@ leave(int(sys.argv[1]))
 
 @pytest.mark.parametrize(
     ("given", "found"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
 )
 def test_threads_that_wait_soon_sleep_unless_told_otherwise(given, found):
     """Set before torch reads it, which is once, as its library of threads is loaded."""
