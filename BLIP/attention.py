@@ -1,5 +1,6 @@
 """Scaled dot-product attention, by the kernel that suits its device and precision."""
 
+import math
 from collections.abc import Iterator
 from typing import Callable, Optional
 
@@ -11,7 +12,6 @@ from torch.autograd.function import once_differentiable
 from BLIP import products
 
 FEW_QUERIES = 32  # of an image at a decoding step, say; an image encoder has hundreds
-AMX = torch.cpu._is_amx_tile_supported()
 MANY_QUERIES = 128  # from which oneDNN's products of one head take half as long as torch's of all
 
 
@@ -30,17 +30,16 @@ def attention(
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
-        # In 16 bits torch's fused kernel for the CPU copies keys and values at every call, which
-        # only AMX is worth, and its backward is slow; of few queries it is slow, too. With dropout
-        # there is none.
+        # In 16 bits torch's fused kernel for the CPU copies keys and values at every call, and its
+        # backward is slow; of few queries it is slow, too. With dropout there is none.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
         few = query.size(2) <= FEW_QUERIES
-        slow = half and (learns or not (few or (AMX and query.dtype == torch.bfloat16)))
-        by_parts = dropout > 0 or slow or _by_head(query)
+        slow = half and (learns or not _fused_is_quick(query))
+        by_parts = dropout > 0 or (slow and (learns or not few)) or _by_head(query)
         if mask is None and by_parts:
             return _InParts.apply(query, key, value, dropout)
-        if not learns and (half or few):
+        if not learns and (few or slow):
             scores = (query * query.size(3) ** -0.5) @ key.transpose(2, 3)
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
@@ -59,18 +58,19 @@ class _InParts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-        context = _heads_inside(query, value.size(3))
         kept = None
         if dropout > 0:
-            kept = query.new_empty((*query.shape[:3], key.size(2)), dtype=torch.bool)
-            for image in kept:  # (heads, q, places)
-                image.bernoulli_(1 - dropout)
-        product = _product_of(query)
-        for at, query_, key_, value_ in _parts(query, key, value):
-            probabilities = _probabilities(product(_scaled(query_), key_.mT))
-            if kept is not None:
-                probabilities.mul_(kept[at]).div_(1 - dropout)
-            context[at] = product(probabilities, value_)
+            kept = _kept((*query.shape[:3], key.size(2)), dropout, query.device)
+        if kept is None and _fused_is_quick(query):
+            context = F.scaled_dot_product_attention(query, key, value)
+        else:
+            context = _heads_inside(query, value.size(3))
+            product = _product_of(query)
+            for at, query_, key_, value_ in _parts(query, key, value):
+                probabilities = _probabilities(product(_scaled(query_), key_.mT))
+                if kept is not None:
+                    probabilities.mul_(kept[at]).div_(1 - dropout)
+                context[at] = product(probabilities, value_)
         ctx.save_for_backward(query, key, value, context, kept)
         ctx.dropout = dropout
         return context
@@ -98,6 +98,23 @@ class _InParts(torch.autograd.Function):
             of_query[at] = _scaled(product(of_scores, key_))
             of_key[at] = product(of_scores.mT, scaled)
         return of_query, of_key, of_value, None
+
+
+def _fused_is_quick(query: Tensor) -> bool:
+    """Whether torch's fused kernel, without its backward, is the quickest in 16 bits."""
+    here = products.AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
+    return here and query.size(2) > FEW_QUERIES
+
+
+def _kept(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tensor:
+    """Bool, False with the probability of `dropout`, to 16 bits: four are drawn at a time.
+
+    On a CPU, where torch draws one after another, they would take 6 times as long one by one.
+    """
+    count = math.prod(shape)
+    drawn = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
+    drawn.random_(-(2**63), None)
+    return (drawn.view(torch.int16)[:count] >= round(dropout * 2**16) - 2**15).view(shape)
 
 
 def _by_head(query: Tensor) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from adapters.lora import is_adapted, merge
 from BLIP.int8_linear import HalfEmbedding, int8_linear
+from BLIP.products import has_bf16
 from BLIP.static_step import StaticSteps
 
 
@@ -47,7 +48,7 @@ def _quick_linear(linear: nn.Linear, name: str, dtype: torch.dtype, pack: bool) 
     if dtype != torch.int8:
         return InferenceLinear(linear, torch.float32 if in_full(name) else dtype, pack)
     of_image = name.endswith(("crossattention.self.key", "crossattention.self.value"))
-    if of_image and torch.cpu._is_avx512_bf16_supported():
+    if of_image and has_bf16():
         return InferenceLinear(linear, torch.bfloat16)  # half the time, and what a step reads
     return int8_linear(linear, name)
 

@@ -4,11 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from BLIP.products import AMX
+
 # torch's kernels: oneDNN's are the fastest in 8 bits for the hundreds of rows of an image, and
 # FBGEMM alone has float16 weights.
 INT8, FLOAT16 = "onednn", "fbgemm"
 NEEDED = ("qlinear_prepack", "qlinear_pointwise")
-LARGEST = 127  # of a number: -128 stays unused, as 0 is in the middle
+LARGEST = 127  # of a weight: -128 stays unused, as 0 is in the middle
+LEAST_OF_GELU = -0.17
 
 
 def has_int8(device: torch.device) -> bool:
@@ -36,17 +39,24 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
     The decoder has no 8 bits: with all of it in them, one caption in fourteen was another, and with
     an image's keys and values alone one in twenty; docs/benchmarks.md.
     """
-    return Int8Linear(linear) if name.startswith("visual_encoder") else HalfLinear(linear)
+    if not name.startswith("visual_encoder"):
+        return HalfLinear(linear)
+    to_attention = AMX and name.endswith("attn.qkv")  # which in bfloat16 takes half the time there
+    dtype = torch.bfloat16 if to_attention else torch.float32
+    return Int8Linear(linear, of_gelu=name.endswith("mlp.fc2"), dtype=dtype)
 
 
 class Int8Linear(nn.Module):
-    """x float32 (..., in) -> float32 (..., out), without gradients.
+    """x of any floating type (..., in) -> `dtype` (..., out), without gradients.
 
     Each row of the weight has a scale, and so has, found anew at each call, each vector of x: the
-    caption of an image does not depend on those beside it.
+    caption of an image does not depend on those beside it. of_gelu: x is a GELU's, which is hardly
+    below 0, and has nearly all numbers above it.
     """
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(
+        self, linear: nn.Linear, of_gelu: bool = False, dtype: torch.dtype = torch.float32
+    ):
         super().__init__()
         weight = linear.weight.detach().float()
         self.scales = weight.abs().amax(1).clamp(min=1e-12) / LARGEST
@@ -55,21 +65,26 @@ class Int8Linear(nn.Module):
         self.zeros = torch.zeros_like(self.scales, dtype=torch.int64)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
         # Without VNNI the sum of two products has 16 bits, and is cut off where x has all of 8.
-        self.largest = LARGEST if torch.cpu._is_vnni_supported() else LARGEST // 2
+        most = 255 if torch.cpu._is_vnni_supported() else 127
+        self.of_gelu, self.dtype = of_gelu, dtype
+        self.zero = most // 8 if of_gelu else most // 2 + 1  # what 0 is among the kernel's numbers
+        self.above = most - self.zero
+        self.half_up = weight.new_full(weight.shape[1:], self.zero + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.float()
-        scales = torch.maximum(x.amax(-1, keepdim=True), -x.amin(-1, keepdim=True))
-        scales = scales.clamp_(min=1e-12)
-        seen = (x * (self.largest / scales)).round_().to(torch.int8)
-        zero = self.largest + 1  # what 0 is in the kernel's numbers, which have no sign
-        seen = seen.view(torch.uint8).add_(zero)
+        scales = x.amax(-1, keepdim=True)
+        if not self.of_gelu:
+            scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
+        least = -LEAST_OF_GELU / self.zero if self.of_gelu else 1e-12
+        scales = scales.div_(self.above).clamp_(min=least)
+        seen = torch.addcmul(self.half_up, x, scales.reciprocal()).to(torch.uint8)
         weight = self.packed, self.scales, self.zeros
         to_float = 1.0, 0, torch.float32, "none", [], ""
-        made = torch.ops.onednn.qlinear_pointwise(
-            seen, 1 / self.largest, zero, *weight, None, *to_float
-        )
-        return made.mul_(scales) if self.bias is None else torch.addcmul(self.bias, made, scales)
+        made = torch.ops.onednn.qlinear_pointwise(seen, 1.0, self.zero, *weight, None, *to_float)
+        if self.bias is None:
+            return made.mul_(scales).to(self.dtype)
+        return torch.addcmul(self.bias, made, scales).to(self.dtype)
 
 
 class HalfLinear(nn.Module):

@@ -4,15 +4,16 @@ import pytest
 import torch
 
 from BLIP import products
-from BLIP.attention import FEW_QUERIES, MANY_QUERIES, attention
+from BLIP.attention import FEW_QUERIES, MANY_QUERIES, _kept, attention
 
 B, HEADS, PLACES, D = 3, 2, 70, 16
 
 
-@pytest.fixture(params=[False, True], ids=["", "oneDNN"])
+@pytest.fixture(params=["", "oneDNN", "AMX"])
 def quick(request, monkeypatch):
-    """Whether products of float32 are oneDNN's, as on processors with AVX-512."""
-    monkeypatch.setattr(products, "QUICK", request.param and products.LENDS)
+    """Whether products of float32 are oneDNN's, and whether the fused kernel has quick ones."""
+    monkeypatch.setattr(products, "QUICK", request.param == "oneDNN" and products.LENDS)
+    monkeypatch.setattr(products, "AMX", request.param == "AMX")
 
 
 def problem(queries):
@@ -94,6 +95,18 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
     allowed = 1e-6 if dtype == torch.float32 else 0.02
     for ours, theirs in zip(found, expected):
         assert (ours.double() - theirs).norm() < allowed * theirs.norm()
+
+
+@pytest.mark.parametrize("probability", [0.0001, 0.1, 0.5])
+def test_each_place_is_dropped_with_the_same_probability(probability):
+    """Four are drawn at a time: none of the four is dropped more or less than the others."""
+    torch.manual_seed(0)
+    kept = _kept((1000, 1003), probability, torch.device("cpu"))
+    dropped = (~kept).flatten()[: 4 * (kept.numel() // 4)].view(-1, 4)
+    expected = probability * len(dropped)
+    assert (dropped.sum(0) - expected).abs().max() < 5 * expected**0.5
+    both = probability * expected  # of two neighbours
+    assert ((dropped[:, 1:] & dropped[:, :-1]).sum(0) - both).abs().max() < 5 * both**0.5 + 1
 
 
 def test_no_probabilities_are_kept_for_backward():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from BLIP import int8_linear
 from BLIP.inference import InferenceLinear
 from BLIP.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
 from captioning import caption
@@ -44,12 +45,31 @@ def test_a_layer_is_its_formula(bias, vnni, monkeypatch):
     assert torch.backends.quantized.engine == before
 
 
+@pytest.mark.parametrize(("vnni", "finer"), [(True, 1.6), (False, 1.6)])
+@torch.no_grad()
+def test_a_gelu_has_nearly_all_numbers_above_0(vnni, finer, monkeypatch):
+    """Beside a layer with as many below; a vector of hardly anything is taken, too."""
+    if vnni and not torch.cpu._is_vnni_supported():
+        pytest.skip("this processor has no VNNI")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    linear = nn.Linear(256, 48)
+    linear.weight.copy_((linear.weight * 127 * 16).round() / 127)  # exact in 8 bits
+    linear.weight[:, 0] = 1.0
+    x = nn.functional.gelu(torch.randn(2, 40, 256))
+    expected = linear(x)
+    errors = [(Int8Linear(linear, of_gelu)(x) - expected).abs().mean() for of_gelu in (True, False)]
+    assert 0 < finer * errors[0] < errors[1]
+    least = nn.functional.gelu(torch.full((1, 256), -0.75))  # GELU's least is near
+    error = (Int8Linear(linear, of_gelu=True)(least) - linear(least)).abs().mean()
+    assert error < 0.05 * linear(least).abs().mean()
+
+
 @torch.no_grad()
 def test_an_image_has_its_own_scales():
-    layer = Int8Linear(nn.Linear(64, 48))
+    layer = Int8Linear(nn.Linear(64, 48), dtype=torch.bfloat16)
     images = torch.randn(3, 10, 64) * torch.tensor([1.0, 30.0, 0.1])[:, None, None]
     alone = torch.cat([layer(image[None]) for image in images])
-    assert torch.equal(layer(images), alone)
+    assert torch.equal(layer(images), alone) and alone.dtype == torch.bfloat16
 
 
 @torch.no_grad()
@@ -99,6 +119,17 @@ def test_the_images_keys_and_values_are_in_bf16_where_it_is_quick(
     torch.testing.assert_close(
         quick.generate_details(images, BEAM).scores, scores, atol=0.1, rtol=0.1
     )
+
+
+@pytest.mark.parametrize("amx", [True, False])
+def test_what_the_encoders_layers_are_told(make_captioner, monkeypatch, amx):
+    """Which are a GELU's, and which go to attention in bf16."""
+    monkeypatch.setattr(int8_linear, "AMX", amx)
+    for block in make_captioner().for_inference(torch.int8).visual_encoder.blocks:
+        layers = block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2
+        assert [layer.of_gelu for layer in layers] == [False, False, False, True]
+        half = [layer.dtype == torch.bfloat16 for layer in layers]
+        assert half == [amx, False, False, False]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import platform
 
 import pytest
+import torch
 
-from BLIP.products import of_mkls_maker
+from BLIP.products import has_bf16, may_use, of_mkls_maker
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,24 @@ def test_the_processors_maker(tmp_path, monkeypatch, maker, mkls):
     assert of_mkls_maker(cpuinfo) is mkls
     monkeypatch.setattr(platform, "processor", lambda: f"Family 6 Model 143, {maker}")
     assert of_mkls_maker(tmp_path / "none") is mkls
+
+
+@pytest.mark.parametrize(
+    ("most", "bf16", "amx"),
+    [
+        (None, True, True),
+        ("default", True, True),
+        ("AVX512_CORE_AMX", True, True),
+        ("AVX512_CORE_BF16", True, False),
+        ("avx512_core_vnni", False, False),
+        ("AVX2", False, False),
+    ],
+)
+def test_older_instructions_alone(monkeypatch, most, bf16, amx):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if most:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
+    for has in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has: has)
+        assert has_bf16() == (has and bf16)
+    assert may_use("AMX") == amx
