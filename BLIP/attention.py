@@ -34,12 +34,11 @@ def attention(
         # backward is slow; of few queries it is slow, too. With dropout there is none.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
-        few = query.size(2) <= FEW_QUERIES
-        slow = half and (learns or not _fused_is_quick(query))
-        by_parts = dropout > 0 or (slow and (learns or not few)) or _by_head(query)
-        if mask is None and by_parts:
+        few = not learns and query.size(2) <= FEW_QUERIES
+        slow = half and not few and (learns or not _fused_is_quick(query))
+        if mask is None and (dropout > 0 or slow or _by_head(query)):
             return _InParts.apply(query, key, value, dropout)
-        if not learns and (few or slow):
+        if few or (slow and not learns):
             scores = (query * query.size(3) ** -0.5) @ key.transpose(2, 3)
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
