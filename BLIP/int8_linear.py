@@ -69,6 +69,8 @@ class Int8Linear(nn.Module):
         self.of_gelu, self.dtype = of_gelu, dtype
         self.zero = most // 8 if of_gelu else most // 2 + 1  # what 0 is among the kernel's numbers
         self.above = most - self.zero
+        self.least_scale = -LEAST_OF_GELU / self.zero if of_gelu else 1e-12
+        # A whole row: two operands that are repeated along it would take twice as long.
         self.half_up = weight.new_full(weight.shape[1:], self.zero + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,15 +78,14 @@ class Int8Linear(nn.Module):
         scales = x.amax(-1, keepdim=True)
         if not self.of_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
-        least = -LEAST_OF_GELU / self.zero if self.of_gelu else 1e-12
-        scales = scales.div_(self.above).clamp_(min=least)
+        scales = scales.div_(self.above).clamp_(min=self.least_scale)
         seen = torch.addcmul(self.half_up, x, scales.reciprocal()).to(torch.uint8)
         weight = self.packed, self.scales, self.zeros
         to_float = 1.0, 0, torch.float32, "none", [], ""
         made = torch.ops.onednn.qlinear_pointwise(seen, 1.0, self.zero, *weight, None, *to_float)
-        if self.bias is None:
-            return made.mul_(scales).to(self.dtype)
-        return torch.addcmul(self.bias, made, scales).to(self.dtype)
+        no_bias = self.bias is None
+        made = made.mul_(scales) if no_bias else torch.addcmul(self.bias, made, scales)
+        return made.to(self.dtype)
 
 
 class HalfLinear(nn.Module):
