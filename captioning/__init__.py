@@ -11,7 +11,8 @@ COLLECTED = gc.get_threshold()
 gc.set_threshold(50_000, *COLLECTED[1:])
 
 # Threads of torch's that wait for one another soon sleep. By themselves they would keep cores busy
-# for milliseconds each time: beside other programs captions then take many times as long.
+# for milliseconds each time: beside other programs captions then take many times as long. With a
+# tenth of these turns they sleep within a step, and to wake them can take a quarter of its time.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
