@@ -183,7 +183,7 @@ def test_without_a_gpu_it_ends_in_a_line(tmp_path, capsys, monkeypatch):
     [
         ("print('fine')", ""),
         (
-            "print('one'); raise MemoryError('no room')",
+            "print('one', flush=True); raise MemoryError('no room')",
             "failed with status 1: MemoryError: no room",
         ),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed with SIGKILL: "),
