@@ -74,7 +74,7 @@ class Int8Linear(nn.Module):
         self.half_up = weight.new_full(weight.shape[1:], self.zero + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
+        x = x.detach().float()
         scales = x.amax(-1, keepdim=True)
         if not self.of_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
@@ -83,9 +83,9 @@ class Int8Linear(nn.Module):
         weight = self.packed, self.scales, self.zeros
         to_float = 1.0, 0, torch.float32, "none", [], ""
         made = torch.ops.onednn.qlinear_pointwise(seen, 1.0, self.zero, *weight, None, *to_float)
-        no_bias = self.bias is None
-        made = made.mul_(scales) if no_bias else torch.addcmul(self.bias, made, scales)
-        return made.to(self.dtype)
+        if self.bias is None:
+            return made.mul_(scales).to(self.dtype)
+        return torch.addcmul(self.bias, made, scales, out=made).to(self.dtype)
 
 
 class HalfLinear(nn.Module):
