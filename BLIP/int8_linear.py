@@ -63,7 +63,7 @@ class Int8Linear(nn.Module):
         weight = (weight / self.scales[:, None]).round().to(torch.int8)
         self.packed = torch.ops.onednn.qlinear_prepack(weight, None)
         self.zeros = torch.zeros_like(self.scales, dtype=torch.int64)
-        self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.bias = _bias(linear)
         # Without VNNI the sum of two products has 16 bits, and is cut off where x has all of 8.
         most = 255 if torch.cpu._is_vnni_supported() else 127
         self.of_gelu, self.dtype = of_gelu, dtype
@@ -74,7 +74,7 @@ class Int8Linear(nn.Module):
         self.half_up = weight.new_full(weight.shape[1:], self.zero + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().float()
+        x = x.detach().float()  # `out` takes nothing that learns
         scales = x.amax(-1, keepdim=True)
         if not self.of_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
@@ -83,8 +83,6 @@ class Int8Linear(nn.Module):
         weight = self.packed, self.scales, self.zeros
         to_float = 1.0, 0, torch.float32, "none", [], ""
         made = torch.ops.onednn.qlinear_pointwise(seen, 1.0, self.zero, *weight, None, *to_float)
-        if self.bias is None:
-            return made.mul_(scales).to(self.dtype)
         return torch.addcmul(self.bias, made, scales, out=made).to(self.dtype)
 
 
