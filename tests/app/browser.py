@@ -130,9 +130,9 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Until the JavaScript expression is true."""
+        """Until the JavaScript expression, of a promise what it comes to, is true."""
         deadline = time.monotonic() + PATIENCE
-        while not self.ask(f"Boolean({expression})"):
+        while not self.ask(f"(async () => Boolean(await ({expression})))()"):
             if time.monotonic() > deadline:
                 body = self.ask("document.body.innerText")[:1500]
                 raise TimeoutError(f"never true: {expression}\n{body}")

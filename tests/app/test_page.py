@@ -33,6 +33,18 @@ def tab(page, name):
     )
 
 
+def fill(page, fields, values):
+    """Again where Gradio, which has just shown the fields, sets them back to their first values."""
+    page.wait(
+        "(async (fields, values) => {"
+        " fields.forEach((field, i) => { field.value = values[i];"
+        " field.dispatchEvent(new Event('input')) });"
+        " await new Promise(done => setTimeout(done, 300));"
+        " return fields.every((field, i) => field.value == values[i])"
+        f" }})({fields}, {json.dumps(values)})"
+    )
+
+
 def caption(page, path):
     page.choose_files(FIELD, path)
     press_caption(page)
@@ -91,7 +103,6 @@ def test_upload_caption_and_gaze(page, files, server, tmp_path):
 
 def test_lengths_and_prompt_are_those_of_the_fields(page, files):
     page.ask("[...document.querySelectorAll('.label-wrap')].find(e => e.offsetParent).click()")
-    fill = "(field, value) => { field.value = value; field.dispatchEvent(new Event('input')) }"
     lengths = "document.querySelectorAll('input[type=range]')"
     page.wait(f"{lengths}[1]?.offsetParent")
     shown = (
@@ -102,8 +113,8 @@ def test_lengths_and_prompt_are_those_of_the_fields(page, files):
         "[...document.querySelectorAll('[type=radio]')].find(e => e.value == 'Sampling').click()"
     )
     assert page.ask(shown) == [False, True]
-    page.ask(f"({fill})({lengths}[0], 6), ({fill})({lengths}[1], 7)")
-    page.ask(f"({fill})(document.querySelector('[placeholder=\"a picture of\"]'), 'A large')")
+    prompt = "document.querySelector('[placeholder=\"a picture of\"]')"
+    fill(page, f"[{lengths}[0], {lengths}[1], {prompt}]", [6, 7, "A large"])
     caption(page, files / "photo.jpg")
     page.wait("document.querySelector('.smile-download')")
     for entry in page.ask(
