@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from BLIP.products import AMX
+from BLIP.products import AMX, has_bf16
 
 # torch's kernels: oneDNN's are the fastest in 8 bits for the hundreds of rows of an image, and
 # FBGEMM alone has float16 weights.
@@ -12,6 +12,7 @@ INT8, FLOAT16 = "onednn", "fbgemm"
 NEEDED = ("qlinear_prepack", "qlinear_pointwise")
 LARGEST = 127  # of a weight: -128 stays unused, as 0 is in the middle
 LEAST_OF_GELU = -0.17
+GRAIN = 2**15  # numbers that torch gives a thread before it takes another
 
 
 def has_int8(device: torch.device) -> bool:
@@ -40,7 +41,8 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
     an image's keys and values alone one in twenty; docs/benchmarks.md.
     """
     if not name.startswith("visual_encoder"):
-        return HalfLinear(linear)
+        to_product = name.endswith("crossattention.self.query") and not has_bf16()
+        return HalfLinear(linear, to_product)
     to_attention = AMX and name.endswith("attn.qkv")  # which in bfloat16 takes half the time there
     dtype = torch.bfloat16 if to_attention else torch.float32
     return Int8Linear(linear, of_gelu=name.endswith("mlp.fc2"), dtype=dtype)
@@ -87,10 +89,15 @@ class Int8Linear(nn.Module):
 
 
 class HalfLinear(nn.Module):
-    """x float32 (..., in) -> float32 (..., out): weights in float16, sums and x in float32."""
+    """x float32 (..., in) -> float32 (..., out): weights in float16, sums and x in float32.
 
-    def __init__(self, linear: nn.Linear):
+    to_product: what comes next is a large product of MKL's. After one of FBGEMM's it takes twice as
+    long, unless all threads have computed something of torch's own between the two.
+    """
+
+    def __init__(self, linear: nn.Linear, to_product: bool = False):
         super().__init__()
+        self.to_product = to_product
         before = torch.backends.quantized.engine
         torch.backends.quantized.engine = FLOAT16
         try:
@@ -100,7 +107,10 @@ class HalfLinear(nn.Module):
             torch.backends.quantized.engine = before
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+        made = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+        if self.to_product:
+            torch.zeros(GRAIN * torch.get_num_threads(), dtype=torch.uint8)
+        return made
 
 
 class HalfEmbedding(nn.Module):
