@@ -6,7 +6,6 @@ case of `cases()` its error, or nothing, as JSON.
 """
 
 import json
-import os
 import sys
 from typing import Any, Callable
 
@@ -191,7 +190,7 @@ def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
     return [loss]
 
 
-def main() -> None:
+def main() -> int:
     prepare()
     errors = {}
     for name, case in cases().items():
@@ -204,10 +203,11 @@ def main() -> None:
         except Exception as error:
             errors[name] = f"{type(error).__name__}: {error}"
     json.dump(errors, sys.stdout)
-    sys.stdout.flush()
-    # The thread of this device's backward runs Python, and may still do so when Python ends.
-    os._exit(0)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    code = main()
+    from captioning.runtime.program import leave
+
+    leave(code)  # the thread of this device's backward may still run Python when that ends
