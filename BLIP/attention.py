@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from BLIP import products
 
 FEW_QUERIES = 32  # of an image at a decoding step, say; an image encoder has hundreds
+IN_CACHE = 2**20  # scores of so many are faster to read again than those of a whole image
 MANY_QUERIES = 128  # from which oneDNN's products of one head take half as long as torch's of all
 
 
@@ -50,7 +51,7 @@ def attention(
 
 
 class _InParts(torch.autograd.Function):
-    """Matrix products and a softmax for an image or a head at a time, whose scores stay in cache.
+    """Matrix products and a softmax for some heads at a time, whose scores stay in cache.
 
     No probabilities are kept, only what dropout drew: backward computes them again.
     """
@@ -70,18 +71,15 @@ class _InParts(torch.autograd.Function):
                 if kept is not None:
                     probabilities.mul_(kept[at]).div_(1 - dropout)
                 context[at] = product(probabilities, value_)
-        ctx.save_for_backward(query, key, value, context, kept)
+        ctx.save_for_backward(query, key, value, kept)
         ctx.dropout = dropout
         return context
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        query, key, value, context, kept = ctx.saved_tensors
+        query, key, value, kept = ctx.saved_tensors
         of_query, of_key, of_value = (_heads_inside(x, x.size(3)) for x in (query, key, value))
-        # What the softmax's gradient subtracts: a row's sum of probability times its gradient.
-        wide = torch.promote_types(query.dtype, torch.float32)
-        means = (gradient.to(wide) * context.to(wide)).sum(-1, keepdim=True).to(query.dtype)
         product = _product_of(query)
         for at, query_, key_, value_, gradient_ in _parts(query, key, value, gradient):
             scaled = _scaled(query_)
@@ -89,11 +87,11 @@ class _InParts(torch.autograd.Function):
             of_scores = product(gradient_, value_.mT)
             used = probabilities
             if kept is not None:
-                scale = kept[at] / (1 - ctx.dropout)
-                used = probabilities * scale.to(query.dtype)
+                scale = (kept[at] / (1 - ctx.dropout)).to(query.dtype)
+                used = probabilities * scale
                 of_scores.mul_(scale)
             of_value[at] = product(used.mT, gradient_)
-            of_scores.sub_(means[at]).mul_(probabilities)
+            _through_softmax_(of_scores, probabilities)
             of_query[at] = _scaled(product(of_scores, key_))
             of_key[at] = product(of_scores.mT, scaled)
         return of_query, of_key, of_value, None
@@ -123,15 +121,14 @@ def _by_head(query: Tensor) -> bool:
 
 def _parts(*inputs: Tensor) -> Iterator[tuple]:
     """Of inputs (b, heads, n, d) where a part is, and what they have there: ([heads,] n, d)."""
-    by_head = _by_head(inputs[0])
-    for image in range(len(inputs[0])):
-        here = [x[image] for x in inputs]
-        if not by_head:
-            yield (image, *here)
-            continue
-        here = [x.contiguous() for x in here]  # all heads at once
-        for head in range(len(here[0])):
-            yield ((image, head), *(x[head] for x in here))
+    query, key = inputs[:2]
+    by_head = _by_head(query)
+    heads = max(IN_CACHE // (query.size(2) * key.size(2)), 1)
+    for image in range(len(query)):
+        here = [x[image].contiguous() for x in inputs]  # once, not at every product
+        for first in range(0, query.size(1), 1 if by_head else heads):
+            some = first if by_head else slice(first, first + heads)
+            yield ((image, some), *(x[some] for x in here))
 
 
 def _product_of(query: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -151,3 +148,9 @@ def _scaled(query: Tensor) -> Tensor:
 
 def _probabilities(scores: Tensor) -> Tensor:
     return torch.softmax(scores, -1, out=scores)  # no memory that the allocator would give back
+
+
+def _through_softmax_(gradient: Tensor, probabilities: Tensor) -> None:
+    """From the gradient of probabilities that of their scores, in its place."""
+    how = (-1, gradient.dtype)
+    torch.ops.aten._softmax_backward_data.out(gradient, probabilities, *how, grad_input=gradient)

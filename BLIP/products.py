@@ -1,4 +1,4 @@
-"""Products of matrices in float32 on a CPU: oneDNN's, where torch's own use half of the processor.
+"""Products of matrices on a CPU: oneDNN's, where torch's own in float32 use half of the processor.
 
 torch leaves them to MKL, which on processors with AVX-512 of another maker than its own works with
 AVX2. On its maker's it is the faster one, twice to three times in the gradient of a weight. What
@@ -42,6 +42,7 @@ def of_mkls_maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 AMX = torch.cpu._is_amx_tile_supported() and may_use("AMX")  # torch's in bfloat16 are made of it
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 QUICK = LENDS and AVX512 and not of_mkls_maker()
+HALF = LENDS and has_bf16()  # whether layers in bfloat16 are oneDNN's as a whole
 
 
 def quick(device: torch.device, dtype: torch.dtype) -> bool:
@@ -50,8 +51,9 @@ def quick(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """F.linear without gradients."""
-    if not quick(x.device, x.dtype):
+    """F.linear without gradients. In bfloat16 torch's own writes the bias first, and adds to it."""
+    half = HALF and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    if not (half or quick(x.device, x.dtype)):
         return F.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
 

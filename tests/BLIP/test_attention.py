@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from BLIP import attention as module
 from BLIP import products
 from BLIP.attention import FEW_QUERIES, MANY_QUERIES, _kept, attention
 
@@ -11,7 +12,11 @@ B, HEADS, PLACES, D = 3, 2, 70, 16
 
 @pytest.fixture(params=["", "oneDNN", "AMX"])
 def quick(request, monkeypatch):
-    """Whether products of float32 are oneDNN's, and whether the fused kernel has quick ones."""
+    """Whether products of float32 are oneDNN's, and whether the fused kernel has quick ones.
+
+    Of many queries a head is a part of its own, of fewer all heads of an image are one.
+    """
+    monkeypatch.setattr(module, "IN_CACHE", 2 * MANY_QUERIES * PLACES - 1)
     monkeypatch.setattr(products, "QUICK", request.param == "oneDNN" and products.LENDS)
     monkeypatch.setattr(products, "AMX", request.param == "AMX")
 
