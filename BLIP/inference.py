@@ -3,12 +3,11 @@
 import copy
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from adapters.lora import is_adapted, merge
+from BLIP.inference_linear import InferenceLinear
 from BLIP.int8_linear import HalfEmbedding, int8_linear
-from BLIP.products import has_bf16
 from BLIP.static_step import StaticSteps
 
 
@@ -45,12 +44,9 @@ def inference_copy(
 
 def _quick_linear(linear: nn.Linear, name: str, dtype: torch.dtype, pack: bool) -> nn.Module:
     """What takes the place of the layer of that name."""
-    if dtype != torch.int8:
-        return InferenceLinear(linear, torch.float32 if in_full(name) else dtype, pack)
-    of_image = name.endswith(("crossattention.self.key", "crossattention.self.value"))
-    if of_image and has_bf16():
-        return InferenceLinear(linear, torch.bfloat16)  # half the time, and what a step reads
-    return int8_linear(linear, name)
+    if dtype == torch.int8:
+        return int8_linear(linear, name)
+    return InferenceLinear(linear, torch.float32 if in_full(name) else dtype, pack)
 
 
 def in_full(layer: str) -> bool:
@@ -62,43 +58,3 @@ def in_full(layer: str) -> bool:
     """
     head = "cls.predictions" in layer
     return head or "crossattention.self.query" in layer or "crossattention.output" in layer
-
-
-class InferenceLinear(nn.Module):
-    """A linear layer without gradients: x of any floating type -> `dtype`.
-
-    pack: into oneDNN's layout where it can be, which torch's compiler cannot read.
-    """
-
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype, pack: bool = True):
-        super().__init__()
-        self.dtype = dtype
-        weight = linear.weight.detach()
-        self.packed = pack and _can_pack(weight.device, dtype)
-        if self.packed:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype))
-        else:
-            self.weight = weight.to(dtype, copy=True)  # no buffer: it is not saved
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.dtype)
-        if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return F.linear(x, self.weight, self.bias)
-
-
-def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether oneDNN can keep a weight in its own layout.
-
-    A step of few rows reads every weight for little work; in its own layout oneDNN need not lay
-    them out at each step. torch has this for its compiler and under a private name, which is
-    looked for first.
-    """
-    operators, needed = torch.ops.mkldnn, ("_reorder_linear_weight", "_linear_pointwise")
-    there = torch.backends.mkldnn.is_available() and all(hasattr(operators, n) for n in needed)
-    if device.type != "cpu" or not there:
-        return False
-    if dtype == torch.bfloat16:
-        return operators._is_mkldnn_bf16_supported()
-    return dtype == torch.float32

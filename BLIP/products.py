@@ -8,14 +8,13 @@ torch lends out of oneDNN is its linear layer.
 import os
 import platform
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LENT = "_linear_pointwise"
-LENDS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, _LENT)
+LENDS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def may_use(*kinds: str) -> bool:
@@ -55,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     half = HALF and x.device.type == "cpu" and x.dtype == torch.bfloat16
     if not (half or quick(x.device, x.dtype)):
         return F.linear(x, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise(x.contiguous(), weight, bias, "none", [], "")
+    return onednn_linear(x.contiguous(), weight, bias)
 
 
 def linear_gradients(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,8 +76,12 @@ def product_of(x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _onednns(a: Tensor, b: Tensor) -> Tensor:
-    """Its x lies by rows, its weight as it likes: an `a` by columns is copied, or is the weight."""
-    product = torch.ops.mkldnn._linear_pointwise
+    """Where `a` does not lie by rows it is copied, or becomes the weight."""
     if a.is_contiguous() or a.numel() <= b.numel():
-        return product(a.contiguous(), b.t(), None, "none", [], "")
-    return product(b.t().contiguous(), a, None, "none", [], "").t()
+        return onednn_linear(a.contiguous(), b.t())
+    return onednn_linear(b.t().contiguous(), a).t()
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """F.linear of oneDNN, without gradients: x lies by rows, the weight as it likes."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks.captioners import our_captioner
 from benchmarks.captioning import NEVER_ENDS, SMALL_BATCH
 from benchmarks.measure import alternate, program, row
-from BLIP.inference import InferenceLinear
+from BLIP.inference_linear import InferenceLinear
 from BLIP.int8_linear import HalfEmbedding, HalfLinear, Int8Linear, has_int8
 from decoding import DecodingSettings
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from BLIP.inference import InferenceLinear, inference_copy
+from BLIP.inference import inference_copy
+from BLIP.inference_linear import InferenceLinear
 from decoding import DecodingSettings
 
 BEAM = DecodingSettings(num_beams=3, num_return=3, max_length=16, min_length=5)
@@ -24,7 +25,7 @@ def test_same_captions_and_scores(make_captioner, checkpointed):
 def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
     """With and without oneDNN's layout, and whether or not autocast is on."""
     if not packs:
-        monkeypatch.setattr("BLIP.inference._can_pack", lambda device, dtype: False)
+        monkeypatch.setattr("BLIP.inference_linear._can_pack", lambda device, dtype: False)
     elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no bfloat16 on this processor")
     captioner, images = make_captioner(), torch.randn(6, 3, 48, 48)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from BLIP import int8_linear
-from BLIP.inference import InferenceLinear
+from BLIP.inference_linear import InferenceLinear
 from BLIP.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
 from captioning import caption
 from captioning.train import main
