@@ -60,7 +60,8 @@ def kept_runs(config: Path) -> Callable[..., Path]:
         if settings not in found:
             folder = next(folders)  # its own, also after one that failed
             run = Run(config, folder, *settings, processes=processes, hook=hook)
-            assert run.wait() == [0] * processes, run.said()
+            codes = run.wait()
+            assert codes == [0] * processes, f"{codes}\n{run.said()}"
             found[settings] = folder
         return found[settings]
 
