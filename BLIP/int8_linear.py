@@ -41,11 +41,11 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
     The decoder has no 8 bits: with all of it in them, one caption in fourteen was another, and with
     an image's keys and values alone one in twenty; docs/benchmarks.md.
     """
-    bf16 = has_bf16()
     if name.startswith("visual_encoder"):
         to_attention = AMX and name.endswith("attn.qkv")  # in bfloat16 half the time there
         dtype = torch.bfloat16 if to_attention else torch.float32
         return Int8Linear(linear, of_gelu=name.endswith("mlp.fc2"), dtype=dtype)
+    bf16 = has_bf16()
     if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
         return InferenceLinear(linear, torch.bfloat16)  # half the time, and what a step reads
     return HalfLinear(linear, to_product=name.endswith("crossattention.self.query") and not bf16)

@@ -41,7 +41,7 @@ def of_mkls_maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 AMX = torch.cpu._is_amx_tile_supported() and may_use("AMX")  # torch's in bfloat16 are made of it
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 QUICK = LENDS and AVX512 and not of_mkls_maker()
-HALF = LENDS and has_bf16()  # whether layers in bfloat16 are oneDNN's as a whole
+BF16 = LENDS and has_bf16()  # whether layers in bfloat16 are oneDNN's as a whole
 
 
 def quick(device: torch.device, dtype: torch.dtype) -> bool:
@@ -51,8 +51,8 @@ def quick(device: torch.device, dtype: torch.dtype) -> bool:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """F.linear without gradients. In bfloat16 torch's own writes the bias first, and adds to it."""
-    half = HALF and x.device.type == "cpu" and x.dtype == torch.bfloat16
-    if not (half or quick(x.device, x.dtype)):
+    bf16 = BF16 and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    if not (bf16 or quick(x.device, x.dtype)):
         return F.linear(x, weight, bias)
     return onednn_linear(x.contiguous(), weight, bias)
 

@@ -13,7 +13,7 @@ from BLIP.lean_linear import lean_linear
 @pytest.fixture(autouse=True, params=[False, True], ids=["", "oneDNN"])
 def of_any_size(request, monkeypatch):
     """With torch's own products and with oneDNN's, which processors with AVX-512 have."""
-    monkeypatch.setattr(products, "HALF", request.param and products.HALF)
+    monkeypatch.setattr(products, "BF16", request.param and products.BF16)
     monkeypatch.setattr(module, "LITTLE", 0)
     monkeypatch.setattr(module, "FEW", 0)
     monkeypatch.setattr(products, "QUICK", request.param and products.LENDS)
