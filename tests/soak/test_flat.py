@@ -4,7 +4,9 @@ A leak of each kind is put in to see that it would be noticed.
 """
 
 import mmap
+import multiprocessing
 import os
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
@@ -23,6 +25,19 @@ def config(tmp_path_factory):
     return write_config(tmp_path_factory.mktemp("flat"))
 
 
+@pytest.fixture(scope="module")
+def fresh():
+    """Return a process that no test has left memory to, which it would give back meanwhile."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, fork_again) as executor:
+        yield executor
+
+
+def fork_again():
+    """Let what is started here be started as in any program, and not as this process was."""
+    multiprocessing.set_start_method(None, force=True)
+
+
 def grown(config, folder, epochs, workers):
     """What a run of epochs of 8 steps holds more, a thousand steps, but for the first two."""
     samples = watched(config, folder, 2, f"max_epoch={epochs}", f"num_workers={workers}")
@@ -30,30 +45,36 @@ def grown(config, folder, epochs, workers):
     return growth([one for one in samples if one.step >= 16])
 
 
-def test_a_run_holds_no_more_and_no_more_files(config, tmp_path):
-    grown(config, tmp_path / "before", 4, 1)  # from which malloc keeps what a run needs
-    found = grown(config, tmp_path / "run", 7, 1)
-    assert found["files"] == found["processes"] == 0
-    assert found["memory"] + found["of_workers"] < 1000 * WANDERS
-
-
-def test_leaks_would_be_noticed(config, tmp_path, monkeypatch):
+def grown_with_leaks(config, folder):
+    """The same of a run that keeps memory, and a file open, at every step."""
     kept, rate = [], FineTuning._set_learning_rate
 
     def leaking(self, epoch, step):
-        # Of the system itself: malloc might have as much left over from the tests before.
         memory = mmap.mmap(-1, LEAK)
         memory.write(bytes(LEAK))
         kept.append((os.dup(0), memory))
         return rate(self, epoch, step)
 
-    monkeypatch.setattr(FineTuning, "_set_learning_rate", leaking)
-    found = grown(config, tmp_path / "run", 4, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FineTuning, "_set_learning_rate", leaking)
+        found = grown(config, folder, 4, 0)
     for descriptor, _ in kept:
         os.close(descriptor)
+    return found
+
+
+def test_a_run_holds_no_more_and_no_more_files(fresh, config, tmp_path):
+    # From the first of them malloc keeps what a run needs.
+    fresh.submit(grown, config, tmp_path / "before", 4, 1).result()
+    found = fresh.submit(grown, config, tmp_path / "run", 7, 1).result()
+    assert found["files"] == found["processes"] == 0
+    assert found["memory"] + found["of_workers"] < 1000 * WANDERS
+
+
+def test_leaks_would_be_noticed(fresh, config, tmp_path):
+    found = fresh.submit(grown_with_leaks, config, tmp_path / "run").result()
     assert found["files"] == pytest.approx(1000)
-    # What the tests before have left may be given back meanwhile: megabytes each step.
-    assert 500 * LEAK < found["memory"] < 1100 * LEAK
+    assert found["memory"] == pytest.approx(1000 * LEAK, rel=0.1)
     assert "files" in problem(found) and "memory" in problem(found)
 
 
