@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -51,6 +52,7 @@ class BlipCaptioner(nn.Module):
         self.max_tokens = max_tokens
         self.shift = shift
         self.new_step = CachedStep  # or another maker of step functions, called as it is
+        self.generating = nullcontext  # or another maker of contexts, to encode and generate in
         self.max_positions = text_decoder.config.max_position_embeddings
         self.smallest_batch, self.skips_weights = 1, False
 
@@ -93,14 +95,16 @@ class BlipCaptioner(nn.Module):
     @torch.inference_mode()
     def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images that are encoded, (B, 1 + P, width)."""
-        step = self.new_step(self.text_decoder, encoded, settings.max_length)
-        return draw_captions(
-            step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
-        )
+        with self.generating():
+            step = self.new_step(self.text_decoder, encoded, settings.max_length)
+            return draw_captions(
+                step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
+            )
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
-        return self.visual_encoder(image)
+        with self.generating():
+            return self.visual_encoder(image)
 
     @torch.inference_mode()
     def reread(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,13 +119,14 @@ class BlipCaptioner(nn.Module):
             hidden, (key, _) = arguments[:2]  # (1, n, H); (1, heads, 1 + P, H / heads)
             query = attention.self["query"](hidden)
             query = query.unflatten(2, (key.size(1), -1)).transpose(1, 2)
-            scores = query @ key.transpose(2, 3) / math.sqrt(query.size(3))
+            scores = query @ key.to(query.dtype).transpose(2, 3) / math.sqrt(query.size(3))
             seen.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
 
         layers = self.text_decoder.layers
         hooks = [layer.crossattention.register_forward_pre_hook(look) for layer in layers]
         try:
-            logits = self.text_decoder.logits(tokens, torch.ones_like(tokens), encoded, start)
+            with self.generating():
+                logits = self.text_decoder.logits(tokens, torch.ones_like(tokens), encoded, start)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -1,6 +1,7 @@
 """A copy of a captioner that only generates: weights cast and laid out once, not at every step."""
 
 import copy
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,12 +17,12 @@ def inference_copy(
 ) -> nn.Module:
     """A `BlipCaptioner` in evaluation mode that generates faster, with the present weights.
 
-    Its linear layers compute in `dtype`, but for those of `in_full`, and all else in float32, as
-    under autocast, which it does not need. In torch.int8 the image encoder has weights of 8 bits
-    and the decoder of 16, with sums in float32 (`int8_linear`) but for the image's keys and values,
-    which are in bfloat16 where the processor has it. The copy holds linear weights of its own and
-    shares the others: make a new one when the captioner has learned. compiled: its encoder and
-    decoding step are, the step on a GPU into a CUDA graph.
+    Its linear layers compute in `dtype`, but for those of `in_full`, and all else in float32.
+    Autocast, which would spare none of them, is off within it. In torch.int8 the image encoder has
+    weights of 8 bits and the decoder of 16, with sums in float32 (`int8_linear`) but for the
+    image's keys and values, which are in bfloat16 where the processor has it. The copy holds linear
+    weights of its own and shares the others: make a new one when the captioner has learned.
+    compiled: its encoder and decoding step are, the step on a GPU into a CUDA graph.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     quick = copy.deepcopy(captioner, {id(thing): thing for thing in shared})
@@ -36,6 +37,8 @@ def inference_copy(
     if dtype == torch.int8:
         embeddings = quick.text_decoder.bert["embeddings"]
         embeddings.word_embeddings = HalfEmbedding(embeddings.word_embeddings)
+    device = next(captioner.parameters()).device.type
+    quick.generating = partial(torch.autocast, device, enabled=False)
     if compiled:
         quick.visual_encoder.compile()
         quick.new_step = StaticSteps(mode="reduce-overhead")

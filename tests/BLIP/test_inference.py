@@ -23,7 +23,7 @@ def test_same_captions_and_scores(make_captioner, checkpointed):
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
-    """With and without oneDNN's layout, and whether or not autocast is on."""
+    """With and without oneDNN's layout."""
     if not packs:
         monkeypatch.setattr("BLIP.inference_linear._can_pack", lambda device, dtype: False)
     elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -40,12 +40,32 @@ def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
     with torch.inference_mode():
         exact, ours = run(captioner), run(quick)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            autocast, within = run(captioner), run(quick)
+            autocast = run(captioner)
     assert ours[0].dtype == torch.float32
-    for results in (ours, within):
-        for right, theirs, value in zip(exact, autocast, results):
-            error = (value - right).abs().mean()
-            assert 0 < error < 1.2 * (theirs - right).abs().mean()
+    for right, theirs, value in zip(exact, autocast, ours):
+        error = (value - right).abs().mean()
+        assert 0 < error < 1.2 * (theirs - right).abs().mean()
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_what_is_in_full_stays_so_under_autocast(make_captioner, monkeypatch, packs):
+    """Where nothing is packed, as on a GPU, the layers are of a kind that autocast casts."""
+    if not packs:
+        monkeypatch.setattr("BLIP.inference_linear._can_pack", lambda device, dtype: False)
+    quick, image = inference_copy(make_captioner(), torch.bfloat16), torch.randn(1, 3, 48, 48)
+
+    def run():
+        embeds = quick.encode(image)
+        details = quick.generate_details(image, BEAM)
+        return embeds, *quick.reread(embeds, details.token_ids[0, 0]), details.scores
+
+    with torch.inference_mode():
+        expected = run()
+        assert torch.bfloat16 not in {value.dtype for value in expected}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.ones(2, 2).mm(torch.ones(2, 2)).dtype == torch.bfloat16
+            for right, value in zip(expected, run()):
+                assert value.dtype == right.dtype and torch.equal(value, right)
 
 
 def test_no_linear_layer_is_left_and_no_other_weight_is_copied(make_captioner):

@@ -118,10 +118,13 @@ def test_the_images_keys_and_values_are_in_bf16_where_it_is_quick(
         assert type(of_image["query"]) is type(layer.attention.self["key"]) is HalfLinear
         # Of float32 keys the scores are MKL's.
         assert of_image["query"].to_product != has and not layer.attention.self["query"].to_product
-    scores = captioner.generate_details(images, BEAM).scores
+    details = captioner.generate_details(images, BEAM)
     torch.testing.assert_close(
-        quick.generate_details(images, BEAM).scores, scores, atol=0.1, rtol=0.1
+        quick.generate_details(images, BEAM).scores, details.scores, atol=0.1, rtol=0.1
     )
+    encoded, ids = captioner.encode(images[:1]), details.token_ids[0, 0]
+    for ours, exact in zip(quick.reread(encoded, ids), captioner.reread(encoded, ids)):
+        assert 0 < (ours - exact).abs().mean() < 0.1 * exact.abs().mean()
 
 
 @pytest.mark.parametrize("amx", [True, False])
