@@ -192,7 +192,8 @@ class BlipCaptioner(nn.Module):
     def _caption(self, ids: Tensor) -> str:
         if self.shift:
             ids = self.shift.undo(ids.cpu(), len(self.prompt_ids))
-        return self.tokenizer.decode(ids)[len(self.prompt) :]
+        prompt = self.tokenizer.decode(self.prompt_ids)  # as it is read, not as it was written
+        return self.tokenizer.decode(ids)[len(prompt) + bool(prompt) :]
 
 
 def build_captioner(

@@ -112,7 +112,6 @@ def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool =
         "image_size": size,
         "image_mean": MEAN,
         "image_std": STD,
-        "prompt": captioner.prompt,
         "prompt_ids": captioner.prompt_ids.tolist(),
         "end": words.end,
         "pad": words.pad,

@@ -22,7 +22,7 @@ NOT_STARTED = -1e9  # what beams but the first start from, so that they do not r
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # and none that runs a program
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
 # How BERT's tokeniser closes the spaces that its pieces leave.
-CLOSED = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
+CLOSED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Ended(NamedTuple):
@@ -106,11 +106,15 @@ class OnnxCaptioner:
 
     def text(self, tokens: Sequence[int]) -> str:
         """What the tokens say, without the prompt."""
+        prompt = self._read(self.settings["prompt_ids"])
+        return self._read(tokens)[len(prompt) + bool(prompt) :]
+
+    def _read(self, tokens: Sequence[int]) -> str:
         words = [self.words[token] for token in tokens]
         said = " ".join(word for word in words if word not in SPECIAL).replace(" ##", "")
         for spaced in CLOSED:
-            said = said.replace(spaced, spaced[1:])
-        return said[len(self.settings["prompt"]) :]
+            said = said.replace(spaced, spaced.strip())
+        return said
 
     def _step(self, tokens, past: np.ndarray, image_past: np.ndarray) -> list[np.ndarray]:
         tokens = np.asarray(tokens, dtype=np.int64)

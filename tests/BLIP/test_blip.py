@@ -118,6 +118,13 @@ def test_the_prompt_is_cut_and_may_be_empty(make_captioner):
             assert captioner.tokenizer.decode(tokens[0]) == prompt + captions[0]
 
 
+@pytest.mark.parametrize("prompt", ["a  picture of", "A Picture  of ", "a dog 's picture of "])
+def test_the_prompt_is_cut_as_it_is_read(make_captioner, prompt):
+    captioner = make_captioner(prompt=prompt)
+    said = torch.tensor([*captioner.tokenizer.ids("the red cat"), captioner.tokenizer.end])
+    assert captioner._caption(torch.cat([captioner.prompt_ids, said])) == "the red cat"
+
+
 @pytest.mark.parametrize("spec", ["mle", "smile", "random", "reverse", {"mle": 0.3, "smile": 0.7}])
 def test_loss_and_gradients_are_those_of_all_logits(make_captioner, spec):
     """The decoder's forward gives the head no more than the objective needs."""

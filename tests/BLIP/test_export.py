@@ -13,6 +13,7 @@ from torch.export import Dim
 from BLIP.cached_step import CachedStep
 from BLIP.export import StepGraph, _export, main
 from BLIP.onnx_runner import OnnxCaptioner
+from BLIP.tokenizer import CaptionTokenizer
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 
@@ -147,6 +148,21 @@ def test_a_shifted_first_token_is_a_word_to_the_server(make_captioner, vocabular
             if step == 0:
                 first.add(captioner.tokenizer.token(int(given)))
     assert first and first <= {"a", "the"}
+
+
+def test_the_runner_reads_tokens_as_the_tokeniser_does(vocabulary, tmp_path):
+    """Any: punctuation, clitics, pieces, special ones; after a prompt with an apostrophe."""
+    words = tmp_path / "vocab.txt"
+    words.write_text(vocabulary.read_text() + "'\ns\nn\nt\nn't\n're\n,\n.\n?\n##a\n")
+    tokenizer = CaptionTokenizer(str(words))
+    prompt = tokenizer.encode_prompt("a man ' s picture of ")
+    runner = OnnxCaptioner.__new__(OnnxCaptioner)  # without its graphs
+    runner.settings = {"prompt_ids": prompt.tolist()}
+    runner.words = [tokenizer.token(number) for number in range(len(tokenizer))]
+    cut = len("a man's picture of ")
+    for _ in range(300):
+        ids = torch.cat([prompt, torch.randint(len(tokenizer), (12,))])
+        assert runner.text(ids.tolist()) == tokenizer.decode(ids)[cut:]
 
 
 def compared(captioner, folder, photos, settings):
