@@ -86,8 +86,8 @@ def beam_search(
 
             goes_on = ends.int().sort(dim=1, stable=True).indices[:, :of_group]
             chosen.append(tuple(t.gather(1, goes_on) for t in (top, beam, word)))
-            # A free place counts as -inf.
-            over = over | (ended.scores[live, -1] >= normalised[:, 0])
+            worst = ended.scores[live, -1]  # -inf is a free place
+            over = over | ((worst >= normalised[:, 0]) & worst.isfinite())
 
         scores, beam, word = (torch.cat(each, dim=1) for each in zip(*chosen))
         tokens = take(tokens, beam)
@@ -101,7 +101,9 @@ def beam_search(
             logits = step(word.unsqueeze(2), rows)
             rows = torch.arange(rows.numel(), device=rows.device).view_as(rows)
 
-    ended.add(live, tokens, scores.double() / max_length**settings.length_penalty, max_length)
+    # Of beams that no word could follow there is a caption, too.
+    scores = scores.double().clamp(min=torch.finfo(scores.dtype).min)
+    ended.add(live, tokens, scores / max_length**settings.length_penalty, max_length)
     kept = slice(settings.num_return)
     width = min(int(ended.lengths[:, kept].max()) + 1, max_length)
     return Decoded(ended.tokens[:, kept, :width], ended.scores[:, kept])

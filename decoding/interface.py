@@ -109,8 +109,8 @@ def until_end(tokens: Tensor, end: int) -> Tensor:
 
 
 class Generated(NamedTuple):
-    """captions: B lists of num_return strings, best first; token_ids int64 (B, num_return, L);
-    scores float64 (B, num_return), see `Decoded`."""
+    """captions: B lists of num_return strings, the best beam first, or samples as they were drawn;
+    token_ids int64 (B, num_return, L); scores float64 (B, num_return), see `Decoded`."""
 
     captions: list[list[str]]
     token_ids: Tensor

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from captioning.captioners.interface import Images
 from captioning.runtime.errors import UserError
-from decoding import DecodingSettings
+from decoding import DecodingSettings, until_end
 
 END = "(end)"
 
@@ -63,9 +63,10 @@ def _spoken(
     captioner: nn.Module, encoded: Any, ids: Tensor, caption: str, score: float
 ) -> SpokenCaption:
     """encoded: of one image. ids: (n,), its caption's, padded."""
-    ids = ids[ids != captioner.tokenizer.pad]
-    said = ids[len(captioner.prompt_ids) :]  # (n - p,)
-    logits, gaze = captioner.reread(encoded, ids)
+    prompt, said = ids.tensor_split([len(captioner.prompt_ids)])
+    # Not what fills up, but a [PAD] that it says before the end; -1 is no token.
+    said = said[until_end(said, captioner.tokenizer.end) & (said >= 0)]  # (n - p,)
+    logits, gaze = captioner.reread(encoded, torch.cat([prompt, said]))
     logprobs = logits.double().log_softmax(-1).gather(1, said.unsqueeze(1)).squeeze(1)
     words, places = whole_words(captioner.tokenizer, said)
     probabilities = torch.stack([logprobs[place].sum() for place in places]).exp()

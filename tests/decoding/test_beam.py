@@ -241,3 +241,12 @@ def test_no_room_after_the_prompt_is_an_error():
 def test_settings_that_mean_nothing_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         DecodingSettings(**wrong)
+
+
+def test_where_no_word_may_follow_there_is_a_caption_all_the_same():
+    chosen = DecodingSettings(num_beams=2, max_length=7, min_length=7, no_repeat_ngram_size=1)
+    model, prompt = PrefixModel(5, 0), torch.tensor([[2, 3]])
+    decoded = decode(model.step(), prompt, END, PAD, chosen)
+    assert decoded.token_ids[0, 0, :2].tolist() == [2, 3]
+    assert {0, 4} <= set(decoded.token_ids[0, 0, 2:].tolist())  # the only others but the end
+    assert decoded.scores.item() < -1e6

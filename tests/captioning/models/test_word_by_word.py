@@ -70,6 +70,24 @@ def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_
     torch.testing.assert_close(told.gaze.sum((1, 2)), torch.ones(1))
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_padding_that_is_said_counts(make_captioner, ends):
+    """The captioner can say it: its probability is among those that make up the score."""
+    captioner = make_captioner()
+    tokenizer = captioner.tokenizer
+    with torch.no_grad():
+        bias = captioner.text_decoder.cls["predictions"].bias
+        bias[tokenizer.pad] += 8
+        bias[tokenizer.end] += 16 if ends else -99
+    settings = DecodingSettings(max_length=8, min_length=7, num_beams=1)
+    image = torch.randn(1, 3, 48, 48)
+    told = caption_word_by_word(captioner, image, settings)
+    ids = captioner.generate_details(image, settings).token_ids[0, 0]
+    length = int((ids == tokenizer.end).nonzero()[0]) if tokenizer.end in ids.tolist() else 8
+    assert ends == (told.words[-1] == END) and "[PAD]" in told.words
+    assert told.probabilities.log().sum().item() == pytest.approx(told.score * length, rel=1e-4)
+
+
 def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
     pieces = tmp_path / "vocab.txt"
     pieces.write_text(vocabulary.read_text() + "##a\n")
