@@ -41,11 +41,11 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
         )
     if c.lr_schedule in ("cosine_steps", "cosine_restarts"):
         done, every = step - c.warmup_steps, c.max_epoch * steps - c.warmup_steps
-        last = max(every - 1, 1)
+        first, last = 0, every - 1
         if c.lr_schedule == "cosine_restarts":
             first, last = cycle_at(done, every, c.lr_cycles, c.lr_cycle_growth)
-            # A cycle of one step is at its lowest, for a run is to end there.
-            done, last = (done - first, last - first) if last > first else (1, 1)
+        # A cycle of one step is at its lowest, for a run is to end there.
+        done, last = (done - first, last - first) if last > first else (1, 1)
         return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * done / last))
     decays = epoch if c.lr_schedule == "exponential" else plateaus
     return max(c.min_lr, c.init_lr * c.lr_decay**decays)

@@ -34,4 +34,5 @@ class Gem(OfLogits):
             share = (logits / self.beta).softmax(1)
             if self.h == "logsigmoid":
                 share *= torch.sigmoid(STEEPNESS * (logits - label))
-        return (share * (logits - label)).sum(1)
+        # A word that is impossible has no share, and a logit of -inf.
+        return (share * (logits - label).masked_fill(share == 0, 0)).sum(1)

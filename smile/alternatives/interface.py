@@ -55,11 +55,13 @@ class TokenLoss(ABC):
 
     def _check_kind(self, name: str, value: Any, hint: Any) -> None:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = number and math.isfinite(value)
         if hint is float:
-            self.require(number and math.isfinite(value), name, "a number")
+            self.require(number, name, "a number")
             object.__setattr__(self, name, float(value))
         elif hint is int:
             self.require(number and value == int(value), name, "a whole number")
+            object.__setattr__(self, name, int(value))  # YAML has 1e4 for a float
 
     def require(self, holds: bool, name: str, allowed: str) -> None:
         """Raise ValueError, saying what is allowed, where it does not hold."""

@@ -81,7 +81,7 @@ class LastMeans(nn.Module):
 
     def add(self, means: Tensor, there: Tensor) -> None:
         """Those of a batch, (C,), where they are `there`."""
-        means, there = means[-self.size :], there[-self.size :]
+        there = there & (there.flip(0).cumsum(0).flip(0) <= self.size)  # the last so many
         place = (self.seen + there.cumsum(0) - 1) % self.size
         self.means[place.where(there, self.size)] = means.to(self.means.dtype)
         self.seen += there.sum()

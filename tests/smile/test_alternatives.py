@@ -8,6 +8,8 @@ import torch.nn.functional as F
 
 from smile import OBJECTIVES, Objective, mle_loss, parse_objective
 from smile.alternatives import ALTERNATIVES
+from smile.alternatives.gem import Gem
+from smile.alternatives.truncation import LastMeans
 from tests.smile.test_from_hidden import compare
 from tests.smile.test_from_hidden import example as hidden_states
 
@@ -251,6 +253,7 @@ def test_a_family_of_weights():
         ({"truncation": {"drop": 1}}, "drop is 1.0; it must be from 0, below 1"),
         ({"truncation": {"window": 2.5}}, "window is 2.5; it must be a whole number"),
         ({"truncation": {"window": 0}}, "window is 0; it must be from 1"),
+        ({"truncation": {"window": float("inf")}}, "window is inf; it must be a whole number"),
         ({"selective_eos": {"eos_token_id": -1}}, "eos_token_id is -1; it must be an id"),
         ({"focal": {"weight": 0, "gamma": 1}}, "'focal' has weight 0; give a number above 0"),
     ],
@@ -323,6 +326,26 @@ def test_truncation_drops_captions_of_the_highest_loss(packed, from_hidden):
         )
         torch.testing.assert_close(ours, theirs)
     assert dropped > 5
+
+
+def test_a_batch_wider_than_truncations_window():
+    """The last captions that are there, whatever is behind them; a whole number as YAML has it."""
+    window = LastMeans(2)
+    for _ in range(2):
+        window.add(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, True, False]))
+    assert window.seen == 4 and sorted(window.state()["means"].tolist()) == [1.0, 2.0]
+    window.add(torch.tensor([5.0, 6.0, 7.0]), torch.tensor([True, True, True]))
+    assert window.seen == 6 and sorted(window.state()["means"].tolist()) == [6.0, 7.0]
+    assert Objective({"truncation": {"window": 1e3}}).state()["means"].shape == (1000,)
+
+
+@pytest.mark.parametrize("h", ["linear", "logsigmoid"])
+def test_gem_has_no_share_for_a_word_that_is_impossible(h):
+    logits, labels = torch.randn(3, 7), torch.tensor([0, 2, 5])
+    logits[:, 3] = float("-inf")
+    without = torch.cat([logits[:, :3], logits[:, 4:]], 1)
+    losses = Gem(h=h).losses(logits, labels)
+    torch.testing.assert_close(losses, Gem(h=h).losses(without, torch.tensor([0, 2, 4])))
 
 
 def test_what_truncation_has_seen_is_kept_in_a_checkpoint_and_of_training_alone():
