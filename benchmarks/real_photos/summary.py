@@ -1,6 +1,5 @@
 """What the runs of several seeds come to: scores with intervals, differences from MLE, examples."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -16,7 +15,7 @@ from captioning.report.comparison import HUMANS as PEOPLE
 from captioning.report.comparison import Comparison, Row
 from captioning.report.comparison_table import in_markdown
 from captioning.report.runs import kind_of, metrics_of
-from captioning.sweep.over_seeds import NORMAL, over_seeds
+from captioning.sweep.over_seeds import half_width, over_seeds
 
 FOUND = "found"  # captions that the judge finds likelier under their own photo than any other, %
 EVERY = 30  # of the test photos by id, whose captions are shown
@@ -99,10 +98,8 @@ def _differences(
         count = pairs.shape[1]
         if count < 2:
             continue
-        variance = pairs.mean(0).var(ddof=1) / count
-        if len(pairs) > 1:
-            variance += pairs.mean(1).var(ddof=1) / len(pairs)
-        value, reach = float(pairs.mean()), NORMAL * math.sqrt(variance)
+        of_images = pairs.mean(0).var(ddof=1) / count
+        value, reach = float(pairs.mean()), half_width(of_images, pairs.mean(1).tolist())
         found[name] = Estimate(value, value - reach, value + reach, count)
     return found
 

@@ -50,8 +50,9 @@ def ratio(
 def median(values: Sequence[float]) -> Estimate:
     """Return the median of one value an image, with its interval. values: (n,), n >= 1."""
     values = np.asarray(values, dtype=float)
-    resamples = [np.median(values[drawn], axis=1) for drawn in _draws(len(values))]
-    return Estimate(float(np.median(values)), *_bounds(np.concatenate(resamples)), len(values))
+    n = len(values)
+    resamples = [np.median(values[drawn], axis=1) for drawn in _draws(n)]
+    return Estimate(float(np.median(values)), *_bounds(np.concatenate(resamples), n), n)
 
 
 def resampled_means(values: np.ndarray) -> np.ndarray:
@@ -67,7 +68,7 @@ def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
     for all scores of n images (Efron & Tibshirani 1993, chapter 13).
     """
     scores = statistic(_resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
-    return [_bounds(column[~np.isnan(column)]) for column in scores.T]
+    return [_bounds(column[~np.isnan(column)], len(columns)) for column in scores.T]
 
 
 def _resampled_sums(columns):
@@ -90,8 +91,8 @@ def _draws(n):
         yield random.integers(n, size=(min(at_once, RESAMPLES - start), n))
 
 
-def _bounds(scores):
-    if not len(scores):
+def _bounds(scores, n):
+    if not len(scores) or n < 2:  # an image alone tells of no other
         return None, None
     low, high = np.percentile(scores, (2.5, 97.5))
     return float(low), float(high)
