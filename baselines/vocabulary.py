@@ -1,18 +1,18 @@
 """The words that a classic captioner knows, counted in its training captions, and their vectors."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Union
 
+import regex  # to which a vowel sign or an accent of its own is of the word
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
 UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # in captions of which somebody has left words out
-_WORD = re.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
+_WORD = regex.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
 
 
 def split_words(text: str) -> list[str]:

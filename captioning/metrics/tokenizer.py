@@ -8,6 +8,8 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
+import regex  # to which a vowel sign or an accent of its own is of the word, as to Java
+
 from captioning.metrics.java import JavaError, java_process, java_version
 
 # What the COCO evaluation removes. It means to remove brackets too, but looks for -LRB- among
@@ -29,7 +31,7 @@ _CLITIC = r"'(?i:s|m|d|re|ve|ll)(?!\w)"
 _LETTERS = r"[^\W\d_]+"
 _WORD = r"[^\W_]+"
 
-_TOKEN = re.compile(
+_TOKEN = regex.compile(
     rf"""
       </?\w+/?>                                          # markup, the <unk> of a vocabulary
     | (?i:https?://|www\.)\S*[\w/]
@@ -54,7 +56,7 @@ _TOKEN = re.compile(
     | [!?]{{2,}} | -- | \*+ | _+ | \#+
     | \S
     """,
-    re.VERBOSE,
+    regex.VERBOSE,
 )
 
 # Characters that Java's tokeniser writes differently. It drops what lies beyond the basic plane.

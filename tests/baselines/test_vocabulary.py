@@ -19,6 +19,8 @@ def test_words_of_a_text():
         "dogs",
     ]
     assert split_words("- ' ...") == []
+    marked = "कुत्ता दौड़ता है หมาวิ่ง cafe\u0301"  # vowel signs and accents of their own
+    assert split_words(marked) == marked.split()
 
 
 def test_the_most_frequent_words_are_kept_in_a_fixed_order():

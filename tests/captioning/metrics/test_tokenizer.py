@@ -27,6 +27,8 @@ TOKENS = {
     "rock'n'roll of the '90s": "rock 'n' roll of the '90s",
     "a ||| b": "a | | | b",
     "café 日本 £5 — “so”": "café 日本 # 5 so",
+    "कुत्ता दौड़ता है, หมาวิ่ง": "कुत्ता दौड़ता है หมาวิ่ง",
+    "un cafe\u0301 noir, كَلْبٌ": "un cafe\u0301 noir كَلْبٌ",
     "a😀b cat 😀": "a b cat",
     "😀": "",
     "": "",
