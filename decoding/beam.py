@@ -92,7 +92,7 @@ def beam_search(
         scores, beam, word = (torch.cat(each, dim=1) for each in zip(*chosen))
         tokens = take(tokens, beam)
         tokens[..., length] = word
-        alive = ~over
+        alive = (~over).nonzero().squeeze(1)  # a mask would make a GPU be waited for at every use
         rows = rows.gather(1, beam)[alive]
         live, tokens, scores, word = live[alive], tokens[alive], scores[alive], word[alive]
         if len(live) == 0:

@@ -35,7 +35,7 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         tokens[live, :, length] = word
         lengths[live] = lengths[live].where(over | (word != end), torch.tensor(length).to(word))
 
-        alive = (lengths[live] == max_length).any(1)
+        alive = (lengths[live] == max_length).any(1).nonzero().squeeze(1)
         live, rows, word = live[alive], rows[alive], word[alive]
         if len(live) == 0:
             break

@@ -7,6 +7,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoding import DecodingSettings, decode
 
@@ -250,3 +251,26 @@ def test_where_no_word_may_follow_there_is_a_caption_all_the_same():
     assert decoded.token_ids[0, 0, :2].tolist() == [2, 3]
     assert {0, 4} <= set(decoded.token_ids[0, 0, 2:].tolist())  # the only others but the end
     assert decoded.scores.item() < -1e6
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a host waits for a device for: positions, and masks as an index."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        aten = torch.ops.aten
+        waits = function is aten.nonzero.default
+        if function in (aten.index.Tensor, aten.index_put_.default):
+            waits = any(t is not None and t.dtype == torch.bool for t in arguments[1])
+        self.count += waits
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("changes", [{"num_beams": 3}, {"num_beams": 1}, {"sample": True}])
+def test_a_device_is_waited_for_once_a_step(changes):
+    model = PrefixModel(13, 0, ends=-99)
+    chosen = replace(DecodingSettings(num_beams=1, max_length=12, min_length=0), **changes)
+    with Waits() as waits:
+        decode(model.step(), torch.tensor([[2, 3], [4, 5]]), END, PAD, chosen)
+    assert waits.count == 10
