@@ -33,6 +33,11 @@ class PooledDecoder(RecurrentDecoder):
         cells = {"rnn": nn.RNN, "lstm": nn.LSTM}
         self.cell = cells[cell](embed_dim, hidden_dim, batch_first=True)
 
+    def train(self, mode: bool = True) -> "PooledDecoder":
+        super().train(mode)
+        self.cell.train()  # cuDNN differentiates in this mode alone; it has no dropout of its own
+        return self
+
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         hidden = self.from_image(annotations.mean(1))  # (B, H)
         has_memory = isinstance(self.cell, nn.LSTM)
@@ -52,16 +57,14 @@ class PooledDecoder(RecurrentDecoder):
     def _run(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
         """torch's own loop over n words: embedded (B, k, n, E), state (B, k, H) each.
 
-        On a CPU autocast has no say in it: it calls oneDNN's LSTM, which ends in an error where
-        the CPU lacks bfloat16 or float16.
+        Autocast has no say in it. On a CPU it calls oneDNN's LSTM, which ends in an error where the
+        CPU lacks bfloat16 or float16; on a GPU it takes float16 whatever it was told.
         """
         rows = embedded.shape[:2]
         flat = tuple(part.reshape(1, -1, part.size(2)) for part in state)
-        words = embedded.flatten(0, 1)
-        if words.device.type == "cpu":
-            dtype = self.cell.weight_hh_l0.dtype
-            words, flat = words.to(dtype), tuple(part.to(dtype) for part in flat)
-        with torch.autocast("cpu", enabled=False):
+        dtype = self.cell.weight_hh_l0.dtype
+        words, flat = embedded.flatten(0, 1).to(dtype), tuple(part.to(dtype) for part in flat)
+        with torch.autocast(words.device.type, enabled=False):
             outputs, state = self.cell(words, flat if len(flat) > 1 else flat[0])
         state = state if isinstance(state, tuple) else (state,)
         return outputs.unflatten(0, rows), tuple(part[0].unflatten(0, rows) for part in state)

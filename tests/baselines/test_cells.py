@@ -135,6 +135,24 @@ def test_under_autocast_on_any_cpu(kind, dtype):
     assert all(w.grad.isfinite().all() and w.grad.any() for w in decoder.parameters())
 
 
+@pytest.mark.parametrize("kind", ["rnn", "lstm"])
+def test_torchs_cells_are_in_full_and_in_the_mode_that_cudnn_differentiates(kind, monkeypatch):
+    """Without autocast on any device, whose rule for cuDNN's cells is float16."""
+    decoder, (tokens, places) = make(kind).float().eval(), inputs()
+    assert not decoder.training and decoder.cell.training
+    off = []
+    autocast = torch.autocast
+
+    def counted(device, **options):
+        off.append((device, options))
+        return autocast("cpu", **options)
+
+    monkeypatch.setattr(torch, "autocast", counted)
+    decoder.to("meta")
+    decoder(tokens.to("meta"), places.float().to("meta"))
+    assert off == [("meta", {"enabled": False})]
+
+
 def test_with_blind_gates_the_attention_lstm_is_torchs_lstm_with_its_gradients():
     decoder, (tokens, places) = make("attn"), inputs()
     nn.init.zeros_(decoder.image_gates.weight)
