@@ -221,6 +221,7 @@ class FineTuning:
             device_ids=devices,
             process_group=group,
             find_unused_parameters=self.captioner.skips_weights,
+            gradient_as_bucket_view=True,  # rather than each of them twice
             # A norm's running averages must be alike; position ids, say, never change.
             **{SYNC_BUFFERS: any(b.is_floating_point() for b in learner.buffers())},
         )

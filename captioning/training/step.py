@@ -73,7 +73,8 @@ class TrainingStep:
                 reference = reference.where(reference > 0, totals[-1][0])
                 self._backward(output, reference)
         norm = self._reduced_gradient(totals, reference)
-        # The step's one wait for a GPU, at its end: all that is said or decided of it.
+        # The host waits for a GPU here, for all that is said or decided of the step, and within
+        # forward where the objective looks for the labels.
         *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         width = len(totals[0])
         sums = [values[i : i + width] for i in range(0, len(values), width)]
