@@ -10,6 +10,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+LONG = 128  # tokens of a row, of which SMILE takes the square, that are looked through for labels
+
 
 def segments_from_position_ids(position_ids: Tensor) -> Tensor:
     """int64 (B, N): a new number wherever positions start again.
@@ -84,18 +86,27 @@ def whole_numbers(numbers: Tensor, name: str) -> None:
 
 
 def blocks(
-    labels: Tensor, segments: Optional[Tensor], ignore_index: int
+    labels: Tensor, segments: Optional[Tensor], ignore_index: int, whole_rows: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Captions of similar length together: where their labels are, and the labels.
 
     labels, segments: (B, N). Each block is `rows`, int64 (C, L), positions in `labels.flatten()`,
     and the labels there, (C, L), padded with `ignore_index`. Without segments all rows are one
-    block. With them a block's longest caption is at most twice its shortest.
+    block; long ones with few labels, as behind a question about an image, keep only these, unless
+    `whole_rows`. With segments a block's longest caption is at most twice its shortest.
     """
     if labels.numel() == 0:
         return
     if segments is None:
-        yield torch.arange(labels.numel(), device=labels.device).view_as(labels), labels
+        rows = torch.arange(labels.numel(), device=labels.device).view_as(labels)
+        there = labels != ignore_index
+        long = labels.size(1) >= LONG and not whole_rows  # else a GPU need not be waited for
+        most = int(there.sum(1).max()) if long else labels.size(1)
+        if 2 * most < labels.size(1):
+            labelled_first = there.int().sort(dim=1, descending=True, stable=True).indices
+            places = labelled_first[:, : max(most, 1)]
+            rows, labels = rows.gather(1, places), labels.gather(1, places)
+        yield rows, labels
         return
     labelled = (labels != ignore_index).flatten().nonzero().squeeze(1)  # (M,)
     if len(labelled) == 0:

@@ -60,7 +60,9 @@ def losses_and_gradients(hidden, weight, bias, given, d_loss):
         if d_loss is not None:
             d_losses = d_losses * d_loss
         losses = _Losses(head, labels, settings, d_losses)
-        for rows, own in blocks(labels, given.segments, settings.ignore_index):
+        # Reverse subsetting looks at the end of a row.
+        reverse = "reverse" in settings.weights
+        for rows, own in blocks(labels, given.segments, settings.ignore_index, reverse):
             padding = settings.pad_token_id if given.segments is None else None
             losses.add_whole_vocabulary(rows, own, padding)
             if "smile" in settings.weights:

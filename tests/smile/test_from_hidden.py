@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smile import Objective, head
+from smile.captions import LONG, blocks
 
 IGNORE = -100
 SPECS = [
@@ -55,6 +56,22 @@ def compare(objective, inputs, labels, rtol=1e-10, atol=1e-12, factor=3.0):
 def test_it_is_the_definition(spec, first, smoothing):
     objective = Objective(spec, smoothing, first, random_subset_size=4, pad_token_id=1)
     compare(objective, *example())
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "unlikelihood", "gem"], ids=str)
+def test_behind_a_long_question_the_labels_alone_are_looked_at(spec):
+    inputs, few = example()
+    long = torch.randn(5, 2 * LONG, 6, dtype=torch.float64)
+    long[:, LONG : LONG + 7] = inputs[0].detach()
+    labels = torch.full(long.shape[:2], IGNORE)
+    labels[:, LONG : LONG + 7] = few
+    ((_, own),) = blocks(labels, None, IGNORE)
+    assert own.shape == (5, 7)
+    inputs[0] = long.requires_grad_()
+    compare(Objective(spec, random_subset_size=4, pad_token_id=1), inputs, labels)
+    ((_, none),) = blocks(torch.full_like(labels, IGNORE), None, IGNORE)
+    assert none.eq(IGNORE).all()
+    compare(Objective(spec), inputs, torch.full_like(labels, IGNORE))
 
 
 @st.composite
