@@ -83,6 +83,13 @@ def encoder_decoder(model: nn.Module) -> bool:
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
 
+def cache_by_kwargs(model: nn.Module) -> bool:
+    """Whether its forward takes use_cache among **kwargs; the configuration tells of a cache."""
+    kinds = [x.kind for x in inspect.signature(type(model).forward).parameters.values()]
+    configs = (model.config, getattr(model.config, "text_config", None))
+    return inspect.Parameter.VAR_KEYWORD in kinds and any(hasattr(x, "use_cache") for x in configs)
+
+
 def check_words(labels: Tensor) -> None:
     """ValueError for labels that are no words (B, N)."""
     if labels.dim() != 2 or labels.is_floating_point():

@@ -14,6 +14,7 @@ from smile.hf.auxiliary import auxiliary
 from smile.hf.chain import put_on, take_off
 from smile.hf.families import (
     IGNORED,
+    cache_by_kwargs,
     generative,
     give_decoder_inputs,
     give_labels,
@@ -42,6 +43,7 @@ class _Settings:
     objective: Objective
     from_hidden: bool
     arguments: list[str]  # of the class's forward, by place
+    cache_by_kwargs: bool  # whether that takes use_cache without naming it
     known: Known
     calls: Calls
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
@@ -82,7 +84,8 @@ def use_smile(
         watch_head(readable_head(model, known), calls)
     watch_parts(model, calls)
     arguments = list(inspect.signature(type(model).forward).parameters)[1:]
-    model._smile = _Settings(objective, from_hidden, arguments, known, calls)
+    by_kwargs = cache_by_kwargs(model)
+    model._smile = _Settings(objective, from_hidden, arguments, by_kwargs, known, calls)
     put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch
     return given
 
@@ -161,8 +164,9 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
         by_caption,
         settings.number,
     )
-    if "use_cache" in settings.arguments:  # with one, some do not keep texts of a row apart
-        given["use_cache"] = False
+    packed = targets.rows is not None and settings.cache_by_kwargs
+    if packed or "use_cache" in settings.arguments:
+        given["use_cache"] = False  # with one, some do not keep texts of a row apart
     give_decoder_inputs(model, labels, given)
     # What is below sees no labels otherwise, so that it computes no loss of its own.
     give_labels(model, settings.known, labels, given)

@@ -100,3 +100,40 @@ def test_a_model_is_left_as_it_was():
     assert losses[0] == losses[1]
     assert model.model.training and not model.lm_head.training
     assert use_smile(model.eval())(**PACKED).loss != losses[0]  # there is dropout
+
+
+PHOTOS = [
+    f"{name}ForConditionalGeneration"
+    for name in ("Llava", "InternVL", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
+]
+# Along which axis two photos come together; words do along the second.
+AXES = {"pixel_values": 0, "image_grid_thw": 0, "position_ids": -1}
+
+
+def photos(name):
+    """A model, two photos with their captions, and both in one row."""
+    model, batch, *_ = made(name)
+    patches, alone = len(batch["pixel_values"]) // 3, []
+    for i in range(2):
+        read = batch["attention_mask"][i].bool()
+        one = {"pixel_values": batch["pixel_values"][i * patches : (i + 1) * patches]}
+        for key in {"input_ids", "labels", "mm_token_type_ids"} & batch.keys():
+            one[key] = batch[key][i : i + 1, read]
+        places = torch.arange(int(read.sum()))[None]
+        if "image_grid_thw" in batch:
+            one["image_grid_thw"] = batch["image_grid_thw"][i : i + 1]
+            given = {k: one[k] for k in one.keys() - {"pixel_values", "labels"}}
+            places = torch.cat([places[None], model.model.get_rope_index(**given)[0]])
+        alone.append({**one, "position_ids": places})
+    keys = alone[0]
+    return model, alone, {k: torch.cat([one[k] for one in alone], AXES.get(k, 1)) for k in keys}
+
+
+@pytest.mark.parametrize("name", [name for name in PHOTOS if name in hf_models.HERE])
+def test_photos_of_a_packed_row_do_not_see_each_other(name):
+    """Which with a cache they do; some forwards take use_cache without naming it."""
+    model, alone, row = photos(name)
+    use_smile(model)
+    tokens = [(one["labels"][:, 1:] != -100).sum() for one in alone]
+    loss = sum(model(**one).loss * n for one, n in zip(alone, tokens)) / sum(tokens)
+    torch.testing.assert_close(model(**row).loss, loss)
