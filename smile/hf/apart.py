@@ -1,6 +1,7 @@
 """Whether a model keeps the texts of a packed row apart, as not every attention or state does."""
 
 from collections.abc import Callable
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +21,21 @@ SEEN = (
 )
 
 
-def keeps_apart(model: nn.Module, run: Callable, given: dict) -> bool:
-    """Whether a text stays what it is where the one before it is another.
+def keeps_apart(model: nn.Module, run: Callable, given: dict) -> Optional[bool]:
+    """Whether a text stays what it is where the one before it is another; None if it cannot be
+    tried, as of a model that takes no words alone.
 
-    run: of inputs, the logits (1, N, V). given: the batch; with more than words and places, such as
-    images, or a mask that can keep them apart, the answer is yes.
+    run: of inputs, the logits (1, N, V). given: the batch, of which words and places are tried.
     """
-    flags = {name: value for name, value in given.items() if isinstance(value, bool)}
-    others = {name for name, value in given.items() if value is not None} - flags.keys()
-    if "input_ids" not in others or others - {"input_ids", *PLACES}:
-        return True
-    inputs = {**flags, **{name: PLACES[name] for name in others & PLACES.keys()}}
-    for name in inputs.keys() - flags.keys():
-        if isinstance(given[name], Tensor):  # positions can have axes before that of rows
-            places = given[name].new_tensor(PLACES[name])
+    if given.get("input_ids") is None:
+        return None
+    inputs = {name: value for name, value in given.items() if isinstance(value, bool)}
+    for name, value in PLACES.items():
+        if isinstance(given.get(name), Tensor):  # positions can have axes before that of rows
+            places = given[name].new_tensor(value)
             inputs[name] = places.expand(*given[name].shape[:-2], *places.shape)
+        elif given.get(name) is not None:
+            inputs[name] = value
     words, reverse = [*range(1, HALF + 1)], [*range(HALF, 0, -1)]
     modes = {module: module.training for module in model.modules()}
     model.eval()  # so that nothing is dropped
@@ -44,6 +45,8 @@ def keeps_apart(model: nn.Module, run: Callable, given: dict) -> bool:
                 run({**inputs, "input_ids": given["input_ids"].new_tensor([text])})
                 for text in (words + words, reverse + words, words + reverse)
             )
+    except (TypeError, ValueError):
+        return None
     finally:
         for module, training in modes.items():
             module.training = training

@@ -44,6 +44,24 @@ def test_a_row_of_one_text_trains_and_a_later_row_of_several_is_refused():
         model(**PACKED)
 
 
+def test_a_padded_batch_tells_nothing_of_a_packed_one():
+    model = use_smile(leaking())
+    model(**SINGLE, attention_mask=torch.ones_like(TOKENS))
+    with pytest.raises(ValueError, match=SEEN):
+        model(**PACKED)
+
+
+@needs_llama
+def test_a_mask_that_keeps_texts_apart_is_taken_of_a_model_that_does_not():
+    model = use_smile(made(LLAMA).model)
+    expected = use_smile(made(LLAMA).model)(**PACKED).loss
+    number = torch.tensor([[0] * 3 + [1] * 5])
+    model(input_ids=TOKENS, labels=TOKENS, seq_idx=torch.zeros_like(TOKENS))
+    mask = (number[:, :, None] == number[:, None]).tril()[:, None]  # (1, 1, N, N)
+    loss = model(**PACKED, seq_idx=number, attention_mask=mask).loss
+    torch.testing.assert_close(loss, expected)
+
+
 def test_cross_entropy_alone_is_as_the_models_own():
     model = leaking()
     before = [0, 1, 3, 4, 5, 6]  # the first word of the second text does not follow
@@ -102,6 +120,7 @@ def test_a_model_is_left_as_it_was():
     assert use_smile(model.eval())(**PACKED).loss != losses[0]  # there is dropout
 
 
+BLIP2 = "Blip2ForConditionalGeneration"
 PHOTOS = [
     f"{name}ForConditionalGeneration"
     for name in ("Llava", "InternVL", "Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
@@ -137,3 +156,21 @@ def test_photos_of_a_packed_row_do_not_see_each_other(name):
     tokens = [(one["labels"][:, 1:] != -100).sum() for one in alone]
     loss = sum(model(**one).loss * n for one, n in zip(alone, tokens)) / sum(tokens)
     torch.testing.assert_close(model(**row).loss, loss)
+
+
+@pytest.mark.skipif(PHOTOS[2] not in hf_models.HERE, reason="transformers has no Qwen2-VL")
+def test_photos_that_see_each_other_are_refused():
+    """As by positions of time, height and width alone, in which transformers sees no texts."""
+    model, _, row = photos(PHOTOS[2])
+    row["position_ids"] = row["position_ids"][1:]
+    with pytest.raises(ValueError, match=SEEN):
+        use_smile(model)(**row)
+
+
+@pytest.mark.skipif(BLIP2 not in hf_models.HERE, reason="transformers has no BLIP-2")
+def test_a_model_that_takes_no_words_alone_is_not_tried():
+    model, batch, *_ = made(BLIP2)
+    del batch["attention_mask"]
+    labels = batch["labels"]
+    loss = use_smile(model)(**batch, position_ids=torch.arange(labels.size(1))[None]).loss
+    assert loss.isfinite()
