@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 HALF = 8
 # Two texts in a row, in each way in which a batch says where its own are.
+WORDS = [[*range(1, HALF + 1)] * 2]
 BOUNDS = [0, HALF, 2 * HALF]
 PLACES = {
-    "position_ids": [[*range(HALF), *range(HALF)]],
+    "position_ids": [[*range(HALF)] * 2],
     "seq_idx": [[0] * HALF + [1] * HALF],
     **{"cu_seq_lens_q": BOUNDS, "cu_seq_lens_k": BOUNDS},
     **{"max_length_q": HALF, "max_length_k": HALF},
@@ -21,29 +22,32 @@ SEEN = (
 )
 
 
-def keeps_apart(model: nn.Module, run: Callable, given: dict) -> Optional[bool]:
+def keeps_apart(model: nn.Module, run: Callable, given: dict, rows: int) -> Optional[bool]:
     """Whether a text stays what it is where the one before it is another; None if it cannot be
     tried, as of a model that takes no words alone.
 
-    run: of inputs, the logits (1, N, V). given: the batch, of which words and places are tried.
+    run: of inputs, the logits (rows, N, V). given: the batch, of which words and places are tried.
+    rows: how many, as some attention sees no texts in several; `cu_seq_lens_q` is of one.
     """
-    if given.get("input_ids") is None:
+    if given.get("input_ids") is None or (rows > 1 and given.get("cu_seq_lens_q") is not None):
         return None
     inputs = {name: value for name, value in given.items() if isinstance(value, bool)}
-    for name, value in PLACES.items():
-        if isinstance(given.get(name), Tensor):  # positions can have axes before that of rows
-            places = given[name].new_tensor(value)
-            inputs[name] = places.expand(*given[name].shape[:-2], *places.shape)
-        elif given.get(name) is not None:
+    for name, value in {"input_ids": WORDS, **PLACES}.items():
+        if isinstance(given.get(name), Tensor):
+            value = given[name].new_tensor(value)
+            if value.dim() == 2:  # positions can have axes before that of rows
+                value = value.expand(*given[name].shape[:-2], rows, -1)
+        if given.get(name) is not None:
             inputs[name] = value
-    words, reverse = [*range(1, HALF + 1)], [*range(HALF, 0, -1)]
+    words = inputs["input_ids"]
+    first, second = words[:, :HALF], words[:, HALF:]
     modes = {module: module.training for module in model.modules()}
     model.eval()  # so that nothing is dropped
     try:
         with torch.no_grad():
             logits, other_first, other_second = (
-                run({**inputs, "input_ids": given["input_ids"].new_tensor([text])})
-                for text in (words + words, reverse + words, words + reverse)
+                run({**inputs, "input_ids": torch.cat(texts, 1)})
+                for texts in ((first, second), (first.flip(1), second), (first, second.flip(1)))
             )
     except (TypeError, ValueError):
         return None

@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from smile.hf.apart import SEEN, keeps_apart
+from smile.hf.apart import PLACES, SEEN, keeps_apart
 from smile.hf.auxiliary import auxiliary
 from smile.hf.chain import put_on, take_off
 from smile.hf.families import (
@@ -49,7 +49,8 @@ class _Settings:
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: Any = None  # under these forwards, found so in their first step
     values_read: bool = False  # in the first step too
-    apart: Optional[bool] = None  # whether texts of a row are, found so in the first with places
+    # Whether texts of a row are, by whether a batch has several rows and by the form of its places.
+    apart: dict[tuple, Optional[bool]] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count(1).__next__)  # for `refuse`
 
 
@@ -191,14 +192,18 @@ def _refuse_leaks(model, settings, below, given, rows: Tensor) -> None:
     """ValueError where a row has several texts, of which the model lets one change the next."""
     if given.get("attention_mask") is not None:
         return  # it can keep them apart
-    if settings.apart is None:  # tried by all processes at once, whatever their rows
+    tensors = [name for name in PLACES if isinstance(given.get(name), Tensor)]
+    form = tuple((name, given[name].dim()) for name in tensors)
+    several = len(rows) > 1
+    if settings.apart.get((several, form)) is None:
 
         def run(inputs: dict) -> Tensor:
             return logits_of(model, settings.calls.run(Running(model), below, inputs))
 
-        settings.apart = keeps_apart(model, run, given)
-    if settings.apart is False and (rows != rows[:, :1]).any():
-        settings.apart = None  # it can be given another attention, and tried again
+        for n in (1, 2):  # by all processes at once, whatever their rows
+            settings.apart[n > 1, form] = keeps_apart(model, run, given, n)
+    if settings.apart[several, form] is False and (rows != rows[:, :1]).any():
+        settings.apart = {}  # it can be given another attention, and tried again
         raise ValueError(f"{type(model).__name__} {SEEN}")
 
 

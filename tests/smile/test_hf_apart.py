@@ -87,6 +87,46 @@ def test_places_that_attention_does_not_read_are_refused(kind, places):
     assert model(**batch, position_ids=POSITIONS).loss > 0
 
 
+def in_one_row(module, query, key, value, mask, position_ids=None, **_):
+    """Attention (B, H, N, X) that finds texts as flash attention in transformers does."""
+    from transformers.modeling_flash_attention_utils import _is_packed_sequence
+
+    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+    seen = torch.ones(query.size(2), query.size(2), dtype=torch.bool).tril()
+    if _is_packed_sequence(position_ids, len(query)):
+        number = (position_ids == 0).cumsum(1)
+        seen = seen & (number.mT == number)
+    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    return attended.transpose(1, 2), None
+
+
+@needs_llama
+def test_several_packed_rows_are_refused_where_attention_sees_texts_in_one_alone(monkeypatch):
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "in_one_row", in_one_row)
+    masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    monkeypatch.setitem(masks, "in_one_row", flash_attention_mask)
+    expected = use_smile(made(LLAMA).model)(**PACKED).loss
+    model = made(LLAMA).model
+    model.set_attn_implementation("in_one_row")
+    use_smile(model)
+    rows = {key: value.expand(2, -1) for key, value in PACKED.items()}
+    for _ in range(2):
+        torch.testing.assert_close(model(**PACKED).loss, expected)
+        with pytest.raises(ValueError, match=SEEN):
+            model(**rows)
+
+
+@needs_llama
+def test_places_that_are_read_tell_nothing_of_others():
+    model = use_smile(made(LLAMA).model)
+    model(**PACKED)
+    with pytest.raises(ValueError, match=SEEN):
+        model(input_ids=TOKENS, labels=TOKENS, seq_idx=torch.tensor([[0] * 3 + [1] * 5]))
+
+
 @needs_llama
 def test_a_rounding_that_is_common_to_a_batch_is_no_leak():
     """As of 8 bits, whose scale is of all logits."""
