@@ -35,6 +35,13 @@ class SmileLossMixin:
     itself (`aux_loss`), and lack what TRL reads off logits: entropy and mean_token_accuracy.
     """
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[: cls.__mro__.index(SmileLossMixin)]:
+            is_ours = issubclass(base, SmileLossMixin)
+            if not is_ours and hasattr(base, "compute_loss") and hasattr(base, "train"):
+                raise TypeError(f"{cls.__name__}: put SmileLossMixin before {base.__name__}")
+
     def __init__(
         self,
         *args,

@@ -87,6 +87,27 @@ def test_trainers_of_other_losses_are_refused():
         SmileDPOTrainer()
 
 
+@pytest.mark.parametrize("base", [transformers.Trainer, trl.SFTTrainer])
+def test_a_trainer_before_the_mixin_is_refused(base):
+    """It would train its own loss: the mixin would never be asked."""
+    with pytest.raises(TypeError, match=f"^Wrong: put SmileLossMixin before {base.__name__}$"):
+
+        class Wrong(base, SmileLossMixin):
+            pass
+
+
+def test_a_loss_may_be_changed_above_the_mixin(tmp_path):
+    class Doubled:
+        def compute_loss(self, *args, **kwargs):
+            return 2 * super().compute_loss(*args, **kwargs)
+
+    class Twice(Doubled, SmileTrainer):
+        pass
+
+    single, twice = (make(cls, tmp_path).train().training_loss for cls in (SmileTrainer, Twice))
+    assert twice == pytest.approx(2 * single)
+
+
 def test_weights_that_a_collator_drops(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, data=[{**row, "weights": 2.0} for row in rows()])
     with pytest.raises(ValueError, match="weights of the data set is not in its batches"):
