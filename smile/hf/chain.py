@@ -7,9 +7,10 @@ of the forward that was there before, which is a `Forward` too, and so leads to 
 """
 
 import functools
+import inspect
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Optional
 
 import torch
@@ -31,12 +32,12 @@ class Forward:
     """A descriptor for `forward` of a class whose base is `original`.
 
     call: (model, what is below, args, kwargs) -> the output, for every call of the forward, those
-    that come from below included. The model's attribute `_smile_chain` has what was set, the first
-    one first.
+    that come from below included. takes: the keywords that it has besides those of the class. The
+    model's attribute `_smile_chain` has what was set, the first one first.
     """
 
-    def __init__(self, original: type, call: Callable):
-        self.original, self.call = original, call
+    def __init__(self, original: type, call: Callable, takes: Iterable[str]):
+        self.original, self.call, self.takes = original, call, takes
         self.functions = [self._function(0)]
 
     def _function(self, depth: int) -> Callable:
@@ -46,6 +47,7 @@ class Forward:
         def forward(self, *args, **kwargs):
             return call(self, below(self, original, depth), args, kwargs)
 
+        forward.__signature__ = _with_keywords(original.forward, self.takes)
         _DEPTHS[forward] = depth
         return forward
 
@@ -99,7 +101,7 @@ def below(model: nn.Module, original: type, depth: int) -> Callable:
     return functools.partial(function, model) if is_method else function
 
 
-def put_on(model: nn.Module, call: Callable, **content) -> None:
+def put_on(model: nn.Module, call: Callable, takes: Iterable[str], **content) -> None:
     """Give the model a class of its own, in which `forward` is ours and the rest is `content`.
 
     A class rather than an attribute of the instance, which copies and replicas of the model would
@@ -110,7 +112,7 @@ def put_on(model: nn.Module, call: Callable, **content) -> None:
     content.update(__qualname__=original.__qualname__, _without_smile=original, _smile_chain=())
     own = model.__dict__.pop("forward", None)
     before = model.__dict__.pop("_smile_chain", ())
-    forward = Forward(original, call)
+    forward = Forward(original, call, takes)
     model.__class__ = type(original.__name__, (original,), {"forward": forward, **content})
     forward.put_under(model, before)
     if own is not None and not (before and own == _bound(before[-1], model)):
@@ -127,6 +129,15 @@ def take_off(model: nn.Module) -> None:
     chain = model.__dict__.get("_smile_chain")  # stays there for those that lead to the next below
     if chain:
         model.forward = _bound(chain[-1], model)
+
+
+def _with_keywords(function: Callable, names: Iterable[str]) -> inspect.Signature:
+    """That of a function which takes these too: Trainer removes columns of other names."""
+    signature, only = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+    own = signature.parameters
+    added = [inspect.Parameter(name, only, default=None) for name in names if name not in own]
+    # **kwargs stay last.
+    return signature.replace(parameters=sorted([*own.values(), *added], key=lambda x: x.kind))
 
 
 def _unbound(value: Callable, model: nn.Module) -> tuple[Callable, bool]:

@@ -33,7 +33,7 @@ from smile.hf.guard import (
 )
 from smile.hf.head import from_states, transform_of
 from smile.hf.known import Known, known_of
-from smile.hf.packed import Targets
+from smile.hf.packed import OF_A_BATCH, Targets
 from smile.hf.refusal import refuse
 from smile.objective import Objective, ObjectiveOutput
 
@@ -87,7 +87,8 @@ def use_smile(
     arguments = list(inspect.signature(type(model).forward).parameters)[1:]
     by_kwargs = cache_by_kwargs(model)
     model._smile = _Settings(objective, from_hidden, arguments, by_kwargs, known, calls)
-    put_on(model, _forward, accepts_loss_kwargs=True)  # Trainer is to pass num_items_in_batch
+    # Trainer is to pass num_items_in_batch too.
+    put_on(model, _forward, OF_A_BATCH, accepts_loss_kwargs=True)
     return given
 
 

@@ -14,6 +14,7 @@ from smile.captions import (
 from smile.hf.families import IGNORED, check_words, encoder_decoder, in_step, without_media
 from smile.hf.refusal import refuse
 
+OF_A_BATCH = ("segments", "weights")  # what the objective takes of it besides labels
 SAY = (
     "give the batch position_ids that start again with each caption, seq_idx or cu_seq_lens_q, or "
     "segments, in which the positions of a caption have the same number"

@@ -14,11 +14,9 @@ from smile.hf.conflicts import conflicts, of_trl, other_losses
 from smile.hf.families import IGNORED
 from smile.hf.forward import last_parts, use_smile
 from smile.hf.interval import Interval
-from smile.hf.packed import Targets
+from smile.hf.packed import OF_A_BATCH, Targets
 from smile.labels import count, weigh
 from smile.objective import Objective
-
-OF_A_BATCH = ("segments", "weights")  # what the objective takes of it besides labels
 
 
 class SmileLossMixin:

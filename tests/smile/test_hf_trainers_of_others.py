@@ -85,6 +85,29 @@ def test_accumulated_batches_of_unequal_tokens(made, cls, from_hidden, tmp_path)
 
 
 @from_logits_and_hidden
+@pytest.mark.parametrize("made", [llama, t5])
+def test_segments_and_weights_of_a_data_set(made, from_hidden, tmp_path):
+    """Trainer leaves out columns that it does not see in the signature of the forward."""
+    row = max(rows(), key=lambda row: len(row["labels"]))
+    middle = len(row["labels"]) // 2
+    row["segments"] = [place // middle for place in range(len(row["labels"]))]
+    row["weights"] = [0.5 + place % 3 for place in range(len(row["labels"]))]
+    trainer = transformers.Trainer(
+        use_smile(made(), MIXTURE, from_hidden),
+        transformers.TrainingArguments(str(tmp_path), **QUIET),
+        train_dataset=datasets.Dataset.from_list([row]),
+        eval_dataset=datasets.Dataset.from_list([row]),
+    )
+    batch = {key: torch.tensor([value]) for key, value in row.items()}
+    tokens = (
+        (batch["labels"] != -100).sum() if made is t5 else (batch["labels"][:, 1:] != -100).sum()
+    )
+    expected = use_smile(made().train(), MIXTURE)(**batch, num_items_in_batch=tokens).loss.item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
+
+
+@from_logits_and_hidden
 def test_ligers_loss_is_not_asked(from_hidden, tmp_path):
     pytest.importorskip("liger_kernel")
     options = {"use_liger_kernel": True, "liger_kernel_config": LIGERS}
