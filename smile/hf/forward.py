@@ -80,7 +80,7 @@ def use_smile(
     given, model = model, _inside(model)
     undo(model)
     objective, known = _checked(objective), known_of(model)
-    calls = Calls.none()
+    calls = Calls.none(model)
     if from_hidden:
         watch_head(readable_head(model, known), calls)
     watch_parts(model, calls)

@@ -7,6 +7,7 @@ the loss has none.
 """
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,19 +38,26 @@ class Running:
 class Calls(threading.local):
     """Those that are under way of a model and its replicas, in each thread its own.
 
-    backwards: the last of autograd's in which the objective had a gradient, of all threads.
+    model: a weak reference, or None in a part that was pickled alone. backwards: the last of
+    autograd's in which the objective had a gradient, of all threads.
     """
 
-    def __init__(self, backwards: deque):
+    def __init__(self, model: Optional[weakref.ref], backwards: deque):
         self.running: list[Running] = []
-        self.backwards = backwards
+        self.model, self.backwards = model, backwards
 
     @classmethod
-    def none(cls) -> "Calls":
-        return cls(deque(maxlen=8))
+    def none(cls, model: Optional[nn.Module] = None) -> "Calls":
+        return cls(None if model is None else weakref.ref(model), deque(maxlen=8))
 
     def __reduce__(self) -> tuple:
-        return Calls.none, ()  # a copy of the model has none under way
+        return Calls.none, ()
+
+    def __deepcopy__(self, memo: dict) -> "Calls":
+        """A copy of the model has none under way; one of a part alone is run in the model, as that
+        which PEFT makes of a head to train."""
+        twin = memo.get(id(self.model())) if self.model else None
+        return self if twin is None else Calls.none(twin)
 
     def of(self, model: nn.Module) -> bool:
         return any(call.model is model for call in self.running)
@@ -110,7 +118,7 @@ def watch_parts(model: nn.Module, calls: Calls) -> None:
 
 def watch_head(head: nn.Module, calls: Calls) -> None:
     """Have the head's input and output seen, for those calls that want them; once is enough."""
-    if getattr(head, "_smile_calls", None) is not calls:
+    if vars(head).get("_smile_calls") is not calls:
         head._smile_calls = calls
         head.register_forward_pre_hook(_BeforeHead(calls))
         head.register_forward_hook(_AfterHead(calls))
@@ -119,7 +127,7 @@ def watch_head(head: nn.Module, calls: Calls) -> None:
 def unwatch(model: nn.Module, calls: Calls) -> None:
     """Take all hooks off again."""
     for module in model.modules():
-        if getattr(module, "_smile_calls", None) is calls:
+        if vars(module).get("_smile_calls") is calls:  # PEFT's wrapper hands its head's on
             del module._smile_calls
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in [*hooks.items()]:

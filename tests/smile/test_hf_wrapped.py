@@ -263,6 +263,34 @@ def test_peft_before_and_after(kind, before, from_hidden):
         torch.testing.assert_close(found[key], gradient, msg=key)
 
 
+@pytest.mark.parametrize("before", [False, True])
+@from_logits_and_hidden
+def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        target_modules=["c_attn"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+    )
+    batch, expected = made(GPT2).batch, definition(GPT2)[0]
+    model = made(GPT2).model
+    if before:
+        use_smile(model, from_hidden=from_hidden)
+    model = peft.get_peft_model(model, config).double().train()
+    for trained in (model, copy.deepcopy(model)):
+        for has_objective in (before, False):  # given again as by a second trainer
+            if not has_objective:
+                use_smile(trained, from_hidden=from_hidden)
+            loss = trained(**batch).loss
+            loss.backward()
+            torch.testing.assert_close(loss.detach(), expected)
+        head = trained.get_output_embeddings()
+        assert head.modules_to_save["default"].weight.grad.any()
+        with pytest.raises(ValueError, match="its language head was run outside"):
+            head(head.weight[:1])
+        undo(trained)
+        hooks = (hook for part in trained.modules() for hook in part._forward_pre_hooks.values())
+        assert not [*hooks]
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_deep_copy_has_what_was_set_and_its_own_weights(wrapper):
     name = GPT2
