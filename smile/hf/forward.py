@@ -252,6 +252,8 @@ def _loss(result: ObjectiveOutput, num_items_in_batch, weighted: Optional[Tensor
     """The objective, and what the model adds to it of itself."""
     loss = result.loss
     if num_items_in_batch is not None:
+        if isinstance(num_items_in_batch, Tensor):  # lies where the model begins
+            num_items_in_batch = num_items_in_batch.to(loss.device)
         loss = loss * result.tokens / num_items_in_batch
     return loss if weighted is None else loss + weighted.to(loss.device)
 

@@ -25,7 +25,9 @@ class Interval:
         self.__init__()
         if not sums:
             return {}
-        numbers = torch.stack([*sums.values(), next(iter(sums.values())).new_tensor(total)])
+        first = next(iter(sums.values()))  # a router can be elsewhere than the head
+        numbers = [each.to(first.device) for each in sums.values()]
+        numbers = torch.stack([*numbers, first.new_tensor(total)])
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(numbers)
         *found, total = numbers.tolist()

@@ -160,6 +160,7 @@ class SmileLossMixin:
             if num_items_in_batch is not None:
                 tokens = count(*self._scored(inputs), IGNORED)
                 share = tokens * steps * processes / num_items_in_batch
+                share = share.to(next(iter(parts.values())).device)  # that of the head
             values.update(
                 {f"loss_{name}": parts[name] * share for name in self.smile_objective.weights}
             )
