@@ -7,6 +7,7 @@ case of `cases()` its error, or nothing, as JSON.
 
 import json
 import sys
+from importlib.util import find_spec
 from typing import Any, Callable
 
 import torch
@@ -122,6 +123,9 @@ def cases() -> dict[str, Callable[[str], Any]]:
     found["what a caption looks at"] = _reread
     found["a model of transformers"] = lambda device: _transformers(device, from_hidden=False)
     found["its hidden states"] = lambda device: _transformers(device, from_hidden=True)
+    if find_spec("accelerate"):
+        found["its head elsewhere"] = lambda device: _head_elsewhere(device, from_hidden=False)
+        found["its hidden states elsewhere"] = lambda device: _head_elsewhere(device, True)
     return found
 
 
@@ -188,6 +192,24 @@ def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
     loss = model(**{name: value.to(device) for name, value in family.batch.items()}).loss
     loss.backward()
     return [loss]
+
+
+def _head_elsewhere(device: str, from_hidden: bool) -> list[torch.Tensor]:
+    """As `device_map` divides a model; its output is to be where the batch is."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    from smile.hf import last_parts, use_smile
+    from tests.smile.hf_steps import GPT2, made
+
+    model, batch, *_ = made(GPT2)
+    add_hook_to_module(model, AlignDevicesHook("cpu", io_same_device=True))
+    add_hook_to_module(model.lm_head, AlignDevicesHook(device))
+    use_smile(model, {"mle": 0.1, "smile": 0.9}, from_hidden=from_hidden)
+    loss = model(**batch, num_items_in_batch=torch.tensor(5, device=device)).loss
+    loss.backward()
+    found = [loss, *last_parts(model).values(), model.transformer.wpe.weight.grad]
+    assert {each.device.type for each in found} == {"cpu"}
+    return found
 
 
 def main() -> int:

@@ -223,6 +223,7 @@ def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, Obje
     results = []
 
     def take(states: Tensor) -> tuple[Tensor]:
+        states = states.to(head.weight.device)  # as accelerate does in the head's forward
         results.append(from_states(settings.objective, head, transform, *targets.of(states)))
         return (states[:, -1:].detach(),)
 
@@ -235,17 +236,24 @@ def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, Obje
             f"{type(model).__name__}: the forward that was set on the model does not call its "
             "language head; use_smile needs from_hidden=False for it"
         )
-    result, compiling = results[-1], torch.compiler.is_compiling()
+    result, compiling = _moved(results[-1], last.device), torch.compiler.is_compiling()
     if compiling or settings.head_is_last is not model._smile_chain:
         line = (
             f"{type(model).__name__} changes the logits of its language head; "
             "use_smile needs from_hidden=False for it"
         )
-        changed = transform.changed(last, call.seen.detach())
+        changed = transform.changed(last, call.seen.detach().to(last.device))
         loss = refuse(changed, line, result.loss, settings.number)
         result = ObjectiveOutput(loss, result.parts, result.tokens)
         settings.head_is_last = None if compiling else model._smile_chain
     return output, result
+
+
+def _moved(result: ObjectiveOutput, device: torch.device) -> ObjectiveOutput:
+    """To where the output is: accelerate moves that to the input of a model over several."""
+    loss, parts, tokens = result
+    parts = {name: part.to(device) for name, part in parts.items()}
+    return ObjectiveOutput(loss.to(device), parts, tokens.to(device))
 
 
 def _loss(result: ObjectiveOutput, num_items_in_batch, weighted: Optional[Tensor]) -> Tensor:
