@@ -202,7 +202,8 @@ def _refuse_leaks(model, settings, below, given, rows: Tensor) -> None:
             return logits_of(model, settings.calls.run(Running(model), below, inputs))
 
         for n in (1, 2):  # by all processes at once, whatever their rows
-            settings.apart[n > 1, form] = keeps_apart(model, run, given, n)
+            if settings.apart.get((n > 1, form)) is None:
+                settings.apart[n > 1, form] = keeps_apart(model, run, given, n)
     if settings.apart[several, form] is False and (rows != rows[:, :1]).any():
         settings.apart = {}  # it can be given another attention, and tried again
         raise ValueError(f"{type(model).__name__} {SEEN}")
