@@ -194,7 +194,7 @@ def _refuse_leaks(model, settings, below, given, rows: Tensor) -> None:
     if given.get("attention_mask") is not None:
         return  # it can keep them apart
     tensors = [name for name in PLACES if isinstance(given.get(name), Tensor)]
-    form = tuple((name, given[name].dim()) for name in tensors)
+    form = tuple((name, given[name].shape[:-2]) for name in tensors)
     several = len(rows) > 1
     if settings.apart.get((several, form)) is None:
 
