@@ -5,6 +5,7 @@ Of several processes the one that caused an error is heard first, and one that h
 
 import atexit
 import gc
+import multiprocessing
 import os
 import sys
 import threading
@@ -41,9 +42,11 @@ def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) ->
     try:
         return program() or 0
     except (stopping.Stopped, KeyboardInterrupt) as stop:
+        if interrupted:
+            print(interrupted, file=sys.stderr)
+        if isinstance(stop, KeyboardInterrupt):
+            _leave_the_others(INTERRUPTED)
         if interrupted is not None:
-            if interrupted:
-                print(interrupted, file=sys.stderr)
             return INTERRUPTED
         if isinstance(stop, KeyboardInterrupt):
             raise
@@ -55,6 +58,7 @@ def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) ->
             _wait_for_the_cause()
             line = f"[rank {distributed.rank()}] {line}"
         print(line, file=sys.stderr, flush=True)
+        _leave_the_others(FAILED)
         return FAILED
     except Exception:
         _end_after_a_bug()
@@ -73,6 +77,17 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _leave_the_others(code: int) -> None:
+    """End the process at once if it is in a group, whose others may wait for it in a collective.
+
+    NCCL's `distributed.stop` would wait for them; only success and Stopped are reached by all.
+    """
+    if dist.is_initialized():
+        for child in multiprocessing.active_children():  # whose end `leave` would wait for
+            child.kill()
+        leave(code)
 
 
 def _wait_for_the_cause() -> None:

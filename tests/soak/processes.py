@@ -1,5 +1,6 @@
 """Processes of one of the programs that can be killed: forked, so that a start takes no import."""
 
+import atexit
 import os
 import signal
 import socket
@@ -75,6 +76,7 @@ def _be_rank(rank, processes, port, output, program, arguments, hook):
         sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
+        atexit._clear()  # what is there to be done is for the process that forked this one
         # tqdm's own is shared by forked processes: who is killed with it would stop all others.
         tqdm.set_lock(threading.RLock())
         if processes > 1:

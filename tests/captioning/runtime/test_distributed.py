@@ -1,18 +1,26 @@
 """Two processes on gloo: the gradient, the captions and the errors of one."""
 
+import atexit
 import json
+import multiprocessing.util
+import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from captioning.runtime import distributed
+from captioning.runtime import distributed, stopping
 from captioning.runtime.errors import UserError
+from captioning.runtime.program import exit_code
 from tests.captioning.runtime.first_gradient import first_gradient
 from tests.soak.launched import Launched
 from tests.soak.processes import Processes
-from tests.soak.runs import Run
+from tests.soak.runs import Run, be_quick
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +133,51 @@ def test_an_error_on_one_process_ends_both(scenes, scenes_config, tmp_path):
     errors = [line for line in launched.said().splitlines() if "error" in line.lower()]
     assert len(errors) == 1 and "scene_000007.png" in errors[0], launched.said()
     assert "Traceback" not in launched.said()
+
+
+def _leave_groups_as_nccl(rank):
+    """A hook: no process leaves a group before all want to."""
+    be_quick(rank)
+    left = dist.destroy_process_group
+
+    def destroy():
+        store = dist.distributed_c10d._get_default_store()
+        store.add("leaving", 1)
+        while store.add("leaving", 0) < 2:
+            time.sleep(0.1)
+        left()
+
+    dist.destroy_process_group = destroy
+
+
+def _fail_in_a_collective(arguments):
+    """Rank 1 does, with a process that waits for work, while rank 0 waits for it."""
+    folder, error = arguments
+
+    def program():
+        distributed.start("cpu")
+        if distributed.rank() == 1:
+            pool = ProcessPoolExecutor(1, initializer=stopping.leave_to_parent)
+            (folder / "worker").write_text(str(pool.submit(os.getpid).result()))
+            atexit.register(multiprocessing.util._exit_function)  # which a fork has forgotten
+            atexit.register((folder / "tidied").touch)
+            raise error
+        distributed.barrier()
+
+    return exit_code(program)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UserError("a: mend it"), 2), (KeyboardInterrupt(), 130)]
+)
+def test_who_fails_alone_waits_for_nobody(tmp_path, error, code):
+    """Nor is anything left of it, or left undone."""
+    given = (tmp_path, error)
+    run = Processes(_fail_in_a_collective, given, tmp_path / "said", 2, _leave_groups_as_nccl)
+    assert run.wait(30) == [1, code], run.said()
+    assert run.said().count("[rank 1] error: a: mend it\n") == (code == 2)
+    assert (tmp_path / "tidied").exists()
+    assert not Path("/proc", (tmp_path / "worker").read_text()).exists()
 
 
 def test_an_error_of_all_is_said_once(scenes_config, tmp_path):
