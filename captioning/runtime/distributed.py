@@ -17,6 +17,9 @@ from captioning.runtime.errors import UserError
 
 # Rank 0 scores alone while the others wait: more than SPICE, given up after an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
+# How much longer NCCL waits in training than a process may hang, so that this one is heard first:
+# where its patience ends it ends the process as well, and gloo raises an error.
+NCCL_GRACE_S = 10
 
 T = TypeVar("T")
 
@@ -96,7 +99,8 @@ def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
     """
     global _training
     if dist.is_initialized():
-        _training = dist.new_group(timeout=timedelta(seconds=seconds))
+        grace = NCCL_GRACE_S if dist.get_backend() == "nccl" else 0
+        _training = dist.new_group(timeout=timedelta(seconds=seconds + grace))
     return _training
 
 

@@ -246,6 +246,17 @@ def test_each_of_several_processes_has_its_own_gpu(four_gpus, monkeypatch, devic
     assert four_gpus["device_id"] == torch.device("cuda", 3)
 
 
+@pytest.mark.parametrize(("backend", "seconds"), [("gloo", 60), ("nccl", 70)])
+def test_nccl_waits_until_who_hangs_was_heard(monkeypatch, backend, seconds):
+    asked = {}
+    monkeypatch.setattr(distributed, "_training", None)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(dist, "new_group", lambda **settings: asked.update(settings))
+    distributed.limit_waits(60)
+    assert asked["timeout"].total_seconds() == seconds
+
+
 def test_one_gpu_is_not_for_several_processes(four_gpus, monkeypatch):
     assert distributed.start("cuda:1") == torch.device("cuda", 1)
     monkeypatch.setenv("WORLD_SIZE", "4")
