@@ -140,7 +140,7 @@ def barrier() -> None:
 def sum_over_ranks(values: Tensor) -> Tensor:
     """The sum of every rank's tensor, in place."""
     if dist.is_initialized():
-        with _waits():
+        with waits_for_others():
             dist.all_reduce(values, group=_training)
     return values
 
@@ -154,13 +154,14 @@ def any_rank(value: object, patiently: bool = False) -> bool:
         return bool(value)
     on_gpu = dist.get_backend() == "nccl"
     found = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
-    with _waits():
+    with waits_for_others():
         dist.all_reduce(found, dist.ReduceOp.MAX, group=None if patiently else _training)
         return bool(found.item())
 
 
 @contextmanager
-def _waits() -> Iterator[None]:
+def waits_for_others() -> Iterator[None]:
+    """Within the block this process may wait for the others: a `Watchdog` does not accuse it."""
     global waiting
     waiting = True
     yield
@@ -210,7 +211,7 @@ def share_buffers(module: nn.Module) -> None:
 def share(tensors: Iterable[Tensor]) -> None:
     """Give every rank the values that rank 0 has, in place."""
     if dist.is_initialized():
-        with _waits():
+        with waits_for_others():
             for tensor in tensors:
                 dist.broadcast(tensor, src=0, group=_training)
 
@@ -229,7 +230,7 @@ def broadcast_from_main(value: Any) -> Any:
     if not dist.is_initialized():
         return value
     values = [value]
-    with _waits():
+    with waits_for_others():
         dist.broadcast_object_list(values, src=0)
     return values[0]
 
@@ -239,7 +240,7 @@ def each_rank_in_turn(value: Any) -> Iterator[Any]:
     for source in range(world_size()):
         values = [value]
         if dist.is_initialized():
-            with _waits():
+            with waits_for_others():
                 dist.broadcast_object_list(values, src=source)
         yield values[0]
 

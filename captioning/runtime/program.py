@@ -138,7 +138,8 @@ class Watchdog:
     """Expects a `beat` every `seconds`, in training and generation on several processes.
 
     A process that waits for the others is not at fault, and left alone: the one that hangs is to
-    be seen, and ended, first. Then those that wait fail as well.
+    be seen, and ended, first. Then those that wait fail as well. One whose GPU hangs waits for it
+    as for the others: it is not accused, and all are ended by NCCL's timeout (`limit_waits`).
     """
 
     def __init__(self, seconds: float):

@@ -71,11 +71,15 @@ class TrainingStep:
                 output = self._forward(batch, step * self.count + number)
                 totals.append(distributed.sum_over_ranks(self._weighed(output, batch)))
                 reference = reference.where(reference > 0, totals[-1][0])
-                self._backward(output, reference)
-        norm = self._reduced_gradient(totals, reference)
-        # The host waits for a GPU here, for all that is said or decided of the step, and within
-        # forward where the objective looks for the labels.
-        *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
+                # A GPU that waits for the others' sums is given only so many kernels in advance.
+                with distributed.waits_for_others():
+                    self._backward(output, reference)
+        with distributed.waits_for_others():
+            norm = self._reduced_gradient(totals, reference)
+            # The host waits for a GPU here, for all that is said or decided of the step, and within
+            # forward where the objective looks for the labels. What NCCL has to sum was only put
+            # into its queue before.
+            *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         width = len(totals[0])
         sums = [values[i : i + width] for i in range(0, len(values), width)]
         names = ["tokens", *self.kept[-1].parts, *COUNTED]

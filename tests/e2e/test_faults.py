@@ -7,8 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from captioning.metrics.diversity import Length
+from captioning.runtime import distributed
 from captioning.training.fine_tuning import FineTuning
 from tests.soak.launched import Launched
 from tests.soak.runs import Run, be_quick, difference, last_step, saved_step, write_config
@@ -70,6 +74,40 @@ def test_a_process_that_hangs_is_shown_where_it_does(config, tmp_path):
     assert run.wait(60) == [1, 1]
     assert "error: [rank 1] hangs: it has done no step for more than 6 s" in run.said()
     assert "time.sleep(100)" in run.said() and "[rank 0] hangs" not in run.said()
+
+
+def sum_as_nccl(where):
+    """Let sums be queued, as a GPU's are, and be waited for in this method of a tensor."""
+    queued, original = [], getattr(torch.Tensor, where)
+
+    def later(values):
+        queued.append(values)
+        return values
+
+    def waiting(*arguments, **settings):
+        while queued:
+            dist.all_reduce(queued.pop())
+        return original(*arguments, **settings)
+
+    distributed.sum_over_ranks = later
+    # Gradients, too, are summed on a GPU without a wait.
+    alone = property(lambda self: False, lambda self, value: None)
+    DistributedDataParallel.require_backward_grad_sync = alone
+    setattr(torch.Tensor, where, waiting)
+
+
+@pytest.mark.parametrize("where", ["tolist", "backward"])
+def test_who_waits_as_for_nccl_is_not_said_to_hang(config, tmp_path, where):
+    """Where a step's values are read, or before, where the queue of a GPU is full."""
+
+    def hook(rank):
+        at_step_5(lambda: time.sleep(100))(rank)
+        sum_as_nccl(where)
+
+    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=hook)
+    assert run.wait(60) == [1, 1]
+    assert "error: [rank 1] hangs: it has done no step for more than 6 s" in run.said()
+    assert "[rank 0] hangs" not in run.said()
 
 
 def test_a_process_that_says_nothing_is_named(config, tmp_path):
