@@ -1,6 +1,7 @@
 """Processes of one of the programs that can be killed: forked, so that a start takes no import."""
 
 import atexit
+import functools
 import os
 import signal
 import socket
@@ -76,7 +77,7 @@ def _be_rank(rank, processes, port, output, program, arguments, hook):
         sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        atexit._clear()  # what is there to be done is for the process that forked this one
+        _forget_exit_functions()
         # tqdm's own is shared by forked processes: who is killed with it would stop all others.
         tqdm.set_lock(threading.RLock())
         if processes > 1:
@@ -92,6 +93,18 @@ def _be_rank(rank, processes, port, output, program, arguments, hook):
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _forget_exit_functions() -> None:
+    """Those so far are for the process that forked this one. To clear them can end in a crash."""
+    own: list[Callable] = []
+
+    def register(function, *arguments, **keywords):
+        own.append(functools.partial(function, *arguments, **keywords))
+        return function
+
+    atexit.register = register
+    atexit._run_exitfuncs = lambda: [function() for function in reversed(own)]
 
 
 def exit_code(status: int) -> int:
