@@ -66,7 +66,7 @@ def read_annotations(path: Union[str, PathLike], split: Optional[str] = None) ->
     for image, texts in captions.items():
         if not texts:
             raise UserError(f"{path}: {first_row[image]}: {image} has no caption: add one")
-        image_id = explicit_ids.get(image, _derived_id(image))
+        image_id = explicit_ids.get(image, derived_id(image))
         samples.append(Sample(image, tuple(texts), image_id))
     for sample in samples:
         other = owner.setdefault(sample.image_id, sample.image)
@@ -96,7 +96,8 @@ def checked_row(fields: Any, where: str) -> tuple[str, list[str], Optional[Image
     return image, [text for text in texts if text.strip()], image_id
 
 
-def _derived_id(image: str) -> ImageId:
+def derived_id(image: str) -> ImageId:
+    """That of an image to which nobody has given one, see `read_annotations`."""
     # Python reads no integer of thousands of digits, as which such a name is not meant anyway.
     digits = re.search(r"(?<![0-9])[0-9]{1,100}\Z", PurePosixPath(image).stem)
     return int(digits.group()) if digits else image

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Union
 
-from captioning.data.annotations import ImageId, read_annotations
+from captioning.data.annotations import ImageId, derived_id, read_annotations
 from captioning.files.local_copies import local
-from captioning.files.reading import read_json
+from captioning.files.reading import parse_json, read_json, read_text
 from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]
@@ -14,12 +14,17 @@ References = dict[ImageId, list[str]]
 
 
 def read_predictions(path: Union[str, PathLike]) -> Captions:
-    """Return {image id: caption} of a COCO results file, a list of {image_id, caption}.
+    """Return {image id: caption} of a COCO results file, a list of {image_id, caption}, or of the
+    lines {image, caption} (.jsonl) that bulk captioning writes; see `read_annotations` for the ids.
 
     Raises UserError for a file that is missing, empty or something else, and for an image that has
     two captions. The same caption twice, which shards of several processes can hold, is one.
     """
-    return predictions_by_id(read_json(local(path)), str(path))
+    found = local(path)
+    if found.suffix != ".jsonl":
+        return predictions_by_id(read_json(found), str(path))
+    lines = enumerate(read_text(found).split("\n"), start=1)
+    return predictions_by_id([parse_json(x, found, n) for n, x in lines if x.strip()], str(path))
 
 
 def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
@@ -41,12 +46,14 @@ def read_references(path: Union[str, PathLike]) -> References:
     """Return {image id: human captions}, one caption or more for each image.
 
     The file is COCO's ground truth ({annotations: [{image_id, caption}]}), an annotation file (a
-    list of {image, caption}, see `captioning.data`) or a mapping {image id: [captions]}. Raises
-    UserError for a file that is missing, empty or something else.
+    list of {image, caption}, .csv or .jsonl of such rows, or Karpathy's, see `read_annotations`) or
+    a mapping {image id: [captions]}. Raises UserError for a file that is missing, empty or
+    something else.
     """
     path = local(path)
-    document = read_json(path)
-    if isinstance(document, list) and document:
+    document = [path] if path.suffix in (".csv", ".jsonl") else read_json(path)
+    karpathy = isinstance(document, dict) and isinstance(document.get("images"), list)
+    if (isinstance(document, list) and document) or (karpathy and "annotations" not in document):
         return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}
     if isinstance(document, dict) and isinstance(document.get("annotations"), list):
         references: References = {}
@@ -129,6 +136,8 @@ def _pairs(entries, where):
     for number, entry in enumerate(entries, start=1):
         fields = entry if isinstance(entry, dict) else {}
         image_id, caption = fields.get("image_id"), fields.get("caption")
+        if image_id is None and isinstance(fields.get("image"), str):
+            image_id = derived_id(fields["image"])
         if type(image_id) not in (int, str):  # a JSON true is no integer here
             raise UserError(f"{where}: entry {number} has no image_id (an integer or a string)")
         if not isinstance(caption, str):

@@ -32,6 +32,16 @@ def test_predictions(write):
     assert read_predictions(write("\ufeff" + json.dumps(entries[:1]))) == {5: "a"}
 
 
+def test_lines_of_bulk_captioning_are_predictions(tmp_path):
+    path = tmp_path / "captions.jsonl"
+    lines = [{"image": "a/photo_7.jpg", "caption": "a"}, {"image_id": "x", "caption": "b"}]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert read_predictions(path) == {7: "a", "x": "b"}
+    path.write_text("{}\n")
+    with pytest.raises(UserError, match="entry 1 has no image_id"):
+        read_predictions(path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -84,6 +94,23 @@ def test_files_that_cannot_be_read(tmp_path):
 )
 def test_references(write, document):
     assert read_references(write(document)) == {139: ["a room", "a table"], 285: ["a bear"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own.csv", "image,caption\na_7.jpg,a room\na_7.jpg,a table\n"),
+        ("own.jsonl", '{"image": "a_7.jpg", "caption": ["a room", "a table"]}\n'),
+        (
+            "dataset_own.json",
+            '{"images": [{"filename": "a_7.jpg", "split": "test", '
+            '"sentences": [{"raw": "a room"}, {"raw": "a table"}]}]}',
+        ),
+    ],
+)
+def test_references_of_what_training_reads(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert read_references(tmp_path / name) == {7: ["a room", "a table"]}
 
 
 def test_references_as_a_mapping(write):
