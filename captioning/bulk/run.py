@@ -160,4 +160,6 @@ class BulkCaptioning:
         for line in itertools.islice(examples, EXAMPLES):
             say(printable(f"{line['image']}: {line['caption']}"))
         say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
+        if failed and not (self.captioned or tally.skipped):
+            raise UserError(f"none of {failed} images has a caption{why}")
         say(f"captions are in {self.named}")

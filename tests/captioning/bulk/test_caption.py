@@ -114,6 +114,16 @@ def test_bad_images_have_a_reason_and_end_nothing(run, photos, tmp_path, monkeyp
     assert "done 1 (" in said and "skipped 12, failed 4" in said
 
 
+def test_where_no_image_at_all_has_a_caption_the_program_fails(run, tmp_path):
+    for name in ("a.png", "b.png"):
+        (tmp_path / "bad" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "bad" / name).write_text("no image")
+    for _ in range(2):
+        _, said = run(tmp_path / "bad", code=2)
+        assert "done 0" in said and "error: none of 2 images has a caption" in said
+        assert said.count("failed.jsonl says why") == 2
+
+
 def test_failures_of_another_file_of_captions_stay(run, photos, tmp_path):
     (tmp_path / "out").mkdir()
     other = {"image": "x.jpg", "error": "no such file", "out": "other.jsonl"}
