@@ -75,6 +75,8 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 
     def changes(role: str, more: Sequence[str] = ()) -> str:
         changed = [key for key in (*keys_of(role), *more) if before[key] != now[key]]
+        if now["skip_bad_images"] and "skip_bad_images" in changed:
+            changed.remove("skip_bad_images")  # without it no bad image was met so far
         return "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
 
     others = changes("run", _keys_of_rewards(config))

@@ -29,7 +29,11 @@ def other(told):
 ROWS = [  # what the run had, what it is given, the line
     ([], "tokenizer=other.txt", other("tokenizer was '{data}/vocab.txt', is 'other.txt'")),
     ([], "precision=bf16", other("precision was 'fp32', is 'bf16'")),
-    ([], "skip_bad_images=true", other("skip_bad_images was False, is True")),
+    (
+        ["skip_bad_images=true"],
+        "skip_bad_images=false",
+        other("skip_bad_images was True, is False"),
+    ),
     ([], "max_epoch=4", LENGTH.replace("{schedule}", "cosine")),
     (["lr_schedule=cosine_steps"], "max_epoch=4", LENGTH.replace("{schedule}", "cosine_steps")),
     (
