@@ -85,14 +85,17 @@ class BulkCaptioning:
         say(f"going on with {self.named}")
 
     def _plan(self) -> None:
+        older = self._is_older_than_the_weights()
         plan, self.tally = make_plan(self.request, self.settings)
         if self.request.address and self._has_to_merge(plan):
             stored_output.keep_plan(self.request, plan)
         tally = self.tally
-        others = tally.checkpoints - {self.settings["checkpoint"]}
+        others = sorted(tally.checkpoints - {self.settings["checkpoint"]})
+        if older:
+            others.append(f"earlier weights of {self.settings['checkpoint']}")
         if others and tally.skipped:
             say(
-                f"{self.named} has captions of {', '.join(sorted(others))}, which stay; "
+                f"{self.named} has captions of {', '.join(others)}, which stay; "
                 "--existing overwrite makes them anew"
             )
         if self.request.verify:
@@ -102,6 +105,12 @@ class BulkCaptioning:
                 f"{tally.failed} failed before; {tally.damaged} damaged lines, {tally.repeated} "
                 f"repeated, {len(tally.no_sidecar)} sidecars were missing"
             )
+
+    def _is_older_than_the_weights(self) -> bool:
+        """Whether a checkpoint on this disk was written anew after the captions were."""
+        version, out = self.settings.get("checkpoint_time"), self.request.out
+        known = isinstance(version, float) and not self.request.address and out.exists()
+        return known and out.stat().st_mtime < version
 
     def _finish(self) -> None:
         """Caption what is left of the plan, and put it together."""

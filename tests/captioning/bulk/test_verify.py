@@ -43,6 +43,18 @@ def test_captions_of_another_checkpoint_are_pointed_out(run, photos, tmp_path):
     assert "has captions of old.pth, which stay; --existing overwrite" in said
 
 
+def test_captions_of_earlier_weights_are_pointed_out(run, photos, tmp_path, checkpoint):
+    """Of the same checkpoint, which has been written anew since."""
+    run(photos)
+    assert "which stay" not in run(photos)[1]
+    out = tmp_path / "out" / "captions.jsonl"
+    os.utime(out, (0, checkpoint.stat().st_mtime - 1))
+    _, said = run(photos)
+    assert f"has captions of earlier weights of {checkpoint}, which stay" in said
+    _, said = run(photos, "--existing", "overwrite")
+    assert "which stay" not in said
+
+
 def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
     monkeypatch.setattr("captioning.bulk.merging.ROWS", 3)
     path = tmp_path / "captions.parquet"
