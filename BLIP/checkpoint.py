@@ -62,7 +62,11 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     path = fetch(source)
     in_parts = is_in_parts(path)
     if not (path.is_file() or in_parts):
-        lacks = "is a folder: name a file in it" if path.is_dir() else "does not exist"
+        lacks = (
+            "is a folder and no checkpoint: name a file in it"
+            if path.is_dir()
+            else "does not exist"
+        )
         raise CheckpointError(f"checkpoint {source} {lacks}")
     try:
         if path.suffix == ".safetensors":

@@ -160,7 +160,9 @@ def test_objects_are_named_and_on_demand_left_out():
 def test_no_file():
     with pytest.raises(ValueError, match=r"^checkpoint none\.pth does not exist$"):
         read_checkpoint("none.pth")
-    with pytest.raises(ValueError, match=r"^checkpoint \. is a folder: name a file in it$"):
+    with pytest.raises(
+        ValueError, match=r"^checkpoint \. is a folder and no checkpoint: name a file in it$"
+    ):
         read_checkpoint(".")
 
 
