@@ -118,7 +118,7 @@ def watch_parts(model: nn.Module, calls: Calls) -> None:
 
 def watch_head(head: nn.Module, calls: Calls) -> None:
     """Have the head's input and output seen, for those calls that want them; once is enough."""
-    if vars(head).get("_smile_calls") is not calls:
+    if head.__dict__.get("_smile_calls") is not calls:
         head._smile_calls = calls
         head.register_forward_pre_hook(_BeforeHead(calls))
         head.register_forward_hook(_AfterHead(calls))
@@ -127,7 +127,7 @@ def watch_head(head: nn.Module, calls: Calls) -> None:
 def unwatch(model: nn.Module, calls: Calls) -> None:
     """Take all hooks off again."""
     for module in model.modules():
-        if vars(module).get("_smile_calls") is calls:  # PEFT's wrapper hands its head's on
+        if module.__dict__.get("_smile_calls") is calls:  # PEFT's wrapper hands its head's on
             del module._smile_calls
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in [*hooks.items()]:
