@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -192,8 +193,13 @@ class BlipCaptioner(nn.Module):
     def _caption(self, ids: Tensor) -> str:
         if self.shift:
             ids = self.shift.undo(ids.cpu(), len(self.prompt_ids))
-        prompt = self.tokenizer.decode(self.prompt_ids)  # as it is read, not as it was written
-        return self.tokenizer.decode(ids)[len(prompt) + bool(prompt) :]
+        return self.tokenizer.decode(ids)[self._prompt_length :]
+
+    @cached_property
+    def _prompt_length(self) -> int:
+        """Characters of the prompt as it is read, not as it was written, and a space behind it."""
+        read = self.tokenizer.decode(self.prompt_ids)
+        return len(read) + bool(read)
 
 
 def build_captioner(

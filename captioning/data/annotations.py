@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional, Union
 
-from captioning.files.reading import parse_json, read_text
+from captioning.files.reading import parse_json, parse_json_lines, read_text
 from captioning.runtime.errors import UserError
 
 ImageId = Union[int, str]
@@ -108,9 +108,7 @@ def _rows(path: Path, split: Optional[str]) -> Iterator[Row]:
     if path.suffix == ".csv":
         return _csv_rows(text, path)
     if path.suffix == ".jsonl":
-        # Not str.splitlines, which also splits at U+2028: JSON allows it in strings.
-        lines = enumerate(text.split("\n"), start=1)
-        return ((f"line {n}", parse_json(line, path, n)) for n, line in lines if line.strip())
+        return ((f"line {number}", row) for number, row in parse_json_lines(text, path))
     document = parse_json(text, path)
     if isinstance(document, list):
         return ((f"row {number}", entry) for number, entry in enumerate(document, start=1))

@@ -6,7 +6,7 @@ from typing import Any, Union
 
 from captioning.data.annotations import ImageId, derived_id, read_annotations
 from captioning.files.local_copies import local
-from captioning.files.reading import parse_json, read_json, read_text
+from captioning.files.reading import parse_json_lines, read_json, read_text
 from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]
@@ -21,10 +21,11 @@ def read_predictions(path: Union[str, PathLike]) -> Captions:
     two captions. The same caption twice, which shards of several processes can hold, is one.
     """
     found = local(path)
-    if found.suffix != ".jsonl":
-        return predictions_by_id(read_json(found), str(path))
-    lines = enumerate(read_text(found).split("\n"), start=1)
-    return predictions_by_id([parse_json(x, found, n) for n, x in lines if x.strip()], str(path))
+    if found.suffix == ".jsonl":
+        entries = [entry for _, entry in parse_json_lines(read_text(found), found)]
+    else:
+        entries = read_json(found)
+    return predictions_by_id(entries, str(path))
 
 
 def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:

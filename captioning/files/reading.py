@@ -62,6 +62,14 @@ def parse_json(
         raise UserError(f"{path}: not valid JSON: a number has thousands of digits") from None
 
 
+def parse_json_lines(text: str, path: Union[str, Path]) -> Iterator[tuple[int, Any]]:
+    """The number and the value of each line of a text that is not blank; see `parse_json`."""
+    # Not str.splitlines, which also splits at U+2028: JSON allows it in strings.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, parse_json(line, path, number)
+
+
 class _TwiceError(Exception):
     """Of a key of which the value would silently be the last."""
 
