@@ -99,13 +99,13 @@ def blocks(
         return
     if segments is None:
         rows = torch.arange(labels.numel(), device=labels.device).view_as(labels)
-        there = labels != ignore_index
-        long = labels.size(1) >= LONG and not whole_rows  # else a GPU need not be waited for
-        most = int(there.sum(1).max()) if long else labels.size(1)
-        if 2 * most < labels.size(1):
-            labelled_first = there.int().sort(dim=1, descending=True, stable=True).indices
-            places = labelled_first[:, : max(most, 1)]
-            rows, labels = rows.gather(1, places), labels.gather(1, places)
+        if labels.size(1) >= LONG and not whole_rows:  # else a GPU need not be waited for
+            there = labels != ignore_index
+            most = int(there.sum(1).max())
+            if 2 * most < labels.size(1):
+                labelled_first = there.int().sort(dim=1, descending=True, stable=True).indices
+                places = labelled_first[:, : max(most, 1)]
+                rows, labels = rows.gather(1, places), labels.gather(1, places)
         yield rows, labels
         return
     labelled = (labels != ignore_index).flatten().nonzero().squeeze(1)  # (M,)
