@@ -23,7 +23,7 @@ def test_same_captions_and_scores(make_captioner, checkpointed):
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
-    """With and without oneDNN's layout."""
+    """With and without oneDNN's layout, and whether or not autocast is on."""
     if not packs:
         monkeypatch.setattr("BLIP.inference_linear._can_pack", lambda device, dtype: False)
     elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -40,11 +40,12 @@ def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
     with torch.inference_mode():
         exact, ours = run(captioner), run(quick)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            autocast = run(captioner)
+            autocast, within = run(captioner), run(quick)
     assert ours[0].dtype == torch.float32
-    for right, theirs, value in zip(exact, autocast, ours):
-        error = (value - right).abs().mean()
-        assert 0 < error < 1.2 * (theirs - right).abs().mean()
+    for results in (ours, within):
+        for right, theirs, value in zip(exact, autocast, results):
+            error = (value - right).abs().mean()
+            assert 0 < error < 1.2 * (theirs - right).abs().mean()
 
 
 @pytest.mark.parametrize("packs", [True, False])
