@@ -24,7 +24,7 @@ def scores_first_token(name: str, given: Optional[bool] = None) -> bool:
 class Mixture(NamedTuple):
     """Which losses, and their settings: those of `Objective`, by the same names.
 
-    parameters: those of the alternatives by name, as text.
+    alternatives_text: the alternatives' parameters by name, as text.
     """
 
     weights: dict[str, float]
@@ -32,18 +32,18 @@ class Mixture(NamedTuple):
     first_token_mle: Optional[bool]
     pad_token_id: Optional[int]
     ignore_index: int
-    parameters: str = "{}"
+    alternatives_text: str = "{}"
 
     def alternatives(self) -> dict[str, TokenLoss]:
         """By name, in the order of the weights."""
-        return _built(self.parameters)
+        return _built(self.alternatives_text)
 
     def text(self) -> str:
         """As an operator can take it; compiled programs make it while they are traced."""
         weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
         return (
             f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
-            f"{self.pad_token_id!r}, {self.ignore_index!r}, {self.parameters!r}"
+            f"{self.pad_token_id!r}, {self.ignore_index!r}, {self.alternatives_text!r}"
         )
 
     def first_by_mle(self) -> list[str]:

@@ -125,7 +125,9 @@ class Objective(nn.Module):
 
     def _keep(self, made: Mapping[str, Optional[TokenLoss]]) -> None:
         self.alternatives = {name: loss for name, loss in made.items() if loss is not None}
-        self.parameters = repr({name: asdict(loss) for name, loss in self.alternatives.items()})
+        self.alternatives_text = repr(
+            {name: asdict(loss) for name, loss in self.alternatives.items()}
+        )
 
     def forward(
         self,
