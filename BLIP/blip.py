@@ -22,7 +22,7 @@ from smile.objective import captions_an_image
 
 MED_CONFIG = "configs/med_config.json"
 PROMPT = "a picture of "
-LIKELIHOOD = Objective("mle", label_smoothing=0.0)
+LIKELIHOOD = Objective("mle")
 
 
 class BlipCaptioner(nn.Module):

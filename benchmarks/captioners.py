@@ -17,6 +17,7 @@ from smile import Objective
 
 PROMPT = ("a", "picture", "of")
 BERT_WORDS = 30522
+SMOOTHING = 0.1  # of labels in MLE, as BLIP's configurations have it
 TINY = {
     "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4},
     "image_size": 48,
@@ -39,7 +40,7 @@ def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -
         vocabulary = Path(folder) / "vocab.txt"
         vocabulary.write_text("\n".join(words) + "\n")
         sizes = TINY if tiny else {}
-        return build_captioner(str(vocabulary), objective=Objective(objective), **sizes)
+        return build_captioner(str(vocabulary), objective=Objective(objective, SMOOTHING), **sizes)
 
 
 def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.captioners import SMOOTHING
 from benchmarks.cross_entropies import libraries
 from benchmarks.measure import Work, alternate, peak_memory, program, row
 from smile import Objective
@@ -101,7 +102,7 @@ class Problem:
 
 def build(contender: str, spec: Union[str, dict], sizes: Sizes, autocast: bool) -> Work:
     """The work of one contender, after a tiny one for which the libraries are loaded."""
-    objective = Objective(spec)
+    objective = Objective(spec, SMOOTHING)
     Problem(TINY).work(contender, objective, autocast)()
     return Problem(sizes).work(contender, objective, autocast)
 
@@ -116,7 +117,7 @@ def compare(
         contender: max(0, peak_memory(build, contender, spec, sizes, autocast) - gradients)
         for contender in names
     }
-    problem, objective = Problem(sizes), Objective(spec)
+    problem, objective = Problem(sizes), Objective(spec, SMOOTHING)
     works = {contender: problem.work(contender, objective, autocast) for contender in names}
     seconds = alternate(works, rounds)
     facts = {"sizes": sizes._asdict(), "gradient_bytes": gradients, "autocast": autocast}
@@ -142,7 +143,7 @@ def step(contender: str, sizes: Sizes) -> Work:
 def without_bias(contender: str, problem: Problem) -> Work:
     """Loss and gradients of hidden states and weight, by ours or another library's name."""
     hidden, weight, _ = problem.inputs
-    objective = Objective(OURS.get(contender, "mle"), label_smoothing=0.0)
+    objective = Objective(OURS.get(contender, "mle"))
     theirs = None if contender in OURS else libraries()[contender]
 
     def call() -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from benchmarks.captioners import our_captioner, their_captioner
+from benchmarks.captioners import SMOOTHING, our_captioner, their_captioner
 from benchmarks.measure import Work, alternate, peak_memory, program, row
 from BLIP import BlipCaptioner
 from smile import Objective
@@ -93,7 +93,7 @@ class Training:
         image = images(self.ours, batch).to(self.device)
         texts = captions(self.tiny, batch, an_image)
         optimizer = self.usual if contender == THEIRS else self.fused
-        objective = Objective(spec)
+        objective = Objective(spec, SMOOTHING)
 
         def call() -> float:
             model = self.compiled if contender == COMPILED else self.ours

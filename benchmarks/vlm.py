@@ -55,7 +55,7 @@ def write(folder: str, V: int) -> None:
 def step(contender: str, sizes: Sizes, folder: str) -> Work:
     """Loss and gradients by one contender, of which a small one has been made before."""
     model, question = model_of(folder, weights=True), question_of(folder, vlm.tiny.ASKED)
-    objective = Objective(OURS.get(contender, "mle"), label_smoothing=0.0)
+    objective = Objective(OURS.get(contender, "mle"))
     captioner = VlmCaptioner(model, question, objective, max_tokens=sizes.n + 1).train()
     words = sorted(word for word in captioner.tokenizer.tokenizer.get_vocab() if len(word) == 4)
     generator = torch.Generator().manual_seed(0)

@@ -98,6 +98,6 @@ model = T5ForConditionalGeneration(
 )
 train(model, rows, steps=150)
 tell(model, "MLE", held_out)
-use_smile(model, Objective({"mle": 0.3, "smile": 0.7}, label_smoothing=0.0))
+use_smile(model, Objective({"mle": 0.3, "smile": 0.7}))
 train(model, rows, steps=120)
 tell(model, "SMILE", held_out)

@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple, Optional, Union
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smile.labels import at_least_float32
+from smile.labels import RULED_OUT, at_least_float32
 
 # Positions whose logits are there at a time, on a CPU and elsewhere. Each piece reads and writes
 # the whole gradient of the weight: with fewer that would take longer than the products.
@@ -122,8 +123,29 @@ class Head:
         return logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """(R, 1), over the whole vocabulary."""
-        return logits.mean(1, keepdim=True)
+        """(R, 1), over the words that can be."""
+        if self.possible < self.vocabulary:
+            total = logits.masked_fill_(self.ruled_out, 0).sum(1, keepdim=True)
+            logits.masked_fill_(self.ruled_out, float("-inf"))
+        else:
+            total = logits.sum(1, keepdim=True)
+        return self._sum(total) / self.possible
+
+    @cached_property
+    def ruled_out(self) -> Tensor:
+        """bool (V,), words that the bias lets no position have."""
+        if self.bias is None or self.transform.softcap is not None:
+            return torch.zeros(len(self.weight), dtype=torch.bool, device=self.weight.device)
+        return self.transform.scale * self.bias <= RULED_OUT
+
+    @cached_property
+    def possible(self) -> int:
+        """The number of words that can be, over which labels are smoothed."""
+        return self.vocabulary - int(self._sum(self.ruled_out.sum()))
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """Over the processes that divide the words."""
+        return tensor
 
     def softmax_(self, logits: Tensor) -> Tensor:
         """Make logits (R, V) probabilities in their place; the logsumexp (R, 1) of each row."""

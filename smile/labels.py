@@ -5,6 +5,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+# No model gives a word that can be so low a logit; -inf and the least float16 are below.
+RULED_OUT = torch.finfo(torch.float16).min / 2
+
 
 def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """The token types of each caption, as columns to gather.

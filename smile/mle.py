@@ -5,7 +5,14 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, check_labels, check_shapes, reduce, weigh
+from smile.labels import (
+    RULED_OUT,
+    at_least_float32,
+    check_labels,
+    check_shapes,
+    reduce,
+    weigh,
+)
 
 
 def mle_loss(
@@ -20,18 +27,39 @@ def mle_loss(
 
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     weights: floats of tokens (B, N) or of rows (B,). Returns a scalar, or (B, N) with reduction
-    "none". Unlike `F.cross_entropy`, the mean over no labelled token is 0. BLIP smooths labels by
-    0.1.
+    "none". Unlike `F.cross_entropy`, the mean over no labelled token is 0, and labels are smoothed
+    over the words that can be, not those that the model rules out. BLIP smooths them by 0.1.
     """
+    check_smoothing(label_smoothing)
     check_shapes(logits, labels)
     labels, weights = weigh(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
+    logits = at_least_float32(logits)
+    apart = label_smoothing > 0 and _may_rule_out(logits)
     # Not F.cross_entropy, for which Liger puts a kernel that writes into its input.
     losses = torch.ops.aten.cross_entropy_loss(
-        at_least_float32(logits).flatten(0, 1),
+        logits.flatten(0, 1),
         labels.flatten(),
         reduction=0,  # none
         ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-    )
-    return reduce(losses.view_as(labels), labels, ignore_index, reduction, weights)
+        label_smoothing=0.0 if apart else label_smoothing,
+    ).view_as(labels)
+    if apart:
+        possible = logits > RULED_OUT
+        log_p = logits.log_softmax(2).where(possible, 0)
+        mean = log_p.sum(2) / possible.sum(2).clamp(min=1)
+        losses = (1 - label_smoothing) * losses - label_smoothing * mean
+    return reduce(losses, labels, ignore_index, reduction, weights)
+
+
+def _may_rule_out(logits: Tensor) -> bool:
+    """Whether some word cannot be. An accelerator would have to be waited for to know that none."""
+    if logits.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    return not bool((logits > RULED_OUT).all())
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Raise ValueError for a share of the probability that is none."""
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing is {label_smoothing}; give a number from 0 to 1")

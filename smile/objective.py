@@ -17,7 +17,7 @@ from smile.captions import check_segments, numbered
 from smile.head import Transform
 from smile.labels import check_labels, check_reduction, check_shapes, count, reduce, weigh
 from smile.mixture import Mixture, scores_first_token
-from smile.mle import mle_loss
+from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
 from smile.sharded import is_distributed, on_one_process, whole
 from smile.smile import smile_loss
@@ -106,13 +106,14 @@ class Objective(nn.Module):
     def __init__(
         self,
         spec: Spec = "smile",
-        label_smoothing: float = 0.1,
+        label_smoothing: float = 0.0,
         first_token_mle: Optional[bool] = None,
         random_subset_size: int = 10,
         pad_token_id: Optional[int] = None,
         ignore_index: int = -100,
     ):
         super().__init__()
+        check_smoothing(label_smoothing)
         self.weights = parse_objective(spec)
         self.label_smoothing = label_smoothing
         self.first_token_mle = first_token_mle

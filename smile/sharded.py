@@ -131,9 +131,6 @@ class ShardedHead(Head):
         change = torch.full(own.shape, float("-inf"), dtype=logits.dtype, device=logits.device)
         return logits.scatter_add(1, own, change.masked_fill(others | (excluded == label), 0))
 
-    def mean(self, logits: Tensor) -> Tensor:
-        return self._sum(logits.sum(1, keepdim=True)) / self.vocabulary
-
     def softmax_(self, logits: Tensor) -> Tensor:
         largest = logits.amax(1, keepdim=True)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)

@@ -136,7 +136,7 @@ def _objective(spec: Any, kind: str, device: str) -> list[torch.Tensor]:
     hidden, weight, labels = torch.randn(3, 7, 8), torch.randn(30, 8), torch.randint(30, (3, 7))
     hidden, weight = (x.to(device).requires_grad_() for x in (hidden, weight))
     labels = labels.to(device)
-    objective = Objective(spec).with_tokens(0, 1)
+    objective = Objective(spec, 0.1).with_tokens(0, 1)
     for _ in range(2):  # some remember the batch before
         if kind == "logits":
             loss = objective(hidden @ weight.T, labels).loss

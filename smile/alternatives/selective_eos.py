@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Optional
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from smile.alternatives.interface import OfLogits
@@ -36,4 +36,5 @@ class SelectiveEos(OfLogits):
         end = logits[:, self.eos_token_id].where(labels == self.eos_token_id, -math.inf)
         column = labels.new_tensor([self.eos_token_id])
         logits = logits.index_copy(1, column, end.unsqueeze(1))
-        return F.cross_entropy(logits, labels, reduction="none")
+        # Not F.cross_entropy, for which Liger puts a kernel that writes into its input.
+        return torch.ops.aten.cross_entropy_loss(logits, labels, reduction=0)

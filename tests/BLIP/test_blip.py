@@ -12,7 +12,7 @@ CAPTIONS = [["a red ball", "the small ball and a box"], ["dogs", "a man with the
 
 
 def test_several_captions_an_image_equal_repeated_images(make_captioner):
-    captioner = make_captioner(objective=Objective({"mle": 0.3, "smile": 0.7}))
+    captioner = make_captioner(objective=Objective({"mle": 0.3, "smile": 0.7}, 0.1))
     image = torch.randn(2, 3, 48, 48)
     joint = captioner(image, CAPTIONS)
     joint.loss.backward()
@@ -128,7 +128,7 @@ def test_the_prompt_is_cut_as_it_is_read(make_captioner, prompt):
 @pytest.mark.parametrize("spec", ["mle", "smile", "random", "reverse", {"mle": 0.3, "smile": 0.7}])
 def test_loss_and_gradients_are_those_of_all_logits(make_captioner, spec):
     """The decoder's forward gives the head no more than the objective needs."""
-    captioner = make_captioner(objective=Objective(spec)).double()
+    captioner = make_captioner(objective=Objective(spec, 0.1)).double()
     decoder, image = captioner.text_decoder, torch.randn(2, 3, 48, 48, dtype=torch.float64)
     tokens, mask = captioner.tokenizer.encode(
         [f"a picture of {c}" for cs in CAPTIONS for c in cs], 40

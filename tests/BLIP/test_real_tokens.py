@@ -33,7 +33,7 @@ def trained(captioner, image, captions):
 
 @pytest.mark.parametrize("objective", ["smile", {"mle": 0.3, "smile": 0.7}, "mle"])
 def test_losses_and_gradients_are_those_of_padded_rows(make_captioner, monkeypatch, objective):
-    captioner = make_captioner(objective=Objective(objective)).double()
+    captioner = make_captioner(objective=Objective(objective, 0.1)).double()
     image = torch.randn(2, 3, 48, 48, dtype=torch.float64)
     lengths = []
     layer = captioner.text_decoder.layers[0]

@@ -49,7 +49,9 @@ def example(vocabulary=23, dtype=torch.float64, width=8):
 
 
 def objective(spec, **settings):
-    return Objective(spec, **{"random_subset_size": 4, "pad_token_id": 1, **settings})
+    return Objective(
+        spec, **{"random_subset_size": 4, "pad_token_id": 1, "label_smoothing": 0.1, **settings}
+    )
 
 
 def leaf(x):
@@ -115,6 +117,13 @@ def definitions(mesh):
         ours = found(losses, divided(inputs, mesh), labels, **how)
         assert [x.placements for x in ours[-1][1:]] == [(Shard(0),)] * 2
         equal(ours, definition(losses, inputs, labels, **how))
+    inputs, labels = example(26)
+    inputs[2][23:] = float("-inf")  # words of one process alone
+    losses, labels = objective("mle"), labels.where(labels < 23, 22)
+    equal(
+        found(losses, divided(inputs, mesh), labels),
+        definition(losses, inputs, labels),
+    )
 
 
 def placements(mesh):

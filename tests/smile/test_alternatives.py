@@ -179,7 +179,7 @@ def test_from_hidden_states(name, parameters, formula, others):
     weights = torch.tensor([1.0, 2.0, 0.5, 0.0, 1.0])
     for how in ({}, {"reduction": "sum"}, {"segments": segments, "weights": weights}):
         inputs, labels = hidden_states()
-        objective = Objective({**others, **spec_of(name, parameters, 0.7)})
+        objective = Objective({**others, **spec_of(name, parameters, 0.7)}, 0.1)
 
         compare(With(objective, how), inputs, labels)
 
@@ -187,7 +187,7 @@ def test_from_hidden_states(name, parameters, formula, others):
 @each_case
 def test_losses_that_are_not_reduced(name, parameters, formula):
     """Gradients wait for backward then, and each token has a factor of its own."""
-    objective = Objective({"mle": 0.3, **spec_of(name, parameters)})
+    objective = Objective({"mle": 0.3, **spec_of(name, parameters)}, 0.1)
     inputs, labels = hidden_states()
     factors = torch.randn(labels.shape, dtype=torch.float64)
     found = []

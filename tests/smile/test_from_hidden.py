@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smile import Objective, head
+from smile import Objective, head, mle_loss
 from smile.captions import LONG, blocks
 
 IGNORE = -100
@@ -68,10 +68,10 @@ def test_behind_a_long_question_the_labels_alone_are_looked_at(spec):
     ((_, own),) = blocks(labels, None, IGNORE)
     assert own.shape == (5, 7)
     inputs[0] = long.requires_grad_()
-    compare(Objective(spec, random_subset_size=4, pad_token_id=1), inputs, labels)
+    compare(Objective(spec, 0.1, random_subset_size=4, pad_token_id=1), inputs, labels)
     ((_, none),) = blocks(torch.full_like(labels, IGNORE), None, IGNORE)
     assert none.eq(IGNORE).all()
-    compare(Objective(spec), inputs, torch.full_like(labels, IGNORE))
+    compare(Objective(spec, 0.1), inputs, torch.full_like(labels, IGNORE))
 
 
 @st.composite
@@ -90,23 +90,56 @@ def problems(draw):
 @given(problems())
 def test_it_is_the_definition_where_padding_is_a_word_of_the_vocabulary(problem):
     inputs, labels, spec, first = problem
-    compare(Objective(spec, first_token_mle=first, ignore_index=0, pad_token_id=0), inputs, labels)
+    compare(
+        Objective(spec, 0.1, first_token_mle=first, ignore_index=0, pad_token_id=0), inputs, labels
+    )
+
+
+@pytest.mark.parametrize("spec", ["mle", {"mle": 0.5, "smile": 0.3, "gem": 0.2}], ids=str)
+def test_labels_are_smoothed_over_words_that_the_bias_does_not_rule_out(spec):
+    """It is the loss of a head that lacks them."""
+    (hidden, weight, bias), labels = example(vocabulary=26)
+    with torch.no_grad():
+        bias[23:] = torch.tensor([float("-inf"), torch.finfo(bias.dtype).min, -65504.0])
+    fewer = [hidden, *(x.detach()[:23].requires_grad_() for x in (weight, bias))]
+    labels = labels.where(labels < 23, 22)
+    objective = Objective(spec, 0.3)
+    _, found, _ = compare(objective, [hidden, weight, bias], labels)
+    output, expected, _ = compare(objective, fewer, labels)
+    assert output.loss.isfinite()
+    expected = [F.pad(x, (0, 0, 0, 3) if x.dim() == 2 else (0, 3)) for x in expected[1:]]
+    torch.testing.assert_close(list(found[1:]), expected)
+    if spec == "mle":  # of torch's own
+        smoothed = F.cross_entropy(
+            F.linear(*fewer).flatten(0, 1), labels.flatten(), label_smoothing=0.3
+        )
+        torch.testing.assert_close(output.loss, smoothed)
+
+
+def test_a_soft_cap_leaves_no_word_ruled_out():
+    inputs, labels = example()
+    with torch.no_grad():
+        inputs[2][3] = torch.finfo(torch.float64).min
+    cap = {"softcap": 2.0, "scale": 0.5}
+    expected = mle_loss(2 * (0.5 * F.linear(*inputs) / 2).tanh(), labels, label_smoothing=0.1)
+    found = Objective("mle", 0.1).from_hidden(*inputs, labels, **cap).loss
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_pieces_change_nothing(spec, monkeypatch):
     monkeypatch.setitem(head.POSITIONS, "cpu", 2)
     monkeypatch.setitem(head.ELEMENTS, "cpu", 50)
-    compare(Objective(spec), *example())
+    compare(Objective(spec, 0.1), *example())
     inputs, labels = example(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        compare(Objective(spec), inputs, labels, rtol=0.03, atol=0.03)
+        compare(Objective(spec, 0.1), inputs, labels, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_batch_without_labels_costs_nothing(spec):
     inputs, labels = example()
-    output, gradients, _ = compare(Objective(spec), inputs, torch.full_like(labels, IGNORE))
+    output, gradients, _ = compare(Objective(spec, 0.1), inputs, torch.full_like(labels, IGNORE))
     assert output.loss == 0 and output.tokens == 0
     assert all((gradient == 0).all() for gradient in gradients)
 
@@ -115,7 +148,7 @@ def test_a_batch_without_labels_costs_nothing(spec):
 def test_logits_of_hundreds_do_not_overflow(spec):
     inputs, labels = example()
     inputs[1] = (inputs[1].detach() * 300).requires_grad_()
-    compare(Objective(spec), inputs, labels, rtol=1e-9, atol=1e-9)
+    compare(Objective(spec, 0.1), inputs, labels, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -124,7 +157,7 @@ def test_gradients_are_those_of_finite_differences(spec):
 
     def loss(*inputs):
         torch.manual_seed(0)
-        return Objective(spec).from_hidden(*inputs, labels).loss
+        return Objective(spec, 0.1).from_hidden(*inputs, labels).loss
 
     assert torch.autograd.gradcheck(loss, inputs)
 
@@ -134,16 +167,16 @@ def test_gradients_are_those_of_finite_differences(spec):
 def test_what_is_frozen_has_no_gradient(spec, frozen):
     inputs, labels = example()
     inputs[frozen] = inputs[frozen].detach()
-    _, gradients, _ = compare(Objective(spec), inputs, labels)
+    _, gradients, _ = compare(Objective(spec, 0.1), inputs, labels)
     assert len(gradients) == 2
     with torch.no_grad():
-        assert not Objective(spec).from_hidden(*inputs, labels).loss.requires_grad
+        assert not Objective(spec, 0.1).from_hidden(*inputs, labels).loss.requires_grad
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_head_without_bias(spec):
     inputs, labels = example()
-    compare(Objective(spec), [*inputs[:2], None], labels)
+    compare(Objective(spec, 0.1), [*inputs[:2], None], labels)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -154,7 +187,7 @@ def test_weights_tied_to_the_embedding_get_both_gradients(spec):
     for from_hidden in (True, False):
         torch.manual_seed(0)
         hidden = F.embedding(tokens, weight).tanh()
-        objective = Objective(spec)
+        objective = Objective(spec, 0.1)
         if from_hidden:
             loss = objective.from_hidden(hidden, weight, bias, labels).loss
         else:
@@ -171,7 +204,7 @@ def test_half_precision_is_that_of_the_definition(spec, dtype, hidden_dtype):
     inputs, labels = example(width=32, dtype=torch.float32)
     if hidden_dtype == "autocast":
         inputs[0] = inputs[0].detach().to(dtype).requires_grad_()
-    objective = Objective(spec)
+    objective = Objective(spec, 0.1)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     torch.manual_seed(0)
     loss = objective(F.linear(*exact), labels).loss
@@ -197,13 +230,13 @@ def test_small_gradients_survive_float16_by_the_scale_of_the_loss():
     inputs[1].data *= 0.1
     inputs[2].data[:100], inputs[2].data[100:] = -14, 0
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = Objective("mle", 0.0).from_hidden(*inputs, labels % 100 + 100).loss
+        loss = Objective("mle").from_hidden(*inputs, labels % 100 + 100).loss
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     scaler.scale(loss).backward()
     rare = inputs[1].grad[:100] / 2**16
     with torch.autocast("cpu", enabled=False):
         exact = [x.detach().double().requires_grad_() for x in inputs]
-        loss = Objective("mle", 0.0)(F.linear(*exact), labels % 100 + 100).loss
+        loss = Objective("mle")(F.linear(*exact), labels % 100 + 100).loss
     expected = torch.autograd.grad(loss, exact[1])[0][:100]
     assert 0 < expected.abs().max() < 1e-6
     torch.testing.assert_close(rare.double(), expected, rtol=0.05, atol=1e-9)
@@ -213,7 +246,7 @@ def test_backward_outside_autocast_and_twice():
     inputs, labels = example(dtype=torch.float32)
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype=dtype):
-            loss = Objective(SPECS[-1]).from_hidden(*inputs, labels).loss
+            loss = Objective(SPECS[-1], 0.1).from_hidden(*inputs, labels).loss
         first = torch.autograd.grad(loss, inputs, retain_graph=True)
         torch.testing.assert_close(torch.autograd.grad(loss, inputs), first, rtol=0, atol=0)
 
@@ -246,7 +279,7 @@ def test_the_same_gradients_on_every_run():
             gradients = []
             for _ in range(3):
                 torch.manual_seed(0)
-                loss = Objective(spec).from_hidden(*inputs, labels).loss
+                loss = Objective(spec, 0.1).from_hidden(*inputs, labels).loss
                 gradients.append(torch.autograd.grad(loss, inputs))
             for again in gradients[1:]:
                 torch.testing.assert_close(again, gradients[0], rtol=0, atol=0)
@@ -278,7 +311,7 @@ def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeyp
             return result
 
     with Made():
-        loss = Objective(spec, first_token_mle=first).from_hidden(*inputs, labels).loss
+        loss = Objective(spec, 0.1, first_token_mle=first).from_hidden(*inputs, labels).loss
         torch.autograd.grad(loss, inputs)
     others = [torch.Size(shape).numel() for shape in made if shape not in {(5000, 4), (4, 5000)}]
     assert max(others) <= max(largest, 5000)

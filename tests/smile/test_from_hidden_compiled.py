@@ -52,7 +52,7 @@ class Captioner(nn.Module):
         self.words = nn.Embedding(23, 8, dtype=dtype)
         self.layer = nn.Linear(8, 8, dtype=dtype)
         self.bias = nn.Parameter(torch.randn(23, dtype=dtype)) if bias else None
-        settings = {"random_subset_size": 4, "pad_token_id": 1, **settings}
+        settings = {"random_subset_size": 4, "pad_token_id": 1, "label_smoothing": 0.1, **settings}
         self.objective = Objective(spec, **settings)
 
     def forward(self, tokens, labels, **how):

@@ -17,7 +17,7 @@ class Captioner(torch.nn.Module):
         torch.manual_seed(0)
         self.words = torch.nn.Embedding(30, 8)
         self.bias = torch.nn.Parameter(torch.randn(30))
-        self.objective = Objective({"mle": 0.3, "smile": 0.7})
+        self.objective = Objective({"mle": 0.3, "smile": 0.7}, 0.1)
 
     def forward(self, tokens):
         hidden = self.words(tokens[:, :-1]).tanh()

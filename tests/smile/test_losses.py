@@ -1,5 +1,6 @@
 """Every objective against the formula written out word by word in float64."""
 
+import itertools
 import json
 import math
 
@@ -121,11 +122,37 @@ def test_mle_is_cross_entropy(batch, label_smoothing):
     check(mle_loss(logits, labels, label_smoothing=label_smoothing), reference, logits)
 
 
-def test_a_kernel_in_place_of_cross_entropy_that_writes_into_its_input(monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("wide", [False, True])
+def test_labels_are_smoothed_over_words_that_the_model_does_not_rule_out(dtype, wide):
+    """Other words at each position, as torch's own loss is of logits that lack them."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(2, 3, 9).to(dtype), torch.randint(9, (2, 3))
+    labels[1, 2] = IGNORE
+    reference = torch.zeros(2, 3, dtype=torch.float64)
+    for b, n in itertools.product(range(2), range(3)):
+        out = [word for word in torch.randperm(9).tolist() if word != labels[b, n]][: 1 + n]
+        logits[b, n, out] = [float("-inf"), torch.finfo(dtype).min][b]
+        kept = [word for word in range(9) if word not in out]
+        if labels[b, n] != IGNORE:
+            label = torch.tensor(kept.index(labels[b, n]))
+            row = logits[b, n, kept].double()
+            reference[b, n] = F.cross_entropy(row, label, label_smoothing=0.3)
+    logits = logits.double() if wide else logits  # some models make half precision float32
+    logits.requires_grad_()
+    loss = mle_loss(logits, labels, label_smoothing=0.3, reduction="none")
+    torch.testing.assert_close(loss.double(), reference, rtol=1e-6, atol=1e-6)
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    assert gradient.isfinite().all()
+    assert (gradient[logits < -1e4] == 0).all()
+
+
+@pytest.mark.parametrize("spec", [{"mle": 0.3, "smile": 0.7}, "selective_eos", "truncation"])
+def test_a_kernel_in_place_of_cross_entropy_that_writes_into_its_input(monkeypatch, spec):
     """As Liger's, with cross_entropy=True; the logits of one caption go in as they are."""
     logits = torch.randn(1, 4, 6, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([[1, 5, 1, 0]])
-    mixture = Objective({"mle": 0.3, "smile": 0.7})
+    mixture = Objective(spec, 0.1).with_tokens(2, 0)
     (expected,) = torch.autograd.grad(mixture(logits, labels).loss, logits)
 
     def write(found, *args, **kwargs):
@@ -133,8 +160,10 @@ def test_a_kernel_in_place_of_cross_entropy_that_writes_into_its_input(monkeypat
         return found.sum(1) * 0
 
     monkeypatch.setattr(F, "cross_entropy", write)
-    (found,) = torch.autograd.grad(mixture(logits * 1, labels).loss, logits)
-    torch.testing.assert_close(found, expected)
+    monkeypatch.setattr(F, "nll_loss", write)
+    head = torch.eye(6, dtype=torch.float64)
+    for output in (mixture(logits * 1, labels), mixture.from_hidden(logits, head, None, labels)):
+        torch.testing.assert_close(torch.autograd.grad(output.loss, logits)[0], expected)
 
 
 @settings(max_examples=50, deadline=None)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from smile import (
     Objective,
@@ -22,13 +23,22 @@ def example():
 def test_a_mixture_is_the_weighted_sum_and_names_its_parts():
     logits, labels = example()
     output = Objective({"mle": 0.01, "smile": 0.99})(logits, labels)
-    mle = mle_loss(logits, labels, label_smoothing=0.1)
+    mle = mle_loss(logits, labels)
     smile = smile_loss(logits, labels, first_token_mle=True)
     torch.testing.assert_close(output.loss, 0.01 * mle + 0.99 * smile)
     assert list(output.parts) == ["mle", "smile"]
     torch.testing.assert_close(output.parts["mle"], mle.detach())
     assert not output.parts["smile"].requires_grad
     assert output.tokens.item() == 16
+
+
+def test_mle_is_cross_entropy_unless_smoothing_is_asked_for():
+    logits, labels = example()
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(Objective("mle")(logits, labels).loss, expected)
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match=f"label_smoothing is {wrong}; give a number"):
+            Objective("mle", label_smoothing=wrong)
 
 
 def test_settings_reach_their_parts():
@@ -62,7 +72,7 @@ def test_first_tokens_by_mle_in_each_objective(given, firsts):
     torch.manual_seed(3)
     words = torch.randint(50, (3, 6, 10))
     expected = {
-        "mle": mle_loss(logits, labels, label_smoothing=0.1),
+        "mle": mle_loss(logits, labels),
         "smile": smile_loss(logits, labels, first_token_mle=firsts["smile"]),
         "random": random_subset_loss(logits, labels, words, first_token_mle=firsts["random"]),
         "reverse": reverse_subset_loss(logits, labels, first_token_mle=firsts["reverse"]),

@@ -41,6 +41,7 @@ def test_blips_own_file_runs_unchanged_as_blip_does(blips):
     config = load_config(blips)
     assert (config.init_lr, config.min_lr, config.vit) == (1e-5, 0.0, "base")
     assert (config.objective, config.label_smoothing) == ("mle", 0.1)
+    assert config.build_objective().label_smoothing == 0.1
     assert (config.dataset, config.tokenizer) == ("coco", "bert-base-uncased")
     settings = config.decoding_settings()
     assert (settings.num_beams, settings.max_length, settings.min_length) == (3, 20, 5)
