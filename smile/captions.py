@@ -116,7 +116,8 @@ def blocks(
     order = caption.argsort(stable=True)
     start = lengths.cumsum(0) - lengths
     place = torch.arange(len(order), device=order.device) - start[caption[order]]
-    size = lengths.double().log2().ceil()
+    # The power of 2 that a length is at most, in whole numbers: MPS has no float64.
+    size = torch.bucketize(lengths, lengths.new_tensor([1 << n for n in range(63)]))
     for of_this_size in (size == each for each in size.unique()):
         longest = lengths[of_this_size].max()
         number = of_this_size.cumsum(0) - 1  # of a caption within its block

@@ -57,7 +57,7 @@ class Truncation(TokenLoss):
         each = by_caption(losses * own) / tokens.where(there, 1)
         if means is not None and means.seen.device != losses.device:
             means.to(losses.device)  # of an objective that is no part of a model
-        kept = there if means is None else there & (each < means.limit(self.drop))
+        kept = there if means is None else there & (each.float() < means.limit(self.drop))
         if means is not None:
             means.add(each, there)
         share = kept / (tokens * there.sum()).where(there, 1)
@@ -65,18 +65,22 @@ class Truncation(TokenLoss):
 
 
 class LastMeans(nn.Module):
-    """The mean losses of the last `size` captions, in the order of a ring."""
+    """The mean losses of the last `size` captions, in the order of a ring; in float32, as MPS has
+    no float64."""
 
     def __init__(self, size: int):
         super().__init__()
         self.size = size
         # The last place takes what is of no caption.
-        self.register_buffer("means", torch.zeros(size + 1, dtype=torch.float64), persistent=False)
+        self.register_buffer("means", torch.zeros(size + 1), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def limit(self, drop: float) -> Tensor:
         """Their quantile 1 - `drop`; infinite before there are `size`."""
-        found = self.means[:-1].quantile(1 - drop)
+        place = (1 - drop) * (self.size - 1)
+        below = int(place)  # torch.quantile would round it to float32
+        means = self.means[:-1].sort().values
+        found = means[below].lerp(means[min(below + 1, self.size - 1)], place - below)
         return found.where(self.seen >= self.size, math.inf)
 
     def add(self, means: Tensor, there: Tensor) -> None:

@@ -4,6 +4,8 @@ Nothing of either is imported: what a trainer has is looked at when it is there.
 """
 
 import inspect
+import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Union
 
@@ -77,6 +79,28 @@ class SmileLossMixin:
     def call_model_init(self, *args, **kwargs):
         """The model that `model_init` makes, with the objective; train() asks for a new one."""
         return self._with_objective(super().call_model_init(*args, **kwargs))
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        """And what the objective remembers, of each process its own."""
+        super()._save_optimizer_and_scheduler(output_dir)
+        if state := self.smile_objective.state():
+            os.makedirs(output_dir, exist_ok=True)  # as processes but the first may find it
+            torch.save(state, self._memory(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not self.smile_objective.state():
+            return
+        try:
+            state = torch.load(self._memory(checkpoint), map_location="cpu", weights_only=True)
+        except FileNotFoundError as error:
+            line = f"truncation drops nothing until its window is full: {error}"
+            warnings.warn(line, stacklevel=2)
+        else:
+            self.smile_objective.restore(state)
+
+    def _memory(self, checkpoint: str) -> str:
+        return os.path.join(checkpoint, f"smile_objective_{self.args.process_index}.pt")
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()

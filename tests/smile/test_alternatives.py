@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -339,6 +340,18 @@ def test_a_batch_wider_than_truncations_window():
     assert Objective({"truncation": {"window": 1e3}}).state()["means"].shape == (1000,)
 
 
+@pytest.mark.parametrize("drop", [0, 0.3, 0.4, 0.77])
+@pytest.mark.parametrize("size", [1, 2, 7, 10_000])
+def test_the_limit_of_truncation_is_the_quantile_of_a_full_window(size, drop):
+    means, window = torch.randn(size, dtype=torch.float64).float(), LastMeans(size)
+    window.add(means[: size - 1], torch.ones(size - 1, dtype=torch.bool))
+    assert window.limit(drop) == math.inf
+    # Checkpoints of before have them in float64.
+    window.restore({"means": means.double(), "seen": torch.tensor(size)})
+    expected = float(np.quantile(means.double().numpy(), 1 - drop))
+    assert window.limit(drop).item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
 @pytest.mark.parametrize("h", ["linear", "logsigmoid"])
 def test_gem_has_no_share_for_a_word_that_is_impossible(h):
     logits, labels = torch.randn(3, 7), torch.tensor([0, 2, 5])
@@ -373,6 +386,6 @@ def test_what_truncation_has_seen_is_kept_in_a_checkpoint_and_of_training_alone(
     captions = means_of(losses, labels, torch.zeros_like(labels))
     torch.testing.assert_close(
         small.state()["means"].sort().values,
-        torch.tensor([mean for mean, _ in captions[-2:]], dtype=torch.float64).sort().values,
+        torch.tensor([mean for mean, _ in captions[-2:]]).sort().values,
     )
     assert Objective("mle").state() == {}
