@@ -1,7 +1,9 @@
 """Photos, questions and captions as the rows that a model reads.
 
 A tensor of a photo is of its text if it has as many places as its `input_ids`; all others are of
-its pixels. Text is padded at the left to be written on, and at the right in training.
+its pixels. Text is padded at the left to be written on, and at the right in training. What a place
+of the text has more than a number of, as which pictures it sees, an answer has as the question's
+last place.
 """
 
 from collections.abc import Sequence
@@ -31,11 +33,12 @@ def answered(
         new = {"input_ids": said, "attention_mask": torch.ones_like(said)}
         new["token_type_ids"] = torch.full_like(said, type_of_words)
         text = {k: v for k, v in item.items() if _of_text(item, k)}
-        grown = {
-            k: torch.cat([v, new.get(k, torch.zeros_like(said)).to(v.dtype)], 1)
-            for k, v in text.items()
-        }
-        items.append({**item, **grown})
+        for key, value in text.items():
+            more = new.get(key, torch.zeros_like(said)).to(value.dtype)
+            if value.dim() > 2:
+                more = value[:, -1:].repeat_interleave(len(answer), 1)
+            text[key] = torch.cat([value, more], 1)
+        items.append({**item, **text})
         width = max(width, length + len(answer))
     batch = joined(items, pad)
     labels = torch.full_like(batch["input_ids"], IGNORED)

@@ -32,7 +32,8 @@ class Words:
         self.ends = sorted({*ends, self.end})
         self.filler = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
-        self._size = max(tokenizer.get_vocab().values()) + 1  # some numbers may have no token
+        # Some numbers may have no token. Some heads have no row for the image's.
+        self._size = max({*tokenizer.get_vocab().values()} - {image_token}) + 1
         self._asked = self._ids(turn.asked)
         # Most tokens say that a space is before them; BERT's say where there is none.
         self._marks_spaces = " " not in tokenizer.convert_tokens_to_string(["a", "a"])

@@ -34,7 +34,7 @@ ROWS = [f"<row_{i}_col_{j}>" for i in range(1, 3) for j in range(1, 3)]
 PLACES = ("<fake_token_around_image>", "<global-img>", *ROWS)
 
 
-def tokenizer(image="<image>", start="<image_start>", end="<image_end>", **named):
+def tokenizer(image="<image>", start="<image_start>", end="<image_end>", places=PLACES, **named):
     """A word is a word; ids are those of tests/smile/families. named: of tokens, by attribute."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -42,10 +42,10 @@ def tokenizer(image="<image>", start="<image_start>", end="<image_end>", **named
     known.update({word: 4 + n for n, word in enumerate(WORDS)})
     known.update({end: IMAGE_END, start: IMAGE_START, "<video>": VIDEO_TOKEN})
     known.update({image or "<image>": IMAGE_TOKEN})
-    known.update({place: IMAGE_TOKEN + 1 + n for n, place in enumerate(PLACES)})
+    known.update({place: IMAGE_TOKEN + 1 + n for n, place in enumerate(places)})
     made = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens([start, end, "<video>", image or "<image>", *PLACES])
+    made.add_special_tokens([start, end, "<video>", image or "<image>", *places])
     named = {"image_token": image, **named} if image else named
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made,
@@ -150,6 +150,13 @@ def gemma3():
     return transformers.Gemma3Processor(images, words, chat_template=chat, image_seq_length=4)
 
 
+def mllama():
+    """A photo is cut into up to two pictures, which the words see from the image's token on."""
+    images = transformers.MllamaImageProcessor(size=SIDE, max_image_tiles=2)
+    chat = CHAT.replace("IMAGE", "<|image|>")
+    return transformers.MllamaProcessor(images, tokenizer("<|image|>", places=()), chat)
+
+
 def florence2():
     """The mean of all places, and four places."""
     images = transformers.CLIPImageProcessor(size=SIDE, crop_size=SIDE)
@@ -194,6 +201,7 @@ PROCESSORS = {
     "LlavaOnevisionForConditionalGeneration": (llava_onevision, PROMPT),
     "InternVLForConditionalGeneration": (internvl, PROMPT),
     "Gemma3ForConditionalGeneration": (gemma3, PROMPT),
+    "MllamaForConditionalGeneration": (mllama, PROMPT),
     "Florence2ForConditionalGeneration": (florence2, PROMPT),
     "Blip2ForConditionalGeneration": (blip2, PROMPT),
     "Blip2ForConditionalGeneration, T5": (blip2, PROMPT),
@@ -208,9 +216,9 @@ def write(name, folder):
     make, prompt = PROCESSORS[name]
     processor, model = make(), MODELS[name]().model
     words = processor.parts[1] if isinstance(processor, Apart) else processor.tokenizer
-    (getattr(model, "decoder", None) or model).resize_token_embeddings(
-        max(words.get_vocab().values()) + 1
-    )
+    if not name.startswith("Mllama"):  # its image's token is no word of the head
+        resized = getattr(model, "decoder", None) or model
+        resized.resize_token_embeddings(max(words.get_vocab().values()) + 1)
     if name.startswith("LlavaOnevision"):
         model.config.image_grid_pinpoints = processor.image_processor.image_grid_pinpoints
     for key, token in {"eos_token_id": END, "pad_token_id": PAD, "bos_token_id": START}.items():

@@ -219,27 +219,31 @@ def kosmos2():
 
 
 def mllama():
-    """The second layer of text looks at one tile of one image, from the image's token on."""
+    """The second layer of text looks at one or two tiles of an image, from the image's token on.
+    That is a row of the embedding alone, not of the head."""
     config = transformers.MllamaConfig(
         vision_config={
             **{"hidden_size": 16, "num_hidden_layers": 1, "num_global_layers": 1},
             **{"attention_heads": 2, "intermediate_size": 16, "vision_output_dim": 32},
-            **{"image_size": 8, "patch_size": 4, "max_num_tiles": 1},
-            **{"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1]]},
+            **{"image_size": 8, "patch_size": 4, "max_num_tiles": 2},
+            **{"intermediate_layers_indices": [0]},
+            **{"supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]},
         },
         text_config={
             **{key: value for key, value in DECODER.items() if key != "head_dim"},
             **{"cross_attention_layers": [1], "rope_scaling": {"rope_type": "default"}},
+            "vocab_size": IMAGE_TOKEN,
         },
         image_token_index=IMAGE_TOKEN,
     )
     batch = after_an_image(1, before=(START,))
-    seen = torch.ones(*batch["input_ids"].shape, 1, 1, dtype=torch.long)
+    tiles = torch.tensor([[1, 0], [1, 1], [1, 1]])
+    seen = tiles[:, None, None].repeat(1, batch["input_ids"].size(1), 1, 1)
     seen[:, 0] = 0  # what comes before the image
     batch.update(
-        pixel_values=pixels(3, 1, 1, 3, 8, 8),
-        aspect_ratio_ids=torch.ones(3, 1, dtype=torch.long),
-        aspect_ratio_mask=torch.ones(3, 1, 1, dtype=torch.long),
+        pixel_values=pixels(3, 1, 2, 3, 8, 8),
+        aspect_ratio_ids=torch.tensor([[1], [2], [3]]),
+        aspect_ratio_mask=tiles[:, None],
         cross_attention_mask=seen,
     )
     return Family(transformers.MllamaForConditionalGeneration(config), batch, True)
