@@ -37,7 +37,7 @@ def weight_bytes(captioner: nn.Module, copy: nn.Module) -> int:
 
 
 def measure(tiny: bool, rounds: int) -> Iterator[dict[str, Any]]:
-    """A row for each batch and length."""
+    """A row for each batch and length, and after it one of the image encoder alone."""
     if not has_int8(torch.device("cpu")):
         raise SystemExit("this torch has no kernels for 8 bits on this processor")
     ours, generator = our_captioner(tiny).eval(), torch.Generator().manual_seed(1)
@@ -51,13 +51,17 @@ def measure(tiny: bool, rounds: int) -> Iterator[dict[str, Any]]:
         image = torch.randn(batch, 3, side, side, generator=generator)
         for length in (6, 8) if tiny else (20, 40):
             settings = DecodingSettings(num_beams=3, max_length=length, min_length=5)
-            works = {n: partial(c.generate_details, image, settings) for n, c in copies.items()}
-            for name, copy in copies.items():
+            works = {}
+            for contender, copy in copies.items():
                 encode = torch.inference_mode()(copy.visual_encoder)
-                works[f"{name}, encoder"] = partial(encode, image)
+                works["captions", contender] = partial(copy.generate_details, image, settings)
+                works["encoder", contender] = partial(encode, image)
             seconds = alternate(works, rounds)
             name = f"batch {batch}, length {length}"
-            yield row(name, seconds, PEER, items=(batch, "captions"), note=note)
+            for part, item in {"captions": "captions", "encoder": "images"}.items():
+                of_part = {contender: seconds[part, contender] for contender in copies}
+                named = name if part == "captions" else f"{name}, {part}"
+                yield row(named, of_part, PEER, items=(batch, item), note=note)
 
 
 main = program("int8", __doc__, 3, measure)

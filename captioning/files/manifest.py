@@ -74,7 +74,10 @@ def verify(path: Path) -> None:
         return
     except (OSError, ValueError) as error:
         raise UserError(f"{manifest_path(path)} cannot be read: {error}") from error
-    for name, of_file in expected.get("files", {"": expected}).items():
+    files = expected.get("files", {"": expected}) if isinstance(expected, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(each, dict) for each in files.values()):
+        raise UserError(f"{manifest_path(path)} cannot be read: it names no files with their sizes")
+    for name, of_file in files.items():
         _verify(path / name, of_file)
 
 

@@ -36,8 +36,13 @@ def test_quick_rows(tmp_path):
     main(["--quick", "--output", str(tmp_path)])
     rows = json.loads((tmp_path / "int8.json").read_text())["rows"]
     names = [f"batch {batch}, length {length}" for batch in (2, 3) for length in (6, 8)]
-    assert [row["name"] for row in rows] == names
-    for row in rows:
-        contenders = {"int8", "fp32", "int8, encoder", "fp32, encoder"}
-        assert row["peer"] == "fp32" and set(row["contenders"]) == contenders
+    each = (
+        [(name, "captions") for name in names],
+        [(f"{name}, encoder", "images") for name in names],
+    )
+    assert [(row["name"], row["item"]) for row in rows] == [
+        row for both in zip(*each) for row in both
+    ]
+    for row in rows:  # the encoder is measured against the encoder
+        assert row["peer"] == "fp32" and set(row["contenders"]) == {"int8", "fp32"}
         assert "of fp32's" in row["note"]

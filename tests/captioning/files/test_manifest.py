@@ -48,8 +48,9 @@ def test_what_is_cut_off_is_found(path):
         verify(path)
 
 
-def test_a_manifest_that_cannot_be_read(path):
-    manifest_path(path).write_text("{")
+@pytest.mark.parametrize("written", ["{", "[]", '{"files": []}', '{"files": {"a": 3}}', "null"])
+def test_a_manifest_that_cannot_be_read(path, written):
+    manifest_path(path).write_text(written)
     with pytest.raises(UserError, match=r"weights.json cannot be read"):
         verify(path)
 
