@@ -47,7 +47,6 @@ class SelfCritical(nn.Module):
         self.greedily = DecodingSettings(num_beams=1, **whole)
         self.sampling = DecodingSettings(
             sample=True,
-            num_beams=1,
             num_return=config.reward_samples,
             temperature=config.reward_temperature,
             **whole,

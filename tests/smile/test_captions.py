@@ -211,6 +211,13 @@ def test_positions_and_boundaries_of_packed_rows_say_the_same(lengths, first):
     assert segments_from_position_ids(text_first).equal(expected)
 
 
+def test_boundaries_are_read_on_a_cpu_alone_and_not_while_compiling():
+    boundaries = torch.tensor([0, 3, 8], dtype=torch.int32)
+    compiled = torch.compile(segments_from_cu_seq_lens, backend="aot_eager", fullgraph=True)
+    assert compiled(boundaries, 8).tolist() == [[0] * 3 + [1] * 5]
+    assert segments_from_cu_seq_lens(boundaries.to("meta"), 8).shape == (1, 8)
+
+
 def test_positions_of_an_image_are_no_new_caption():
     """Time, height and width of one word, four tokens of an image and two words; then again."""
     one = torch.tensor([[0, 1, 1, 1, 1, 3, 4], [0, 1, 1, 2, 2, 3, 4], [0, 1, 2, 1, 2, 3, 4]])

@@ -47,12 +47,13 @@ def test_what_a_captioner_was_trained_on(no_java, tmp_path):
         {"image": "1.jpg", "caption": "a dog, and A DOG"},
         {"image": "1.jpg", "caption": "two zebras"},
         {"image": "2.jpg", "caption": "a red cat"},
+        {"image": "3.jpg", "caption": "A red red cat."},
     ]
     (tmp_path / "train.json").write_text(json.dumps(rows))
     evaluator = Diversity(Settings(train_captions=tmp_path / "train.json"))
     result = evaluator.evaluate(CAPTIONS)
     assert tuple(result.metrics) == evaluator.names
-    assert result.metrics["seen_captions"].value == 2 / 4
+    assert result.metrics["seen_captions"].value == 3 / 4
     assert result.metrics["train_vocab_use"].value == 5 / 7
     assert result.settings["train_captions"] == str(tmp_path / "train.json")
 

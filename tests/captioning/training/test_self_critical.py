@@ -85,6 +85,26 @@ class Worth:
         return np.array([[worth_of(s.text) for s in group] for group in captions])
 
 
+class Remembered(Worth):
+    """And what it was asked about."""
+
+    def __call__(self, image_ids, captions):
+        self.asked = [[said.ended for said in group] for group in captions]
+        return super().__call__(image_ids, captions)
+
+
+def test_a_reward_knows_which_captions_came_to_their_end():
+    settings = {"reward_temperature": 1.0, "reward_baseline": "others", "reward_kl": 0.0}
+    config = SimpleNamespace(
+        reward={"worth": 1.0}, reward_samples=4, max_tokens=LONGEST, objective=None, **settings
+    )
+    worth, toy = Remembered(), Toy(1)
+    toy.dealt = [[1, 2, 1], [1, 2, END], [END] * 3, [2, 2, 2]]
+    output = SelfCritical(toy, config, Rewards({"worth": worth}))(None, [[""]], [0])
+    assert worth.asked == [[False, True, True, False]]
+    assert list(output.parts) == ["reward", "baseline", "length"]  # one reward is not named again
+
+
 @pytest.mark.parametrize("baseline", ["others", "greedy"])
 @pytest.mark.parametrize("kl", [0.0, 0.7])
 def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline, kl):
