@@ -1,11 +1,9 @@
 """Tell which lines of a requirements file the running environment does not satisfy.
 
     python scripts/check_requirements.py requirements.txt
-    python scripts/check_requirements.py --versions requirements.txt
 
 Prints them on one line, separated by commas, and exits with 1; prints nothing and exits with 0
-where there are none. --versions prints NAME==VERSION for each package that is installed for them,
-those that others of them need included. Needs pip, or the packaging library where pip is absent.
+where there are none. Needs pip, or the packaging library where pip is absent.
 """
 
 import argparse
@@ -16,11 +14,9 @@ from pathlib import Path
 try:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
-    from packaging.version import Version
 except ImportError:
     from pip._vendor.packaging.requirements import Requirement
     from pip._vendor.packaging.utils import canonicalize_name
-    from pip._vendor.packaging.version import Version
 
 
 def read_requirements(path):
@@ -42,51 +38,23 @@ def installed_distributions():
     return {canonicalize_name(found.metadata["Name"] or ""): found for found in installed}
 
 
-def is_wanted(requirement, extras=("",)):
-    """Return whether its marker includes this Python, this machine and one of the extras."""
-    marker = requirement.marker
-    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
-
-
 def is_satisfied(requirement, installed):
     """Return whether the requirement is installed, or its marker leaves this Python out.
 
     A pre-release counts: a nightly build of torch was installed on purpose.
     """
-    if not is_wanted(requirement):
+    if requirement.marker is not None and not requirement.marker.evaluate():
         return True
     found = installed.get(canonicalize_name(requirement.name))
     return found is not None and requirement.specifier.contains(found.version, prereleases=True)
 
 
-def needed(requirements, installed):
-    """Return the names of the installed distributions that the requirements need, in turn too."""
-    extras = {}  # of each name, those that were asked for
-    waiting = [r for r in requirements if is_wanted(r)]
-    while waiting:
-        requirement = waiting.pop()
-        name, wanted = canonicalize_name(requirement.name), {"", *requirement.extras}
-        if name not in installed or wanted <= extras.get(name, set()):
-            continue
-        extras[name] = extras.get(name, set()) | wanted
-        further = map(Requirement, installed[name].requires or [])
-        waiting += [r for r in further if is_wanted(r, extras[name])]
-    return sorted(extras)
-
-
 def main(argv=None):
-    """Print what was asked for and return the exit status."""
+    """Print what is missing and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--versions", action="store_true", help="what is installed, NAME==VERSION")
     parser.add_argument("requirements", type=Path)
-    arguments = parser.parse_args(argv)
-    requirements = list(read_requirements(arguments.requirements))
+    requirements = read_requirements(parser.parse_args(argv).requirements)
     installed = installed_distributions()
-    if arguments.versions:
-        for name in needed(requirements, installed):
-            # Without the part that names a build: torch 2.15.0+cpu is 2.15.0.
-            print(f"{name}=={Version(installed[name].version).public}")
-        return 0
     missing = [r for r in requirements if not is_satisfied(r, installed)]
     if missing:
         print(", ".join(f"{r.name}{r.specifier}" for r in missing))

@@ -13,8 +13,7 @@
 #   LATEST   1: the newest versions that the requirements allow
 #
 # Where VENV or PYTHON is set, the active environment is passed over. What is installed has the
-# versions of requirements-lock-py3.X.txt, which were tested together; a Python without such a file
-# takes the newest ones. pip reads its PIP_* variables.
+# versions of requirements-lock.txt, which were tested together. pip reads its PIP_* variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -113,9 +112,8 @@ make_environment() {
 }
 
 install() {
-    local lock versions="the newest versions" hint=""
-    lock="requirements-lock-py$(version_of "$interpreter").txt"
-    if [[ ${LATEST:-} != 1 && -e $lock ]]; then
+    local lock="requirements-lock.txt" versions="the newest versions" hint=""
+    if [[ ${LATEST:-} != 1 ]]; then
         versions="the versions of $lock" hint="; LATEST=1 takes newer versions"
         # Unlike the option -c, it holds where pip builds a package from its source, too.
         export PIP_CONSTRAINT="$lock${PIP_CONSTRAINT:+ $PIP_CONSTRAINT}"

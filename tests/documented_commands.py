@@ -38,7 +38,9 @@ FOREIGN = (
 )
 NEEDED_BY_SCRIPTS = ("bash", "dirname", "nproc", "getconf", "env")
 # What an environment variable before a command may be called, besides what our scripts read.
-KNOWN_VARIABLES = {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_ENDPOINT"}
+KNOWN_VARIABLES = {
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_ENDPOINT", "RAY_AUTH_MODE"),
+}
 OF_SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}
 STAND_IN = """#!/bin/bash
 {{ printf '%s\\0' "${{0##*/}}" "$@"; printf '\\0'; env -0; printf '\\0\\0'; }} > {record}.$$

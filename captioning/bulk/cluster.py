@@ -22,6 +22,10 @@ CPUS = 4  # of an actor on a machine without a GPU, where it has as many
 SHARDS_AT_ONCE = 16  # of an actor, at most: one for each process that reads
 STORE_BYTES = 256 << 20  # of a Ray of our own; captions are all that it holds
 ANSWER_S = 10
+TOKEN = (
+    "the cluster asks for a token; copy ~/.ray/auth_token from its first machine to this one, and "
+    "type: export RAY_AUTH_MODE=token"
+)
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # with which both sides of gRPC begin: RFC 9113, 6.5
 
 
@@ -57,6 +61,7 @@ class Cluster:
         if self.joined:
             return
         import ray
+        from ray._raylet import GcsClient
 
         if self.address is not None:
             _look(self.address)
@@ -66,6 +71,8 @@ class Cluster:
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         before = signal.getsignal(signal.SIGTERM)  # which ray takes for itself
         try:
+            if self.address not in (None, "auto") and os.environ.get("RAY_AUTH_MODE") != "token":
+                GcsClient(address=self.address)  # ray.init tries for 20 s to do without a token
             with _code() as folder:
                 ray.init(
                     self.address or "local",
@@ -77,7 +84,9 @@ class Cluster:
         except Exception as error:  # of many types: no such cluster, another version, a full disk
             ray.shutdown()
             where = f"--ray-address {self.address}" if self.address else "ray on this machine"
-            raise UserError(f"{where}: {one_line(error, 300)}") from error
+            refused = "auth_token" in f"{error} {error.__cause__}"
+            reason = TOKEN if refused else one_line(error, 300)
+            raise UserError(f"{where}: {reason}") from error
         finally:
             signal.signal(signal.SIGTERM, before)
         # A lost actor is told of in a line, by us; ray would print a paragraph.

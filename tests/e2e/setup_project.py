@@ -7,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 
-PYTHON = "{}.{}".format(*sys.version_info)
 OWN_VARIABLES = ("VENV", "PYTHON", "LATEST", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")
 
 
@@ -48,10 +47,8 @@ class Project:
         output, errors = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
-    def lock(self, *lines, python=PYTHON):
-        path = self.root / f"requirements-lock-py{python}.txt"
-        path.write_text("\n".join(lines) + "\n")
-        return path
+    def lock(self, *lines):
+        (self.root / "requirements-lock.txt").write_text("\n".join(lines) + "\n")
 
     def versions(self):
         command = [self.interpreter, "-m", "pip", "list", "--format=json"]
@@ -93,6 +90,7 @@ def fill(root, repository):
         path = root / f"requirements-{more}.txt"
         path.write_text("-r requirements.txt\ntiny-tool==1.0\n")
     project = Project(root)
+    project.lock()
     project.require("tiny-package==1.0", 'absent; python_version < "3"  # left out by its marker')
     return project
 

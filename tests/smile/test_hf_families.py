@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import sys
 
 import pytest
 import torch
@@ -110,6 +111,7 @@ def test_generates_as_before_and_a_copy_is_a_model_of_its_own(name):
     assert type(twin).__name__ == hf_models.class_of(name)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="its transformers gives PaliGemma no cap")
 @pytest.mark.skipif(sorted(hf_models.FAMILIES) != hf_models.HERE, reason="not all are here")
 def test_the_page_has_the_table_of_these_families(repository):
     page = (repository / table.PAGE).read_text(encoding="utf-8")
