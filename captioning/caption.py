@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -145,7 +146,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("--ray-address goes with --engine ray")
     extension = arguments.sidecar
-    if extension is not None and (extension[:1] != "." or extension == "." or "/" in extension):
+    if extension is not None and not re.fullmatch(r"\.[^/]*[^/.]", extension):
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
     if extension is not None and is_image(f"image{extension}"):
         parser.error(f"--sidecar {extension} would replace photos; it has to be one such as .txt")

@@ -15,7 +15,7 @@ from captioning.bulk.shards import LOCK, begun, remove_plan
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, uploads
 from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
-from captioning.files.writing import require_folder, staged_files
+from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
 
 EXISTING = ("skip", "overwrite", "append", "prepend")
@@ -56,6 +56,12 @@ class Request:
     def parts(self) -> Path:
         return self.out.with_name(self.out.name + ".parts")
 
+    def told(self, path: Path) -> str:
+        """What `out`, or a file beside it, is called where a user looks for it."""
+        if self.address is None:
+            return str(path)
+        return stores.joined(self.address.rpartition("/")[0], path.name)
+
     def tars(self) -> Optional[TarFolder]:
         """The folder of tars that is written, if one is."""
         return self._tars_at(self.write_shards)
@@ -81,12 +87,6 @@ class Request:
         if folder and self.stamp() == plan.get("before", "unknown"):
             shards = -(-plan["entries"] // plan["shard_size"])
             folder.drop(range(plan["first_shard"], plan["first_shard"] + shards))
-
-    def told(self, path: Path) -> str:
-        """What `out`, or a file beside it, is called where a user looks for it."""
-        if self.address is None:
-            return str(path)
-        return stores.joined(self.address.rpartition("/")[0], path.name)
 
     def files(self) -> list[str]:
         """What is read or written beside images: the list, the captions and what is beside them."""
@@ -170,7 +170,7 @@ class Request:
             ) from None
         try:
             if self.address:  # the folder of the copy is this one's alone
-                for path in staged_files(self.out.parent):
+                for path in self.out.parent.rglob(f".*{SUFFIX}"):
                     path.unlink(missing_ok=True)
             yield
         finally:

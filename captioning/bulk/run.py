@@ -69,11 +69,10 @@ class BulkCaptioning:
         request, plan = self.request, find(self.request.parts)
         if request.keeps():
             return request
-        if is_tars(request.source):
-            return None
-        planned = {entry["image"] for shard in range(len(plan)) for entry in plan.entries(shard)}
+        entries = (entry for shard in range(len(plan)) for entry in plan.entries(shard))
+        planned = {entry["image"] for entry in entries if "tar" not in entry}
         with disks_told_of(request):
-            come = any(item.image not in planned for item in request.images())
+            come = planned and any(item.image not in planned for item in request.images())
         return replace(request, existing="skip") if come else None
 
     def _to_disk(self, do: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ REFUSED = [
     (["--out", "{out}.json"], "has to be a file that ends in .jsonl"),
     (["--out", "{photos}/scene_000000.png/a.jsonl"], "cannot write"),
     (["--parquet", "{photos}"], "--parquet is"),
+    (["--parquet", "{out}"], "--parquet is"),
     (["--write-shards", "{photos}/scene_000000.png"], "cannot write"),
     (["--root", "{photos}"], "--root is for a list"),
     (["--glob", "*.gif"], "found no images"),
@@ -40,6 +41,44 @@ def test_sidecars_that_cannot_be_written(run, photos, monkeypatch, no_captioner)
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
     _, said = run(photos, "--sidecar", code=2)
     assert "within, where --sidecar puts captions" in said
+
+
+@pytest.mark.parametrize(
+    "extension",
+    [".jpg", ".PNG", ".Jpeg", ".small.png", ".tiff", ".", "", "..", "./a", ".a/b", "txt"],
+)
+def test_sidecars_that_would_be_photos(run, photos, no_captioner, capsys, extension):
+    before = {path: path.read_bytes() for path in photos.rglob("*.png")}
+    with pytest.raises(SystemExit) as ended:
+        run(photos, "--sidecar", extension, "--existing", "overwrite")
+    said = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and "error: --sidecar" in said[-1] and "such as .txt" in said[-1]
+    assert {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()} == before
+
+
+INPUTS = [
+    (["{photos}", "--glob", "*.IMG"], ".img"),  # whatever a file is called, it may be an image
+    (["{photos}", "--glob", "*.IMG"], ".IMG"),
+    (["{photos}/one.txt"], ".txt"),  # the list
+    (["{photos}/one.txt"], ".jsonl"),  # --out
+    (["{photos}/one.txt"], ".jsonl.done"),
+]
+
+
+@pytest.mark.parametrize(("given", "extension"), INPUTS)
+def test_sidecars_that_would_replace_an_input_or_output(
+    photos, checkpoint, no_captioner, capsys, given, extension
+):
+    shutil.copy(photos / "scene_000000.png", photos / "one.png")
+    shutil.copy(photos / "scene_000000.png", photos / "two.IMG")
+    (photos / "one.txt").write_text("scene_000001.png\none.png\n")
+    before = {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()}
+    given = [name.format(photos=photos) for name in given]
+    given += ["--sidecar", extension, "--existing", "overwrite", "--out", f"{photos}/one.jsonl"]
+    assert caption.main([str(checkpoint), *given]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "would replace a file that is read or written: name another --sidecar" in said
+    assert {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()} == before
 
 
 def test_two_programs_do_not_write_one_file(run, photos, tmp_path, no_captioner):

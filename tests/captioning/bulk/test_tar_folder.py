@@ -206,11 +206,9 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
 def test_in_a_store_the_first_of_two_at_once_is_told_later(s3, monkeypatch):
     """A store has no locks: both may have found the folder free."""
     first, second = (TarFolder("s3://bucket/tars", f"s3://bucket/{n}.jsonl") for n in "ab")
-    read = second._read
-    monkeypatch.setattr(second, "_read", lambda: None)
     first.claim()
-    with monkeypatch.context() as patch:
-        patch.setattr(second, "_read", lambda answers=[None]: answers.pop() if answers else read())
-        second.claim()
+    read, answers = second._read, [None]
+    monkeypatch.setattr(second, "_read", lambda: answers.pop() if answers else read())
+    second.claim()
     with pytest.raises(UserError, match=re.escape("has the tars of s3://bucket/b.jsonl")):
         first.claim()
