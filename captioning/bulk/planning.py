@@ -31,6 +31,7 @@ class Tally:
     """What planning has found. failed: those that failed before and are not tried again.
 
     damaged, repeated: lines of `out` that are no caption of an image, or of one named before.
+    settings: those of which a line has another value than was asked for now.
     """
 
     found: int = 0
@@ -40,6 +41,7 @@ class Tally:
     repeated: int = 0
     no_sidecar: set[str] = field(default_factory=set)
     checkpoints: set[str] = field(default_factory=set)
+    settings: set[str] = field(default_factory=set)
 
 
 def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
@@ -52,6 +54,8 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
     for line in _first_lines(request.out, tally):
         written[line["image"]] = [] if request.keeps() else captions_of(line)
         tally.checkpoints.add(str(line.get("checkpoint")))
+        if isinstance(made := line.get("settings"), dict):  # by whatever wrote the file
+            tally.settings.update(n for n in made if made[n] != settings.get(n, made[n]))
     failed = filter(None, read_lines(request.failed))
     failed = {line["image"]: line for line in failed if line.get("out") == request.out.name}
     if tally.damaged or tally.repeated:

@@ -114,6 +114,7 @@ class BulkCaptioning:
         others = sorted(tally.checkpoints - {self.settings["checkpoint"]})
         if older:
             others.append(f"earlier weights of {self.settings['checkpoint']}")
+        others += [f"another {name}" for name in sorted(tally.settings)]
         if others and tally.skipped and self.request.keeps():
             say(
                 f"{self.named} has captions of {', '.join(others)}, which stay; "
