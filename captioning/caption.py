@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from captioning.bulk.run import BulkCaptioning, Engine
 from captioning.bulk.work import OneProcess
 from captioning.config import Config, keys_of
 from captioning.files import stores
+from captioning.files.images import is_image
 from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
@@ -56,6 +58,7 @@ DECODING = {
 }
 # What makes captions what they are: another value makes an unfinished run another run.
 OF_THE_RUN = ("config", "num_return", "existing", "prefix", "suffix", "sidecar", "write_shards")
+OF_THE_IMAGES = ("input", "glob", "root", "column", "recursive")  # which there are
 # The keys of a configuration that the flags of these names set.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -102,7 +105,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--recursive", action=argparse.BooleanOptionalAction, default=True, help="folders within"
     )
     group.add_argument("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
-    group.add_argument("--root", help="where paths of a list start; default: its folder")
+    group.add_argument(
+        "--root", type=_place, help="where paths of a list start; default: its folder"
+    )
     group.add_argument("--column", help="of a list that holds the paths; default: image, path, ...")
     group.add_argument(
         "--existing", choices=EXISTING, default="skip", help="what of images that have a caption"
@@ -141,8 +146,10 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     if arguments.ray_address and arguments.engine != "ray":
         parser.error("--ray-address goes with --engine ray")
     extension = arguments.sidecar
-    if extension is not None and (not extension.startswith(".") or os.sep in extension):
+    if extension is not None and not re.fullmatch(r"\.[^/]*[^/.]", extension):
         parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
+    if extension is not None and is_image(f"image{extension}"):
+        parser.error(f"--sidecar {extension} would replace photos; it has to be one such as .txt")
     return arguments
 
 
@@ -216,7 +223,8 @@ def caption(arguments: argparse.Namespace) -> None:
     given = {name: getattr(arguments, name) for name in names}
     request = Request(arguments.input, out, address=address, **given)
     with engine_of(arguments) as (settings, engine):
-        settings.update({name: getattr(arguments, name) for name in OF_THE_RUN})
+        of_the_run = {name: getattr(arguments, name) for name in (*OF_THE_RUN, *OF_THE_IMAGES)}
+        settings.update(of_the_run, input=_place(arguments.input))
         BulkCaptioning(request, settings, engine, arguments.restart).run()
 
 

@@ -115,8 +115,9 @@ class _Work:
         if part.path.exists():
             publish(self.request, self.plan, part)
             return
+        self.request.claim_tars()
         lines, entries = part.recover().lines, self.plan.entries(shard)
-        number, first = self.plan.header["first_shard"] + shard, _first(entries)
+        number, first = self.plan.number(shard), _first(entries)
         seen = first if not stores.is_store(first) and os.path.exists(first) else None
         handed = Handed(shard, number, entries, list(lines), seen)
         stream = hand.actor.caption.options(num_returns="streaming").remote(handed)

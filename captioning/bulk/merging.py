@@ -10,7 +10,7 @@ from captioning.bulk.shards import BASE, Line, Plan, captions_of, parts_of
 from captioning.files.manifest import Hashed
 from captioning.files.reading import read_lines
 from captioning.files.uploads import written
-from captioning.files.writing import json_line, staged, write_lines
+from captioning.files.writing import held, json_line, staged, write_lines
 
 ROWS = 10_000  # of a parquet file that are held at once
 
@@ -31,7 +31,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
     base = read_lines(request.parts / BASE)
     base = (line for line in base if line and line["image"] not in again)
     images = 0
-    with staged(request.out) as file:
+    with staged(request.out, request.parts) as file:
         out = Hashed(file)
         for line in itertools.chain(base, made()):
             if "error" not in line:
@@ -39,10 +39,11 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
                 images += 1
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
-    failed = _write_failed(request, made(), set(tars))
+    with held(request.failed):  # other files of captions beside this one have it, too
+        failed = _write_failed(request, made(), set(tars))
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
-    write_lines(request.marker, [content])
+    write_lines(request.marker, [content], request.parts)
     return tuple(sum(part[what] for part in counts) for what in ("images", "failed"))
 
 
@@ -58,7 +59,7 @@ def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int
         if "error" in line:
             own[line["image"]] = {**line, "out": out}
     if others or own:
-        write_lines(request.failed, [*others, *own.values()])
+        write_lines(request.failed, [*others, *own.values()], request.parts)
     else:
         request.failed.unlink(missing_ok=True)
     return len(own)

@@ -18,6 +18,7 @@ from captioning.runtime.progress import say
 from decoding import DecodingSettings, Generated
 
 DIGITS = 5  # of a score
+OF_SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
 
 
 class Captioning:
@@ -32,6 +33,8 @@ class Captioning:
         device: torch.device,
     ):
         self.config = trained_config(checkpoint, config, changes)
+        if not self.config.sample and (vain := [name for name in OF_SAMPLING if name in changes]):
+            raise UserError(f"--{vain[0]} is of sampling, and needs --do_sample")
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()
@@ -143,7 +146,7 @@ def named_as_transformers_does(settings: DecodingSettings, seed: int) -> dict[st
     values = dataclasses.asdict(settings)
     drawn = values.pop("sample")
     values["num_return_sequences"] = values.pop("num_return")
-    without = ("num_beams",) if drawn else ("top_p", "top_k", "temperature", "min_p", "typical_p")
+    without = ("num_beams",) if drawn else OF_SAMPLING
     off = {name for name in OFTEN_OFF if values[name] == getattr(DecodingSettings, name)}
     kept = {name: value for name, value in values.items() if name not in {*without, *off}}
     return {"do_sample": True, "seed": seed, **kept} if drawn else kept

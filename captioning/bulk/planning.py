@@ -6,8 +6,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath
-from typing import Any, Optional
+from pathlib import Path
+from typing import Any
 
 from captioning.bulk import tars
 from captioning.bulk.request import Request, require
@@ -31,6 +31,7 @@ class Tally:
     """What planning has found. failed: those that failed before and are not tried again.
 
     damaged, repeated: lines of `out` that are no caption of an image, or of one named before.
+    settings: those of which a line has another value than was asked for now.
     """
 
     found: int = 0
@@ -40,6 +41,7 @@ class Tally:
     repeated: int = 0
     no_sidecar: set[str] = field(default_factory=set)
     checkpoints: set[str] = field(default_factory=set)
+    settings: set[str] = field(default_factory=set)
 
 
 def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
@@ -52,6 +54,8 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
     for line in _first_lines(request.out, tally):
         written[line["image"]] = [] if request.keeps() else captions_of(line)
         tally.checkpoints.add(str(line.get("checkpoint")))
+        if isinstance(made := line.get("settings"), dict):  # by whatever wrote the file
+            tally.settings.update(n for n in made if made[n] != settings.get(n, made[n]))
     failed = filter(None, read_lines(request.failed))
     failed = {line["image"]: line for line in failed if line.get("out") == request.out.name}
     if tally.damaged or tally.repeated:
@@ -81,27 +85,18 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
         except OSError:  # a disk without links
             shutil.copyfile(request.out, request.parts / BASE)
     size = request.shard_size or min(max(-(-count // SHARDS), LEAST), MOST)
+    folder = request.tars()
     header = {
         "file": name,
         "settings": settings,
         "entries": count,
         "shard_size": 1 if in_tars else size,
         "images": tars.estimate(expand(request.source)) if in_tars else count,
-        "first_shard": max(_numbers_of_tars(request.write_shards), default=-1) + 1,
+        "first_shard": max(folder.numbers(), default=-1) + 1 if folder else 0,
+        "before": request.stamp(),
     }
     write_lines(request.parts / HEADER, [header])
     return Plan(request.parts, header), tally
-
-
-def _numbers_of_tars(folder: Optional[str]) -> Iterator[int]:
-    """Those of NUMBER.tar in a folder, on disk or in a store."""
-    if folder and stores.is_store(folder):
-        names = stores.listed(folder, recursive=False)
-    else:
-        names = os.listdir(folder) if folder else ()
-    for path in map(PurePath, names):
-        if path.suffix == ".tar" and path.stem.isdigit():
-            yield int(path.stem)
 
 
 def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
@@ -118,7 +113,7 @@ def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
 
 
 def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
-    sidecars = Sidecars(request.sidecar) if request.sidecar else None
+    sidecars = Sidecars(request.sidecar, request.files()) if request.sidecar else None
     for item in request.images():
         tally.found += 1
         old = written.get(item.image)

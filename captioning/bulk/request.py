@@ -12,6 +12,7 @@ from typing import Any, Optional, Union
 from filelock import FileLock, Timeout
 
 from captioning.bulk.shards import LOCK, begun, remove_plan
+from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, uploads
 from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
 from captioning.files.writing import SUFFIX, require_folder
@@ -60,6 +61,36 @@ class Request:
         if self.address is None:
             return str(path)
         return stores.joined(self.address.rpartition("/")[0], path.name)
+
+    def tars(self) -> Optional[TarFolder]:
+        """The folder of tars that is written, if one is."""
+        return self._tars_at(self.write_shards)
+
+    def _tars_at(self, place: Optional[str]) -> Optional[TarFolder]:
+        return TarFolder(place, self.address or os.path.realpath(self.out)) if place else None
+
+    def claim_tars(self) -> None:
+        """Raise UserError where the folder of tars is another run's."""
+        if folder := self.tars():
+            folder.claim()
+
+    def stamp(self) -> Optional[list[Any]]:
+        """What tells whether the captions' file is written anew; None where there is none."""
+        return stamp_if_any(self.told(self.out))
+
+    def drop_tars(self, plan: dict[str, Any]) -> None:
+        """Remove the tars of a plan that is dropped, unless `out` has its captions by now.
+
+        plan: its header. Raises UserError, OSError.
+        """
+        folder = self._tars_at(plan["settings"].get("write_shards"))
+        if folder and self.stamp() == plan.get("before", "unknown"):
+            shards = -(-plan["entries"] // plan["shard_size"])
+            folder.drop(range(plan["first_shard"], plan["first_shard"] + shards))
+
+    def files(self) -> list[str]:
+        """What is read or written beside images: the list, the captions and what is beside them."""
+        return [self.source, *map(self.told, (self.out, self.failed, self.marker))]
 
     def images(self) -> Iterator[Listed]:
         """Each image once, those of a folder in the order of their names. Raises UserError.
@@ -110,18 +141,20 @@ class Request:
         stores.check_names_file("--parquet", self.parquet or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
             raise UserError("with an --out in a store, --write-shards is a folder in a store, too")
-        if self.out.is_dir() or self.out.suffix != ".jsonl":
-            raise UserError(
-                f"--out is {self.told(self.out)}; it has to be a file that ends in .jsonl"
-            )
+        for path in (self.out, self.failed, self.marker):
+            if self.out.suffix != ".jsonl" or (path.exists() and not path.is_file()):
+                raise UserError(
+                    f"--out is {self.told(self.out)}; it has to be a file that ends in .jsonl, "
+                    f"beside {self.failed.name} and {self.marker.name}"
+                )
         require_folder(self.out.parent)
         if self.write_shards:
             require("webdataset", "--write-shards")
             uploads.require_writable(self.write_shards)
         if self.parquet:
             require("pyarrow", "--parquet")
-            if os.path.isdir(self.parquet):
-                raise UserError(f"--parquet is {self.parquet}; it has to be a file")
+            if os.path.isdir(self.parquet) or self.parquet in (self.source, str(self.out)):
+                raise UserError(f"--parquet is {self.parquet}; it has to be a file of its own")
             uploads.require_writable(os.path.dirname(self.parquet) or ".")
         require_folder(self.parts)
 
@@ -136,10 +169,11 @@ class Request:
                 f"{self.told(self.out)}: another program is writing it; wait for it"
             ) from None
         try:
-            self._clear()
+            if self.address:  # the folder of the copy is this one's alone
+                for path in self.out.parent.rglob(f".*{SUFFIX}"):
+                    path.unlink(missing_ok=True)
             yield
         finally:
-            self._clear()
             if not begun(self.parts):
                 remove_plan(self.parts)
                 (self.parts / LOCK).unlink(missing_ok=True)
@@ -147,16 +181,35 @@ class Request:
                     self.parts.rmdir()
             lock.release()
 
-    def _clear(self) -> None:
-        """Remove what a killed program, or an actor that was lost, had begun to write."""
-        for path in self._begun():
-            path.unlink(missing_ok=True)
+    @contextlib.contextmanager
+    def owning_tars(self) -> Iterator[None]:
+        """Keep other runs out of the folder of tars, from now on if one is written.
 
-    def _begun(self) -> Iterator[Path]:
-        for path in (self.out, self.failed, self.marker):
-            yield from self.out.parent.glob(f".{path.name}.*{SUFFIX}")
-        if self.write_shards and not stores.is_store(self.write_shards):
-            yield from Path(self.write_shards).glob(f".*.tar.*{SUFFIX}")
+        Raises UserError where it is another's.
+        """
+        folder = self.tars()
+        if folder is None:
+            yield
+            return
+        folder.claim()
+        try:
+            folder.clear()
+            yield
+        finally:
+            folder.clear()
+            if not begun(self.parts):
+                with contextlib.suppress(UserError):  # of a store: what ended the run counts
+                    folder.release()
+
+
+def stamp_if_any(name: str) -> Optional[list[Any]]:
+    """The stamp of a file, on disk or in a store; None of one that is not there. StoreError."""
+    try:
+        return stores.stamp(name)
+    except stores.StoreError:
+        raise
+    except UserError:
+        return None
 
 
 def require(library: str, why: str) -> None:

@@ -3,7 +3,8 @@
 import itertools
 import time
 from contextlib import ExitStack
-from typing import Any, Callable, Protocol
+from dataclasses import replace
+from typing import Any, Callable, Optional, Protocol
 
 from captioning.bulk import stored_output
 from captioning.bulk.merging import merge, printable, write_parquet
@@ -49,15 +50,30 @@ class BulkCaptioning:
         with ExitStack() as held:
             self._to_disk(lambda: self._begin(held))
             resumed = find(self.request.parts) is not None
+            rest = self._rest() if resumed else self.request
             if resumed:
                 self._finish()
-                before, self.failed = self.captioned, 0  # which the next plan counts again
-            # Of a plan that overwrites or appends nothing is left to do when it is finished.
-            if not resumed or self.request.keeps():
-                self._to_disk(self._plan)
+            if rest is not None:
+                if resumed:
+                    before, self.failed = self.captioned, 0  # which the next plan counts again
+                self._to_disk(lambda: self._plan(rest))
                 self.tally.skipped -= before
                 self._finish()
             self._to_disk(self._end)
+
+    def _rest(self) -> Optional[Request]:
+        """What is asked for once the unfinished plan is finished; None for nothing.
+
+        After one that overwrites or appends: captions of images that have come since it was made.
+        """
+        request, plan = self.request, find(self.request.parts)
+        if request.keeps():
+            return request
+        entries = (entry for shard in range(len(plan)) for entry in plan.entries(shard))
+        planned = {entry["image"] for entry in entries if "tar" not in entry}
+        with disks_told_of(request):
+            come = planned and any(item.image not in planned for item in request.images())
+        return replace(request, existing="skip") if come else None
 
     def _to_disk(self, do: Callable[[], None]) -> None:
         with disks_told_of(self.request):
@@ -69,9 +85,14 @@ class BulkCaptioning:
         if self.request.address:
             stored_output.begin(self.request, self.restart)
         plan = find(self.request.parts)
-        if plan is None:
-            return
+        if plan is not None:
+            self._go_on_with(plan)
+        held.enter_context(self.request.owning_tars())
+
+    def _go_on_with(self, plan: Plan) -> None:
+        """Raises UserError where it is that of another run, unless it is to be dropped."""
         if self.restart:
+            self.request.drop_tars(plan.header)
             remove_plan(self.request.parts)
             return
         before = plan.header["settings"]
@@ -84,16 +105,17 @@ class BulkCaptioning:
                 )
         say(f"going on with {self.named}")
 
-    def _plan(self) -> None:
+    def _plan(self, request: Request) -> None:
         older = self._is_older_than_the_weights()
-        plan, self.tally = make_plan(self.request, self.settings)
+        plan, self.tally = make_plan(request, self.settings)
         if self.request.address and self._has_to_merge(plan):
             stored_output.keep_plan(self.request, plan)
         tally = self.tally
         others = sorted(tally.checkpoints - {self.settings["checkpoint"]})
         if older:
             others.append(f"earlier weights of {self.settings['checkpoint']}")
-        if others and tally.skipped:
+        others += [f"another {name}" for name in sorted(tally.settings)]
+        if others and tally.skipped and self.request.keeps():
             say(
                 f"{self.named} has captions of {', '.join(others)}, which stay; "
                 "--existing overwrite makes them anew"
@@ -116,9 +138,12 @@ class BulkCaptioning:
         """Caption what is left of the plan, and put it together."""
         plan = find(self.request.parts)
         parts = parts_of(self.request.parts, plan)
-        left = [part.shard for part in parts if not part.marker.exists()]
+        left = {part.shard for part in parts if not part.marker.exists()}
+        if folder := self.request.tars():  # where someone may have removed some
+            there = folder.numbers()
+            left.update(shard for shard in range(len(plan)) if plan.number(shard) not in there)
         if left:
-            self._caption(left, plan)
+            self._caption(sorted(left), plan)
         self._to_disk(self._merge)
 
     def _caption(self, shards: list[int], plan: Plan) -> None:
@@ -145,6 +170,11 @@ class BulkCaptioning:
                 stored_output.keep_captions(self.request, plan)
             self.captioned += captioned
             self.failed += failed
+            if folder := self.request.tars():
+                parts = parts_of(self.request.parts, plan)
+                folder.record(
+                    {n: of for part in parts for n, of in part.counts()["written"].items()}
+                )
         if self.request.parquet:
             write_parquet(self.request.out, self.request.parquet)
         if stored:
@@ -169,6 +199,19 @@ class BulkCaptioning:
         for line in itertools.islice(examples, EXAMPLES):
             say(printable(f"{line['image']}: {line['caption']}"))
         say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
+        if request.verify and request.write_shards:
+            self._verify_tars()
         if failed and not (self.captioned or tally.skipped):
             raise UserError(f"none of {failed} images has a caption{why}")
         say(f"captions are in {self.named}")
+
+    def _verify_tars(self) -> None:
+        wrong, foreign = self.request.tars().verify()
+        place = self.request.write_shards
+        if foreign:
+            say(f"verify: {place} has {len(foreign)} tars that are not of this run: {foreign[0]}")
+        if wrong:
+            raise UserError(
+                f"{place}: {len(wrong)} tars are missing or not as they were written, the first is "
+                f"{wrong[0]}: --existing overwrite with another --write-shards makes all anew"
+            )

@@ -55,7 +55,7 @@ class Plan:
 
     header: `file`, that of the entries; `settings`, by which a later call tells whether it is the
     same work; `entries`, how many there are, and `images`, of tars about so many; `first_shard`,
-    the number of the first tar that is written.
+    the number of the first tar that is written; `before`, the stamp of the captions' file then.
     """
 
     def __init__(self, folder: Path, header: dict[str, Any]):
@@ -68,6 +68,10 @@ class Plan:
                 if number % header["shard_size"] == 0:
                     self._offsets.append(position)
                 position += len(line)
+
+    def number(self, shard: int) -> int:
+        """That of the tar which is written of a shard."""
+        return self.header["first_shard"] + shard
 
     def __len__(self) -> int:
         """The number of shards."""

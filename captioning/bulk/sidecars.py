@@ -14,23 +14,36 @@ AT_ONCE = 16  # files that are brought to a store at a time
 
 
 class Sidecars:
-    """Those of one call. extension: of their names, which are else those of the photos."""
+    """Those of one call. extension: of their names, which are else those of the photos. kept: files
+    that none may replace."""
 
-    def __init__(self, extension: str):
+    def __init__(self, extension: str, kept: Iterable[str] = ()):
         self.extension = extension
+        self.kept = {os.path.realpath(path) for path in kept}
+        self._kept_names = set(map(os.path.basename, self.kept))
         self.images: dict[str, str] = {}  # by sidecar
         self.known: dict[str, set[str]] = {}  # by folder, of a store
 
     def of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.extension
 
+    def _is_kept(self, path: str) -> bool:
+        return os.path.basename(path) in self._kept_names and os.path.realpath(path) in self.kept
+
     def look(self, image: str, read: bool) -> list[str]:
         """The captions beside an image, a line each; none where there is none, or an empty one.
 
         read: whether it matters what they are; else a store is asked for names alone. Raises
-        UserError where the sidecar is another image's, too, or could not be written.
+        UserError where the sidecar is an input or output or another image's, too, or could not be
+        written.
         """
         sidecar = self.of(image)
+        # The name of every image that is a sidecar ends so.
+        if image.lower().endswith(self.extension.lower()) or self._is_kept(sidecar):
+            raise UserError(
+                f"{image}: its sidecar {sidecar} would replace a file that is read or written: "
+                f"name another --sidecar than {self.extension}"
+            )
         other = self.images.setdefault(sidecar, image)
         if other != image:
             raise UserError(
@@ -77,10 +90,11 @@ class Sidecars:
 
 
 def _read(path: str) -> list[str]:
-    try:
-        return _lines(Path(path).read_bytes())
-    except FileNotFoundError:
+    if not os.path.exists(path):
         return []
+    if not os.path.isfile(path):  # a pipe would keep who reads it waiting
+        raise UserError(f"{path} is no regular file: remove it, or name another --sidecar")
+    return _lines(Path(path).read_bytes())
 
 
 def _lines(content: bytes) -> list[str]:

@@ -43,7 +43,15 @@ def begin(request: Request, restart: bool) -> None:
     Raises UserError.
     """
     there = stores.stamps(f"{request.address}.parts")
-    header = _header(request) if HEADER in there and not restart else None
+    try:
+        header = _header(request) if HEADER in there else None
+    except UserError:  # it is damaged
+        if not restart:
+            raise
+        header = None
+    if header and restart:
+        request.drop_tars(header)
+        header = None
     if header and _known(there, header, header["file"]) is None:
         header = None
     local = find(request.parts)

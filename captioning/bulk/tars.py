@@ -84,9 +84,10 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
 def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
     for place, line in enumerate(lines):
         suffix = os.path.splitext(line["image"])[1].lower()
-        # It may have been removed since it was captioned.
+        # It may have been removed or replaced by a pipe since it was captioned.
         with contextlib.suppress(FileNotFoundError, stores.Missing):
-            yield f"{number:05d}{place:06d}", suffix, stores.whole(line["image"]), line
+            if stores.is_store(line["image"]) or os.path.isfile(line["image"]):
+                yield f"{number:05d}{place:06d}", suffix, stores.whole(line["image"]), line
 
 
 def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:

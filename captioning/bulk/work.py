@@ -6,10 +6,9 @@ from typing import Any, Callable, Optional
 
 from captioning.bulk import reading, stored_output, tars
 from captioning.bulk.model import Captioning
-from captioning.bulk.request import Request
+from captioning.bulk.request import Request, stamp_if_any
 from captioning.bulk.shards import Line, Part, Plan, parts_of
 from captioning.bulk.sidecars import Sidecars
-from captioning.files import stores, uploads
 from captioning.files.writing import write_lines
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
@@ -75,7 +74,8 @@ def done_before(request: Request, plan: Plan) -> int:
 
 def publish(request: Request, plan: Plan, part: Part) -> None:
     """Write what comes of a sealed part besides itself, then its marker."""
-    number, entries = plan.header["first_shard"] + part.shard, plan.entries(part.shard)
+    request.claim_tars()
+    number, entries = plan.number(part.shard), plan.entries(part.shard)
     finish(request, plan, part, write_beside(request, number, entries, part.read()))
 
 
@@ -98,21 +98,15 @@ def write_beside(
     if request.sidecar:
         Sidecars(request.sidecar).write(captioned)
     tar = entries[0].get("tar")
-    if request.write_shards:
-        with uploads.written(stores.joined(request.write_shards, f"{number:05d}.tar")) as file:
-            tars.write(file, number, captioned, tar)
     counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
-    return counts if tar is None else {"tar": tar, "bytes": _size(tar), **counts}
-
-
-def _size(tar: str) -> Optional[int]:
-    """None of one that has gone, which is looked for anew. Raises StoreError."""
-    try:
-        return stores.stamp(tar)[0]
-    except stores.StoreError:
-        raise
-    except UserError:
-        return None
+    if folder := request.tars():
+        counts["written"] = folder.write(
+            number, lambda file: tars.write(file, number, captioned, tar)
+        )
+    if tar is None:
+        return counts
+    size = (stamp_if_any(tar) or [None])[0]  # None of one that has gone, which is looked for anew
+    return {"tar": tar, "bytes": size, **counts}
 
 
 @contextmanager

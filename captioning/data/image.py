@@ -1,6 +1,7 @@
 """Image files made into tensors, as BLIP makes them."""
 
 import os
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ def open_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -
     MOST_PIXELS.
     """
     with _errors_naming(path):
+        if data is None:
+            mode = os.stat(path).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise OSError("no regular file")  # a pipe would keep who opens it waiting
         image = Image.open(data or path, formats=_formats())
         if image.width * image.height > MOST_PIXELS:
             image.close()

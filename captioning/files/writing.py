@@ -1,13 +1,14 @@
 """Files that appear when they are whole and on disk, whatever stops the program on the way."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Optional
 
 from captioning.runtime.errors import UserError
 
@@ -15,14 +16,15 @@ SUFFIX = ".staged"
 
 
 @contextlib.contextmanager
-def staged(path: Path) -> Iterator[BinaryIO]:
+def staged(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO]:
     """A file to write, which takes the name of `path` when the block has ended well.
 
-    Until then it has another name, and what was at `path` is as it was. Raises OSError, also where
-    `path` is a folder.
+    Until then it has another name, in the folder `within` of the same disk or else beside `path`,
+    and what was at `path` is as it was. Raises OSError, also where `path` is a folder.
     """
     # Machines that share a disk may have processes of one number.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}")
+    temporary = (within or path.parent) / temporary.name
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -33,6 +35,24 @@ def staged(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink()
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Keep others who hold `path` waiting; it may be replaced or removed meanwhile.
+
+    Where there is none, an empty one is made. Raises OSError.
+    """
+    while True:
+        with open(path, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                current = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+            except FileNotFoundError:
+                current = False
+            if current:  # not what another one has replaced or removed while this one waited
+                yield
+                return
 
 
 def replace(temporary: Path, path: Path) -> None:
@@ -121,7 +141,7 @@ def json_line(entry: Any) -> bytes:
         return json.dumps(entry).encode() + b"\n"
 
 
-def write_lines(path: Path, entries: Iterable[Any]) -> None:
-    """Write a line of JSON for each entry. Raises OSError."""
-    with staged(path) as file:
+def write_lines(path: Path, entries: Iterable[Any], within: Optional[Path] = None) -> None:
+    """Write a line of JSON for each entry; see `staged`. Raises OSError."""
+    with staged(path, within) as file:
         file.writelines(map(json_line, entries))

@@ -82,7 +82,7 @@ def test_killed_at_random_it_writes_what_it_would_have(until_done, photos, tmp_p
     for name in names[:3]:
         one, two = ((tmp_path / folder / name).read_text() for folder in "ab")
         assert one.replace("/a/", "/b/") == two
-    for tar in sorted((tmp_path / "a" / "tars").iterdir()):
+    for tar in sorted((tmp_path / "a" / "tars").glob("*.tar")):
         assert tar.read_bytes() == (tmp_path / "b" / "tars" / tar.name).read_bytes()
     assert not [path for path in photos.rglob("*.staged")]
     assert len(read_lines(tmp_path / "b" / "captions.jsonl")) == 10

@@ -13,6 +13,7 @@ REFUSED = [
     (["--out", "{out}.json"], "has to be a file that ends in .jsonl"),
     (["--out", "{photos}/scene_000000.png/a.jsonl"], "cannot write"),
     (["--parquet", "{photos}"], "--parquet is"),
+    (["--parquet", "{out}"], "--parquet is"),
     (["--write-shards", "{photos}/scene_000000.png"], "cannot write"),
     (["--root", "{photos}"], "--root is for a list"),
     (["--glob", "*.gif"], "found no images"),
@@ -42,6 +43,44 @@ def test_sidecars_that_cannot_be_written(run, photos, monkeypatch, no_captioner)
     assert "within, where --sidecar puts captions" in said
 
 
+@pytest.mark.parametrize(
+    "extension",
+    [".jpg", ".PNG", ".Jpeg", ".small.png", ".tiff", ".", "", "..", "./a", ".a/b", "txt"],
+)
+def test_sidecars_that_would_be_photos(run, photos, no_captioner, capsys, extension):
+    before = {path: path.read_bytes() for path in photos.rglob("*.png")}
+    with pytest.raises(SystemExit) as ended:
+        run(photos, "--sidecar", extension, "--existing", "overwrite")
+    said = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and "error: --sidecar" in said[-1] and "such as .txt" in said[-1]
+    assert {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()} == before
+
+
+INPUTS = [
+    (["{photos}", "--glob", "*.IMG"], ".img"),  # whatever a file is called, it may be an image
+    (["{photos}", "--glob", "*.IMG"], ".IMG"),
+    (["{photos}/one.txt"], ".txt"),  # the list
+    (["{photos}/one.txt"], ".jsonl"),  # --out
+    (["{photos}/one.txt"], ".jsonl.done"),
+]
+
+
+@pytest.mark.parametrize(("given", "extension"), INPUTS)
+def test_sidecars_that_would_replace_an_input_or_output(
+    photos, checkpoint, no_captioner, capsys, given, extension
+):
+    shutil.copy(photos / "scene_000000.png", photos / "one.png")
+    shutil.copy(photos / "scene_000000.png", photos / "two.IMG")
+    (photos / "one.txt").write_text("scene_000001.png\none.png\n")
+    before = {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()}
+    given = [name.format(photos=photos) for name in given]
+    given += ["--sidecar", extension, "--existing", "overwrite", "--out", f"{photos}/one.jsonl"]
+    assert caption.main([str(checkpoint), *given]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "would replace a file that is read or written: name another --sidecar" in said
+    assert {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()} == before
+
+
 def test_two_programs_do_not_write_one_file(run, photos, tmp_path, no_captioner):
     (tmp_path / "out" / "captions.jsonl.parts").mkdir(parents=True)
     with FileLock(str(tmp_path / "out" / "captions.jsonl.parts" / "lock")):
@@ -57,6 +96,16 @@ def test_settings_that_do_not_go_together(run, photos, tmp_path):
     assert not list((tmp_path / "out").iterdir())  # nothing is left that would be another run
     lines, _ = run(photos)
     assert len(lines) == 10
+
+
+def test_flags_of_sampling_that_would_do_nothing(run, photos, tmp_path):
+    flags = {"top_p": "0.5", "top_k": "3", "temperature": "2", "min_p": "0.1", "typical_p": "0.5"}
+    for name, value in flags.items():
+        _, said = run(photos, f"--{name}", value, code=2)
+        assert said.splitlines() == [f"error: --{name} is of sampling, and needs --do_sample"]
+    assert not list((tmp_path / "out").iterdir())
+    given = [part for name, value in flags.items() for part in (f"--{name}", value)]
+    assert len(run(photos, "--do_sample", *given)[0]) == 10
 
 
 ADDRESSES = [

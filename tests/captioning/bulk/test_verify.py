@@ -43,6 +43,15 @@ def test_captions_of_another_checkpoint_are_pointed_out(run, photos, tmp_path):
     assert "has captions of old.pth, which stay; --existing overwrite" in said
 
 
+def test_captions_of_other_settings_are_pointed_out(run, photos):
+    lines, _ = run(photos, "--max_length", "8")
+    again, said = run(photos, "--num_beams", "1", "--max_length", "9")
+    assert "has captions of another max_length, another num_beams, which stay; --existing" in said
+    assert again == lines
+    assert "which stay" not in run(photos, "--max_length", "8", "--num_beams", "2")[1]
+    assert "which stay" not in run(photos, "--num_beams", "1", "--existing", "overwrite")[1]
+
+
 def test_captions_of_earlier_weights_are_pointed_out(run, photos, tmp_path, checkpoint):
     """Of the same checkpoint, which has been written anew since."""
     run(photos)

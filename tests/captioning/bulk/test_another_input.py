@@ -1,0 +1,93 @@
+"""Which images there are is a part of an unfinished run; those that come later are captioned."""
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from captioning.bulk.shards import Part
+
+
+@pytest.fixture
+def run_in_part(run, monkeypatch):
+    """Return a function that captions two images and is stopped; see `run`."""
+
+    def call(*given):
+        with monkeypatch.context() as patch:
+            add = Part.add
+
+            def stop(self, lines):
+                add(self, lines)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+            patch.setattr(Part, "add", stop)
+            _, said = run(*given, "--batch_size", "2", "--num_workers", "0")
+        assert "stopped by SIGTERM" in said
+
+    return call
+
+
+@pytest.fixture
+def lists(photos, tmp_path):
+    """Return a list whose columns and folders differ, and another folder with other photos."""
+    other = tmp_path / "other"
+    shutil.copytree(photos, other)
+    names = sorted(path.name for path in photos.glob("*.png"))
+    rows = "".join(f"{one},{two}\n" for one, two in zip(names, reversed(names)))
+    (tmp_path / "list.csv").write_text("image,photo\n" + rows)
+    return tmp_path / "list.csv"
+
+
+ROOT = ["--root", "{photos}"]
+OTHERS = [
+    ("{photos}", [], "{other}", [], "input", "{photos}", "{other}"),
+    ("{photos}", [], "{photos}", ["--glob", "*1.png"], "glob", None, "*1.png"),
+    ("{photos}", ["--no-recursive"], "{photos}", [], "recursive", False, True),
+    ("{list}", ROOT, "{list}", ["--root", "{other}"], "root", "{photos}", "{other}"),
+    ("{list}", ROOT, "{list}", [*ROOT, "--column", "photo"], "column", None, "photo"),
+]
+
+
+@pytest.mark.parametrize("existing", ["overwrite", "append", "skip"])
+@pytest.mark.parametrize(("one", "flags", "two", "others", "name", "was", "now"), OTHERS)
+def test_an_unfinished_run_has_its_images(
+    run, run_in_part, photos, lists, existing, one, flags, two, others, name, was, now
+):
+    def told(text):
+        known = {"photos": photos, "other": photos.parent / "other", "list": lists}
+        return text.format(**known) if isinstance(text, str) else text
+
+    first = [told(one), "--existing", existing, *map(told, flags)]
+    run_in_part(*first)
+    _, said = run(told(two), "--existing", existing, *map(told, others), code=2)
+    assert f"an unfinished run had {name} {told(was)!r}, and now it is {told(now)!r}: " in said
+    lines, _ = run(*first)  # goes on
+    assert len(lines) == (10 if "photos" in one and not flags else 9)
+    lines, _ = run(told(two), "--existing", existing, *map(told, others))
+    assert len(lines) > 9 or two == one
+
+
+def test_a_folder_is_the_same_however_it_is_written(run, run_in_part, photos):
+    run_in_part(photos)
+    lines, _ = run(f"{photos}/")
+    assert len(lines) == 10
+
+
+@pytest.mark.parametrize("existing", ["overwrite", "append", "skip"])
+def test_images_that_come_while_a_run_is_unfinished_are_captioned(
+    run, run_in_part, photos, existing, tmp_path
+):
+    before, _ = run(photos)
+    first = ["--existing", existing]
+    run_in_part(photos, *first) if existing != "skip" else None
+    for name in ("aa.png", "zz.png"):
+        shutil.copy(min(photos.glob("scene*.png")), photos / name)
+    (photos / "bad.png").write_text("no image")
+    lines, said = run(photos, *first)
+    after = {line["image"]: line["caption"] for line in lines}
+    assert len(lines) == len(after) == 12 and "failed 1" in said
+    assert after[str(photos / "aa.png")] == after[str(photos / "zz.png")]
+    for line in before:
+        times = 2 if existing == "append" else 1
+        assert after[line["image"]] == " ".join([line["caption"]] * times)

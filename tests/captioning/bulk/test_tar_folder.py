@@ -1,0 +1,214 @@
+"""A folder of tars is one run's: no other writes into it, and nothing of a dropped run stays."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tarfile
+
+import pytest
+
+from captioning import caption
+from captioning.bulk.tar_folder import TarFolder
+from captioning.files import stores, uploads
+from captioning.runtime.errors import UserError
+from tests.soak.processes import Processes
+
+
+def killed_at(name):
+    """A hook: the process is killed by -9 before a file is given that name."""
+
+    def hook(rank):
+        def audit(event, given):
+            if event == "os.rename" and str(given[1]).endswith(name):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(audit)
+
+    return hook
+
+
+def killed_at_upload(name):
+    """The same of a file in a store."""
+
+    def hook(rank):
+        original = uploads.upload
+
+        def upload(path, address):
+            if address.endswith(name):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(path, address)
+
+        uploads.upload = upload
+
+    return hook
+
+
+@pytest.fixture
+def begin(checkpoint, photos, tmp_path):
+    """Return a function that starts a run of ten photos in tars of two."""
+
+    def start(out, *arguments, hook=None, source=photos):
+        given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu"]
+        given += ["--shard_size", "2", "--num_workers", "0", *map(str, arguments)]
+        return Processes(caption.main, given, tmp_path / f"said{os.urandom(4).hex()}", hook=hook)
+
+    return start
+
+
+@pytest.fixture
+def call(begin):
+    """Return a function that does such a run, and returns its exit code and what was said."""
+
+    def run(*arguments, **named):
+        process = begin(*arguments, **named)
+        (code,) = process.wait()
+        assert "Traceback" not in process.said()
+        return code, process.said()
+
+    return run
+
+
+def tars(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
+
+
+def lines_in(path):
+    """The lines of captions that a tar holds."""
+    with tarfile.open(path) as tar:
+        return [json.load(tar.extractfile(m)) for m in tar if m.name.endswith(".json")]
+
+
+def test_another_run_leaves_what_a_killed_one_wrote(call, tmp_path):
+    a, b, folder = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "tars"
+    assert call(tmp_path / "whole.jsonl", "--write-shards", tmp_path / "whole")[0] == 0
+    assert call(a, "--write-shards", folder, hook=killed_at("/00004.tar"))[0] == -signal.SIGKILL
+    before = tars(folder)
+    assert list(before) == [f"0000{n}.tar" for n in range(4)]
+    code, said = call(b, "--write-shards", folder)
+    assert code == 2 and said.splitlines() == [
+        f"error: --write-shards: {folder} has the tars of {a}: name another folder for those of "
+        f"{b}; remove {folder}/owner.json only if that run is no more"
+    ]
+    assert tars(folder) == before and not b.exists()
+    assert call(b, "--write-shards", tmp_path / "others")[0] == 0
+    assert call(a, "--write-shards", folder)[0] == 0
+    assert tars(folder) == tars(tmp_path / "whole") and len(tars(folder)) == 5
+    assert not list(folder.glob(".*"))
+    code, said = call(b, "--existing", "overwrite", "--write-shards", folder)  # nor afterwards
+    assert code == 2 and f"has the tars of {a}" in said
+
+
+def test_of_two_runs_at_once_one_is_refused(begin, tmp_path):
+    for number in range(3):
+        folder = tmp_path / f"tars{number}"
+        outs = [tmp_path / f"{name}{number}.jsonl" for name in "ab"]
+        both = [begin(out, "--write-shards", folder) for out in outs]
+        codes = [process.wait()[0] for process in both]
+        assert sorted(codes) == [0, 2], [process.said() for process in both]
+        winner = outs[codes.index(0)]
+        lines = [line for path in sorted(folder.glob("*.tar")) for line in lines_in(path)]
+        assert lines == [json.loads(line) for line in winner.open()] and len(lines) == 10
+        assert not outs[codes.index(2)].exists()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_restarted_none_of_the_former_tars_stay(call, tmp_path, elsewhere):
+    out, folder = tmp_path / "a.jsonl", tmp_path / "tars"
+    assert call(out, "--write-shards", folder, hook=killed_at("/00004.tar"))[0] == -signal.SIGKILL
+    new = tmp_path / "other" if elsewhere else folder
+    flags = ["--num_beams", "1", "--shard_size", "5", "--restart", "--write-shards", new]
+    assert call(out, *flags)[0] == 0
+    assert list(tars(new)) == ["00000.tar", "00001.tar"]
+    lines = [line for path in sorted(new.glob("*.tar")) for line in lines_in(path)]
+    assert lines == [json.loads(line) for line in out.open()]
+    assert {line["settings"]["num_beams"] for line in lines} == {1}
+    if elsewhere:
+        assert [path.name for path in folder.iterdir()] == ["owner.json"]
+
+
+def test_tars_of_captions_that_are_written_outlive_a_restart(call, photos, tmp_path):
+    out, flags = tmp_path / "a.jsonl", ["--write-shards", tmp_path / "tars"]
+    # The captions are there, and all that is left is to say so.
+    assert call(out, *flags, hook=killed_at(".done"))[0] == -signal.SIGKILL  # of the first shard
+    assert call(out, *flags, hook=killed_at("a.jsonl.done"))[0] == -signal.SIGKILL
+    assert len(out.read_text().splitlines()) == 10
+    before = tars(tmp_path / "tars")
+    assert call(out, *flags, "--num_beams", "1", "--restart")[0] == 0
+    assert tars(tmp_path / "tars") == before and len(before) == 5
+
+
+def test_a_tar_that_went_amid_the_run_is_written_again(call, tmp_path):
+    out, folder = tmp_path / "a.jsonl", tmp_path / "tars"
+    assert call(out, "--write-shards", folder, hook=killed_at("/00003.tar"))[0] == -signal.SIGKILL
+    before = tars(folder)
+    (folder / "00001.tar").unlink()
+    assert call(out, "--write-shards", folder)[0] == 0
+    after = tars(folder)
+    assert len(after) == 5 and {name: after[name] for name in before} == before
+
+
+def test_verify_tells_of_tars_that_are_missing_changed_or_foreign(call, photos, tmp_path):
+    out, folder = tmp_path / "a.jsonl", tmp_path / "tars"
+    flags = ["--write-shards", folder]
+    assert call(out, *flags)[0] == 0
+    shutil.copy(min(photos.glob("*.png")), photos / "zz.png")
+    assert call(out, *flags)[0] == 0  # one that came later
+    code, said = call(out, *flags, "--verify")
+    assert code == 0 and len(tars(folder)) == 6 and "not of this run" not in said
+    shutil.copy(folder / "00000.tar", folder / "00009.tar")
+    code, said = call(out, *flags, "--verify")
+    assert code == 0 and f"{folder} has 1 tars that are not of this run: 00009.tar" in said
+    content = (folder / "00002.tar").read_bytes()
+    (folder / "00002.tar").write_bytes(content.replace(b'"caption"', b'"captiom"'))
+    (folder / "00004.tar").unlink()
+    code, said = call(out, *flags, "--verify")
+    assert code == 2 and said.splitlines()[-1].startswith(
+        f"error: {folder}: 2 tars are missing or not as they were written, the first is 00002.tar: "
+    )
+
+
+def test_a_run_that_wrote_nothing_owns_nothing(call, tmp_path):
+    folder = tmp_path / "tars"
+    code, said = call(tmp_path / "a.jsonl", "--num_return", "9", "--write-shards", folder)
+    assert code == 2 and "num_return is 9" in said and not list(folder.iterdir())
+    (folder / "owner.json").touch()  # as a kill may leave it
+    assert call(tmp_path / "b.jsonl", "--write-shards", folder)[0] == 0
+    (folder / "owner.json").write_text("[]\n")
+    code, said = call(tmp_path / "b.jsonl", "--write-shards", folder)
+    assert code == 2 and said.startswith(f"error: {folder}/owner.json is damaged: remove it if")
+
+
+def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, a, b = "s3://bucket/tars", "s3://bucket/a.jsonl", tmp_path / "b.jsonl"
+    hook = killed_at_upload("/00004.tar")
+    assert call(a, "--write-shards", folder, hook=hook)[0] == -signal.SIGKILL
+    before = stores.stamps(folder)
+    assert len(before) == 5
+    code, said = call(b, "--write-shards", folder)
+    assert code == 2 and f"{folder} has the tars of {a}: name another folder" in said
+    assert stores.stamps(folder) == before
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))  # machine
+    assert call(a, "--write-shards", folder, hook=hook)[0] == -signal.SIGKILL
+    assert stores.stamps(folder).keys() == before.keys()
+    flags = ["--num_beams", "1", "--shard_size", "5", "--restart", "--write-shards", folder]
+    assert call(a, *flags)[0] == 0
+    assert sorted(stores.stamps(folder)) == ["00000.tar", "00001.tar", "owner.json"]
+    assert call(a, *flags[:2], "--write-shards", folder, "--verify")[0] == 0
+    uploads.put(stores.whole(f"{folder}/00000.tar")[:-512], f"{folder}/00000.tar")
+    code, said = call(a, *flags[:2], "--write-shards", folder, "--verify")
+    assert code == 2 and "1 tars are missing or not as they were written" in said
+
+
+def test_in_a_store_the_first_of_two_at_once_is_told_later(s3, monkeypatch):
+    """A store has no locks: both may have found the folder free."""
+    first, second = (TarFolder("s3://bucket/tars", f"s3://bucket/{n}.jsonl") for n in "ab")
+    first.claim()
+    read, answers = second._read, [None]
+    monkeypatch.setattr(second, "_read", lambda: answers.pop() if answers else read())
+    second.claim()
+    with pytest.raises(UserError, match=re.escape("has the tars of s3://bucket/b.jsonl")):
+        first.claim()
