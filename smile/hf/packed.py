@@ -57,7 +57,8 @@ class Targets:
 
     Special tokens at the beginning of an encoder-decoder model's labels (`<s>`, a language) are
     captions of one token each: first-token MLE scores them over the whole vocabulary, as it does
-    the first word after them. Truncation, which goes by whole captions, leaves them out.
+    the first word after them, since `generate` has to predict those that it is not forced to begin
+    with. Truncation, which goes by whole captions, leaves them out.
 
     read_values: False where only the scored labels are asked for. Otherwise the device is waited
     for once, to look for rows that are packed without saying so and for labelled prompts, unless
