@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "second"
+TAKES_INDEX = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
 # A device is waited for by these, and by a copy to the CPU.
 READS = ("_local_scalar_dense", "nonzero", "_unique2")
 waits: list[str] = []
-TAKES_INDEX = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
 
 
 class There(torch.Tensor):

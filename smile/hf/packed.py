@@ -88,25 +88,25 @@ class Targets:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
         self.model, self.shifted, self.weights = model, shifted, weights
-        self.given = given or {}
-        self.tokens = self.given.get("input_ids")
+        given = given or {}
+        self.tokens = given.get("input_ids")
         self.labels, self.segments = without_media(model, labels), segments
         self.decodes = encoder_decoder(model)
         if self.decodes:
             if shifted:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
-            self.rows, self.given = None, {}  # what it says of positions is of the encoder's
+            self.rows, given = None, {}  # what the batch says of positions is of the encoder's
         else:
-            self._leave_out_firsts()
+            self._leave_out_firsts(given)
         captions = None
         if segments is None and objective.weights.keys() != {"mle"}:
             captions = self._captions("truncation" in objective.weights)
         if read_values:
-            self._look(labels, captions, from_hidden)
+            self._look(given, labels, captions, from_hidden)
 
-    def _leave_out_firsts(self) -> None:
+    def _leave_out_firsts(self, given: dict) -> None:
         """Ignore the label of each text's first token."""
-        self.rows, labels = texts(self.given, self.labels), self.labels
+        self.rows, labels = texts(given, self.labels), self.labels
         if self.rows is not None:
             begins = self.rows[:, 1:] != self.rows[:, :-1]  # (B, N - 1), of tokens 1 to N - 1
             begins = nn.functional.pad(begins, (0, 1) if self.shifted else (1, 0))
@@ -129,15 +129,15 @@ class Targets:
         number = opening.cumsum(1)
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
 
-    def _look(self, labels: Tensor, captions: Optional[Tensor], from_hidden: bool) -> None:
+    def _look(self, given, labels: Tensor, captions: Optional[Tensor], from_hidden: bool) -> None:
         """Take the captions for segments where a row has several; ValueError where it has others.
 
         labels: (B, N) as they were given.
         """
         compiling = torch.compiler.is_compiling()
-        wrong = {LEAKS: leaks(self.given.get("attention_mask"), self.rows)}
+        wrong = {LEAKS: leaks(given.get("attention_mask"), self.rows)}
         if captions is not None:
-            wrong.update(self._signs(labels, captions))
+            wrong.update(self._signs(given, labels, captions))
             # A row that is one caption needs no segments, and costs less without them.
             wrong[SEVERAL] = captions.amax(1) > 1
             if compiling and (from_hidden or not self.decodes):  # else it stays one graph
@@ -153,11 +153,11 @@ class Targets:
                 self.segments = captions
         self.labels = refuse(found, [*wrong], self.labels)
 
-    def _signs(self, labels: Tensor, captions: Tensor) -> dict[str, Optional[Tensor]]:
+    def _signs(self, given, labels: Tensor, captions: Tensor) -> dict[str, Optional[Tensor]]:
         """By what is to be said of them, rows (B,) that seem to have other captions."""
         found = {}
         if self.rows is None:
-            mask = self.given.get("attention_mask")
+            mask = given.get("attention_mask")
             refuse_masks(mask)
             if mask is not None and len(mask) == len(labels):
                 found[packs("has numbers above 1")] = (mask > 1).any(1)
