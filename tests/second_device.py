@@ -17,6 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 NAME = "second"
 LOSS = "loss:"  # cases in which it has no float64, as MPS has none
 TAKES_INDEX = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
+# A device is waited for by these, and by a copy to the CPU.
+READS = ("_local_scalar_dense", "nonzero", "_unique2")
+waits: list[str] = []
 
 
 class There(torch.Tensor):
@@ -59,6 +62,8 @@ def _computed(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         stays = torch.device(kwargs["device"]).type == NAME
         kwargs = {**kwargs, "device": torch.device("cpu")}
+    if there and (name in READS or not stays):
+        waits.append(name)
     changed = {id(x.inner): x for x in there}
     args, kwargs = tree_map(_inner, (args, kwargs))
     with torch.no_grad():
@@ -129,7 +134,9 @@ def cases() -> dict[str, Callable[[str], Any]]:
     found["what a caption looks at"] = _reread
     found["a model of transformers"] = lambda device: _transformers(device, from_hidden=False)
     found["its hidden states"] = lambda device: _transformers(device, from_hidden=True)
+    found["a packed row of a later batch"] = _packed_later
     if find_spec("accelerate"):
+        found["a trainer waits once a batch"] = _waits_once
         found["its head elsewhere"] = lambda device: _head_elsewhere(device, from_hidden=False)
         found["its hidden states elsewhere"] = lambda device: _head_elsewhere(device, True)
     return found
@@ -199,6 +206,71 @@ def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
     loss = model(**{name: value.to(device) for name, value in family.batch.items()}).loss
     loss.backward()
     return [loss]
+
+
+def _packed_later(device: str) -> list[torch.Tensor]:
+    """It is refused, though the first batch is not packed."""
+    from smile.hf import use_smile
+    from tests.smile.hf_steps import GPT2, made
+
+    model = use_smile(made(GPT2).model.to(device))
+    model.config.eos_token_id = 1
+    fine, packed = torch.tensor([[[5, 6, 7, 8, 9, 1]], [[5, 6, 1, 8, 9, 1]]]).to(device)
+    loss = model(input_ids=fine, labels=fine).loss
+    try:
+        model(input_ids=packed, labels=packed)
+    except ValueError as error:
+        assert "row 0 of the labels goes on after token 1" in str(error)
+        return [loss]
+    raise AssertionError("the packed row is trained")
+
+
+def _waits_once(device: str) -> list[torch.Tensor]:
+    """More than without an objective; from hidden states once more, for the words of MLE."""
+    from transformers import Trainer
+
+    from smile.hf import SmileLossMixin
+
+    class SmileTrainer(SmileLossMixin, Trainer):
+        pass
+
+    losses, counts = [], []
+    mixture = {"mle": 0.3, "smile": 0.7}
+    for from_hidden in (None, False, True):
+        options = {"objective": mixture, "from_hidden": from_hidden}
+        options = {} if from_hidden is None else options
+        cls = Trainer if from_hidden is None else SmileTrainer
+        found = _steps(cls, device, **options)
+        losses += found[0]
+        counts.append(found[1])
+    own, of_logits, of_hidden = counts
+    once = [n + (device == NAME) for n in own]
+    assert of_logits == once, f"{of_logits} waits, of the trainer's own {own}"
+    assert of_hidden == [n + (device == NAME) for n in once], f"{of_hidden} waits, not {own}"
+    return losses
+
+
+def _steps(cls: type, device: str, **options: Any) -> tuple[list[torch.Tensor], list[int]]:
+    """The loss of three steps of a trainer, and how often each but the first waits."""
+    from tempfile import TemporaryDirectory
+
+    from transformers import TrainingArguments
+
+    from tests.smile.hf_steps import GPT2, made
+
+    model, batch, *_ = made(GPT2)
+    losses, counts = [], []
+    with TemporaryDirectory() as folder:
+        arguments = TrainingArguments(folder, use_cpu=True, report_to=[])
+        trainer = cls(model, arguments, train_dataset=[batch], **options)
+    model.to(device)
+    batch = {name: value.to(device) for name, value in batch.items()}
+    for _ in range(3):
+        before = len(waits)
+        items = trainer._get_num_items_in_batch([batch], torch.device(device))
+        losses.append(trainer.compute_loss(model, batch, num_items_in_batch=items))
+        counts.append(len(waits) - before)
+    return losses, counts[1:]
 
 
 def _head_elsewhere(device: str, from_hidden: bool) -> list[torch.Tensor]:

@@ -6,9 +6,12 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from smile.head import computed_in
+
 HALF = 8
 # Two texts in a row, in each way in which a batch says where its own are.
 WORDS = [[*range(1, HALF + 1)] * 2]
+ENDS_SWAPPED = [HALF - 1, *range(1, HALF - 1), 0]
 BOUNDS = [0, HALF, 2 * HALF]
 PLACES = {
     "position_ids": [[*range(HALF)] * 2],
@@ -24,7 +27,7 @@ SEEN = (
 
 def keeps_apart(model: nn.Module, run: Callable, given: dict, rows: int) -> Optional[bool]:
     """Whether a text stays what it is where the one before it is another; None if it cannot be
-    tried, as of a model that takes no words alone.
+    told, as of a model that takes no words alone, or whose logits are all 0 before it is trained.
 
     run: of inputs, the logits (rows, N, V). given: the batch, of which words and places are tried.
     rows: how many, as some attention sees no texts in several; `cu_seq_lens_q` is of one.
@@ -47,17 +50,31 @@ def keeps_apart(model: nn.Module, run: Callable, given: dict, rows: int) -> Opti
         with torch.no_grad():
             logits, other_first, other_second = (
                 run({**inputs, "input_ids": torch.cat(texts, 1)})
-                for texts in ((first, second), (first.flip(1), second), (first, second.flip(1)))
+                for texts in (
+                    (first, second),
+                    (first[:, ENDS_SWAPPED], second),
+                    (first, second[:, ENDS_SWAPPED]),
+                )
             )
     except (TypeError, ValueError):
         return None
     finally:
         for module, training in modes.items():
             module.training = training
-    # No text sees the one after it: what changes there is rounding, of experts or of 8 bits.
-    rounding = _change(logits[:, :HALF], other_second[:, :HALF])
-    return _change(logits[:, HALF:], other_first[:, HALF:]) <= 10 * rounding + 1e-6
+    before, after, between = slice(HALF), slice(HALF, None), slice(HALF + 1, -1)
+    context = _change(logits[:, between], other_second[:, between])  # by words of the same text
+    if not context > 0:
+        return None
+    # No text sees the one after it: what changes there is rounding, of experts or of 8 bits. Where
+    # nothing does, what comes later may still be rounded otherwise, but less than context matters.
+    rounding = _change(logits[:, before], other_second[:, before])
+    precision = max(torch.finfo(kind).eps for kind in (model.dtype, computed_in(logits)))
+    bound = 10 * rounding + max(min(precision, context / 10), 1e-6)
+    return _change(logits[:, after], other_first[:, after]) <= bound
 
 
 def _change(before: Tensor, after: Tensor) -> float:
-    return ((after - before).float().norm() / before.float().norm()).item()
+    """Of logits (B, N, V) but those of words that are ruled out; nan where all are 0."""
+    before, after = before.float(), after.float()
+    possible = before.softmax(-1) > 0
+    return ((after - before)[possible].norm() / before[possible].norm()).item()

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Iterable
 from typing import Optional
 
 import torch
@@ -16,7 +17,12 @@ IGNORED = -100
 MEDIA_TOKENS = tuple(
     f"{medium}_token_{kind}" for medium in ("image", "video", "audio") for kind in ("id", "index")
 )
-
+# And those that labels of an encoder-decoder model can begin with, besides bos_token_id.
+OPENING_TOKENS = (
+    *("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids"),
+    *("lang_to_id", "task_to_id", "no_timestamps_token_id", "text_decoder_lang_to_code_id"),
+)
+MULTILINGUAL = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
 
 # Families by a pattern of their names, and why their loss is none of text that is written on.
 REFUSED = {
@@ -99,7 +105,49 @@ def check_words(labels: Tensor) -> None:
 
 def without_media(model: nn.Module, labels: Tensor) -> Tensor:
     """Labels that do not score the places of an image, a video or a sound."""
-    return labels.masked_fill(_media(model, labels), IGNORED)
+    return labels.masked_fill(media_of(model, labels), IGNORED)
+
+
+def media_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """bool (B, N): the tokens that stand for an image, a video or a sound."""
+    return is_one_of(tokens, configured(model, *MEDIA_TOKENS))
+
+
+def opening_tokens(model: nn.Module) -> set[int]:
+    """The special tokens that labels of an encoder-decoder model can begin with.
+
+    ValueError where one is of a language that only the tokenizer knows.
+    """
+    found = configured(model, *OPENING_TOKENS)
+    multilingual = model.config.model_type in MULTILINGUAL
+    if multilingual and found <= configured(model, "eos_token_id"):
+        raise ValueError(
+            f"{type(model).__name__}: labels begin with the token of a language, which is in no "
+            "configuration; set model.generation_config.forced_bos_token_id, or for several "
+            "languages model.generation_config.lang_to_id = {code: id}, or give segments"
+        )
+    return found | configured(model, "bos_token_id")
+
+
+def configured(model: nn.Module, *names: str) -> set[int]:
+    """The tokens that the model's configurations give by these names."""
+    config, found = model.config, set()
+    for place in (
+        config,
+        getattr(config, "text_config", 0),
+        getattr(model, "generation_config", 0),
+    ):
+        for value in (getattr(place, name, None) for name in names):
+            value = [*value.values()] if isinstance(value, dict) else value
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                found.add(each[-1] if isinstance(each, (list, tuple)) else each)  # its place, it
+    return found - {None}
+
+
+def is_one_of(tokens: Tensor, ids: Iterable[int]) -> Tensor:
+    """bool, of the shape of `tokens`; no accelerator is waited for."""
+    among = torch.tensor([*ids], dtype=tokens.dtype).to(tokens.device, non_blocking=True)
+    return (tokens.unsqueeze(-1) == among).any(-1)
 
 
 def in_step(
@@ -131,20 +179,10 @@ def in_step(
     return predictions[:, before:-1], labels[:, 1:]
 
 
-def _media(model: nn.Module, tokens: Tensor) -> Tensor:
-    """bool (B, N): the tokens that stand for an image, a video or a sound."""
-    found = torch.zeros_like(tokens, dtype=torch.bool)
-    for name in MEDIA_TOKENS:
-        token = getattr(model.config, name, None)
-        if token is not None:
-            found |= tokens == token
-    return found
-
-
 def _check_before(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
     """Raise ValueError where an image that takes more places than it has tokens, as LLaVA's did
     before transformers 4.45, moves some scored words and not others, or not all rows alike."""
-    media = _media(model, tokens)
+    media = media_of(model, tokens)
     to_come = media.flip(1).cumsum(1).flip(1) > 0  # (B, N), also where the image is
     if (to_come & (labels != IGNORED)).any() or media.sum(1).unique().numel() > 1:
         raise ValueError(

@@ -48,7 +48,6 @@ class _Settings:
     calls: Calls
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: Any = None  # under these forwards, found so in their first step
-    values_read: bool = False  # in the first step too
     # Whether texts of a row are, by whether a batch has several rows and by the form of its places.
     apart: dict[tuple, Optional[bool]] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count(1).__next__)  # for `refuse`
@@ -124,7 +123,7 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        targets = Targets(model, labels, read_values=labels.is_cpu)
+        targets = Targets(model, objective, labels)
         fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
         weighted, _ = auxiliary(model, known, fields)
         return _loss(objective(*targets.of(logits)), num_items_in_batch, weighted)
@@ -153,25 +152,15 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     return_dict = given.pop("return_dict", None)
     given["return_dict"] = True
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
-    read_values = _reads_values(settings, labels)
-    by_caption = settings.objective.weights.keys() != {"mle"}
-    targets = Targets(
-        model,
-        labels,
-        shifted,
-        segments,
-        weights,
-        given,
-        read_values,
-        by_caption,
-        settings.number,
-    )
+    objective, batch = settings.objective, (segments, weights, given)
+    targets = Targets(model, objective, labels, shifted, *batch, from_hidden=from_hidden)
     packed = targets.rows is not None and settings.cache_by_kwargs
     if packed or "use_cache" in settings.arguments:
         given["use_cache"] = False  # with one, some do not keep texts of a row apart
     give_decoder_inputs(model, labels, given)
     # What is below sees no labels otherwise, so that it computes no loss of its own.
     give_labels(model, settings.known, labels, given)
+    by_caption = objective.weights.keys() != {"mle"}
     if by_caption and targets.rows is not None and not torch.compiler.is_compiling():
         _refuse_leaks(model, settings, below, given, targets.rows)
     run = _run_from_hidden if from_hidden else _run
@@ -244,7 +233,7 @@ def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, Obje
             "use_smile needs from_hidden=False for it"
         )
         changed = transform.changed(last, call.seen.detach().to(last.device))
-        loss = refuse(changed, line, result.loss, settings.number)
+        loss = refuse(changed.unsqueeze(0), [line], result.loss, settings.number)
         result = ObjectiveOutput(loss, result.parts, result.tokens)
         settings.head_is_last = None if compiling else model._smile_chain
     return output, result
@@ -265,15 +254,6 @@ def _loss(result: ObjectiveOutput, num_items_in_batch, weighted: Optional[Tensor
             num_items_in_batch = num_items_in_batch.to(loss.device)
         loss = loss * result.tokens / num_items_in_batch
     return loss if weighted is None else loss + weighted.to(loss.device)
-
-
-def _reads_values(settings: _Settings, labels: Tensor) -> bool:
-    """Whether to look at values of a batch: where they are at hand, or in the first step. When
-    compiled, `refuse` sees to that."""
-    if torch.compiler.is_compiling():
-        return True
-    first, settings.values_read = not settings.values_read, True
-    return first or labels.is_cpu
 
 
 def _inside(model: nn.Module) -> nn.Module:

@@ -11,8 +11,19 @@ from smile.captions import (
     segments_from_cu_seq_lens,
     segments_from_position_ids,
 )
-from smile.hf.families import IGNORED, check_words, encoder_decoder, in_step, without_media
+from smile.hf.families import (
+    IGNORED,
+    check_words,
+    configured,
+    encoder_decoder,
+    in_step,
+    is_one_of,
+    media_of,
+    opening_tokens,
+    without_media,
+)
 from smile.hf.refusal import refuse
+from smile.objective import Objective
 
 OF_A_BATCH = ("segments", "weights")  # what the objective takes of it besides labels
 SAY = (
@@ -24,8 +35,14 @@ LEAKS = (
     "out, or give one of 4 dimensions that keeps them apart"
 )
 SEVERAL = (
-    "row {row} of the labels has more than one run of them, which a compiled model of encoder and "
-    "decoder takes for one caption; give segments"
+    "row {row} of the labels has more than one run of them or begins with a special token, but "
+    "from logits a compiled encoder-decoder model takes a row for one caption; give segments, or "
+    "from_hidden=True"
+)
+PROMPT = (
+    "row {row} of the labels scores text next to an image, video or sound as if it were a caption; "
+    "set all but the caption to -100, media tokens too (of TRL, completion_only_loss=True or "
+    "assistant_only_loss=True), or give segments"
 )
 
 
@@ -37,22 +54,29 @@ class Targets:
     given: the batch, of which seq_idx, cu_seq_lens_q or position_ids say where a row's texts begin;
     the first label of a text is not scored, since it does not follow from the text before. In each
     text an unbroken run of labels, as an assistant's turn, is a caption, whatever its weights.
-    read_values: whether to look for rows that are packed without saying so, which an accelerator
-    has to be waited for. by_caption: False for an objective to which captions are the same. number:
-    of the model, as `refuse` has it. ValueError for such rows, and for shapes that do not match.
+
+    Special tokens at the beginning of an encoder-decoder model's labels (`<s>`, a language) are
+    captions of one token each: first-token MLE scores them over the whole vocabulary, as it does
+    the first word after them, since `generate` has to predict those that it is not forced to begin
+    with. Truncation, which goes by whole captions, leaves them out.
+
+    read_values: False where only the scored labels are asked for. Otherwise the device is waited
+    for once, to look for rows that are packed without saying so and for labelled prompts, unless
+    the objective is MLE, to which captions are the same. from_hidden: whether the objective is made
+    of hidden states. ValueError for such rows, and for shapes that do not match.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        objective: Objective,
         labels: Tensor,
         shifted: bool = False,
         segments: Optional[Tensor] = None,
         weights: Optional[Tensor] = None,
         given: Optional[dict] = None,
         read_values: bool = True,
-        by_caption: bool = True,
-        number: int = 0,
+        from_hidden: bool = False,
     ):
         check_words(labels)
         if weights is not None and weights.shape not in (labels.shape, labels.shape[:1]):
@@ -63,20 +87,22 @@ class Targets:
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
-        self.model, self.shifted, self.weights, self.number = model, shifted, weights, number
+        self.model, self.shifted, self.weights = model, shifted, weights
         given = given or {}
         self.tokens = given.get("input_ids")
         self.labels, self.segments = without_media(model, labels), segments
-        if encoder_decoder(model):
+        self.decodes = encoder_decoder(model)
+        if self.decodes:
             if shifted:
                 raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
             self.rows, given = None, {}  # what the batch says of positions is of the encoder's
         else:
             self._leave_out_firsts(given)
-            if self.rows is not None and read_values:
-                self._refuse(leaks(given.get("attention_mask"), self.rows), LEAKS)
-        if segments is None and by_caption:
-            self._find_captions(given, read_values)
+        captions = None
+        if segments is None and objective.weights.keys() != {"mle"}:
+            captions = self._captions("truncation" in objective.weights)
+        if read_values:
+            self._look(given, labels, captions, from_hidden)
 
     def _leave_out_firsts(self, given: dict) -> None:
         """Ignore the label of each text's first token."""
@@ -91,26 +117,72 @@ class Targets:
             begins = nn.functional.pad(begins & (labels[:, :-1] != IGNORED), (1, 0))
             self.labels = self.labels.masked_fill(begins, IGNORED)
 
-    def _find_captions(self, given: dict, read_values: bool) -> None:
+    def _captions(self, truncated: bool) -> Tensor:
+        """int64 (B, N), the number of the caption that a label is of."""
+        if not self.decodes:
+            return captions_of_turns(self.labels, self.rows)
+        special = is_one_of(self.labels, opening_tokens(self.model))
+        words = (self.labels != IGNORED) & ~special
+        opening = special & (words.cumsum(1) == 0)
+        if truncated:
+            self.labels = self.labels.masked_fill(opening, IGNORED)
+        number = opening.cumsum(1)
+        return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
+
+    def _look(self, given, labels: Tensor, captions: Optional[Tensor], from_hidden: bool) -> None:
+        """Take the captions for segments where a row has several; ValueError where it has others.
+
+        labels: (B, N) as they were given.
+        """
+        compiling = torch.compiler.is_compiling()
+        wrong = {LEAKS: leaks(given.get("attention_mask"), self.rows)}
+        if captions is not None:
+            wrong.update(self._signs(given, labels, captions))
+            # A row that is one caption needs no segments, and costs less without them.
+            wrong[SEVERAL] = captions.amax(1) > 1
+            if compiling and (from_hidden or not self.decodes):  # else it stays one graph
+                self.segments = captions
+                del wrong[SEVERAL]
+        wrong = {line: rows for line, rows in wrong.items() if rows is not None}
+        if not wrong:
+            return
+        found = torch.stack([rows.to(labels.device) for rows in wrong.values()])  # (K, B)
+        if not compiling:
+            found = found.cpu()  # the device is waited for here alone
+            if wrong.pop(SEVERAL, None) is not None and found[-1].any():
+                self.segments = captions
+        self.labels = refuse(found, [*wrong], self.labels)
+
+    def _signs(self, given, labels: Tensor, captions: Tensor) -> dict[str, Optional[Tensor]]:
+        """By what is to be said of them, rows (B,) that seem to have other captions."""
+        found = {}
         if self.rows is None:
             mask = given.get("attention_mask")
             refuse_masks(mask)
-            if mask is not None and read_values:
-                self._refuse((mask > 1).any(1), packs("has numbers above 1"))
-        captions = captions_of_turns(self.labels, self.rows)
-        compiling = torch.compiler.is_compiling()
-        ends = end_tokens(self.model)
-        if ends and read_values:
-            self._refuse(end_again(ends, self.labels, captions), goes_on_after(ends))
-        if compiling and encoder_decoder(self.model):
-            self._refuse(captions.amax(1) > 1, SEVERAL)  # so that it stays one graph
-        # A row that is one caption needs no segments, and costs less without them.
-        elif compiling or captions.amax() > 1:
-            self.segments = captions
+            if mask is not None and len(mask) == len(labels):
+                found[packs("has numbers above 1")] = (mask > 1).any(1)
+        if ends := sorted(configured(self.model, "eos_token_id")):
+            found[goes_on_after(ends)] = end_again(ends, self.labels, captions)
+        if not self.decodes:
+            found[PROMPT] = self._prompts(labels)
+        return found
 
-    def _refuse(self, wrong: Optional[Tensor], line: str) -> None:
-        if wrong is not None:
-            self.labels = refuse(wrong, line, self.labels, self.number)
+    def _prompts(self, labels: Tensor) -> Optional[Tensor]:
+        """bool (B,): whether labels (B, N) next to media tokens are of no caption: before them; or
+        after them where these have labels too, or where a text begins by a special token."""
+        tokens = labels if self.tokens is None else self.tokens.to(labels.device)
+        if self.shifted:
+            labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # where they stand
+        if tokens.shape != labels.shape:
+            return None
+        media, labelled = media_of(self.model, tokens), labels != IGNORED
+        begins = is_one_of(labels, configured(self.model, "bos_token_id"))
+        before = labelled[:, :-1] & ~media[:, :-1] & media[:, 1:]
+        after = labelled[:, 1:] & ~media[:, 1:] & media[:, :-1]
+        beside = before | (after & (labelled[:, :-1] | begins[:, 1:]))
+        if self.rows is not None:
+            beside &= self.rows[:, 1:] == self.rows[:, :-1]
+        return beside.any(1)
 
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
         """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that
@@ -158,9 +230,9 @@ def packs(found: str) -> str:
     return f"attention_mask {found}, so a row can hold more than one caption, but not where; {SAY}"
 
 
-def leaks(mask, rows: Tensor) -> Optional[Tensor]:
+def leaks(mask, rows: Optional[Tensor]) -> Optional[Tensor]:
     """bool (B,): whether an attention mask (B, N) goes on where another text begins in `rows`."""
-    if not isinstance(mask, Tensor) or mask.shape != rows.shape:
+    if rows is None or not isinstance(mask, Tensor) or mask.shape != rows.shape:
         return None
     goes_on = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
     return (goes_on & (rows[:, 1:] != rows[:, :-1]).to(mask.device)).any(1)
@@ -173,7 +245,7 @@ def end_again(ends: list[int], labels: Tensor, captions: Tensor) -> Tensor:
     beginning, for which some models have the same token.
     """
     labelled = labels != IGNORED
-    is_end = torch.isin(labels, labels.new_tensor(ends)) & labelled
+    is_end = is_one_of(labels, ends)
     word_before = (labelled & ~is_end)[:, :-1] & (captions[:, 1:] == captions[:, :-1])
     found = (is_end[:, 1:] & word_before).long()
     times = found.new_zeros(len(labels), labels.size(1) + 1).scatter_add(1, captions[:, 1:], found)
@@ -186,14 +258,3 @@ def goes_on_after(ends: list[int]) -> str:
         f"row {{row}} of the labels goes on after token {tokens}, which ends a caption, and ends "
         f"again, so it seems to hold more than one; {SAY}, or label one turn of several"
     )
-
-
-def end_tokens(model: nn.Module) -> list[int]:
-    """Those that the configurations name."""
-    config = model.config
-    places = (config, getattr(config, "text_config", None), getattr(model, "generation_config", 0))
-    found = set()
-    for place in places:
-        tokens = getattr(place, "eos_token_id", None)
-        found.update(tokens if isinstance(tokens, (list, tuple)) else [tokens])
-    return sorted(found - {None})

@@ -127,7 +127,8 @@ class SmileLossMixin:
         labels = batch["shift_labels" if shifted else "labels"]
         given = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
         own = (batch.get(name) for name in OF_A_BATCH)
-        targets = Targets(self._inner, labels, shifted, *own, given, read_values=False)
+        batch = (labels, shifted, *own, given)
+        targets = Targets(self._inner, self.smile_objective, *batch, read_values=False)
         _, labels, _, weights = targets.of(labels.unsqueeze(2))
         return weigh(labels, weights, IGNORED)
 

@@ -7,6 +7,7 @@ from tests.smile import hf_models
 
 BOTH_KINDS = ["GPT2LMHeadModel", "T5ForConditionalGeneration"]
 GPT2, LLAMA = "GPT2LMHeadModel", "LlamaForCausalLM"
+LLAVA = "LlavaForConditionalGeneration"
 
 
 def made(name):

@@ -127,21 +127,73 @@ def test_places_that_are_read_tell_nothing_of_others():
         model(input_ids=TOKENS, labels=TOKENS, seq_idx=torch.tensor([[0] * 3 + [1] * 5]))
 
 
-@needs_llama
-def test_a_rounding_that_is_common_to_a_batch_is_no_leak():
-    """As of 8 bits, whose scale is of all logits."""
-    model = use_smile(made(LLAMA).model)
+def with_output(model, change):
+    """The model, whose forward changes its logits by a function of them and the words."""
     own = model.forward
 
     def forward(self, *args, **kwargs):
         output = own(*args, **kwargs)
-        scale = output.logits.abs().max().detach() / 127
-        output.logits = (output.logits / scale).round() * scale
+        output.logits = change(output.logits, kwargs["input_ids"])
         return output
 
     model.forward = types.MethodType(forward, model)
+    return model
+
+
+@needs_llama
+def test_a_rounding_that_is_common_to_a_batch_is_no_leak():
+    """As of 8 bits, whose scale is of all logits."""
+
+    def of_8_bits(logits, _):
+        scale = logits.abs().max().detach() / 127
+        return (logits / scale).round() * scale
+
+    model = with_output(use_smile(made(LLAMA).model), of_8_bits)
     with torch.no_grad():
         assert model(**PACKED).loss > 0
+
+
+@needs_llama
+def test_a_rounding_of_what_is_computed_later_alone_is_no_leak():
+    """In bfloat16, of which the texts before show none: the last place differs by which it is."""
+    model = use_smile(made(LLAMA).model.bfloat16())
+
+    def rounded(logits, words):
+        up = (words[:, :1] > words[:, 1:2]).view(-1, 1, 1)
+        later = torch.where(up, logits[:, 8:] * (1 + 2**-8), logits[:, 8:])
+        return torch.cat([logits[:, :8], later], 1)
+
+    assert with_output(model, rounded)(**PACKED).loss.isfinite()
+    leaks = use_smile(leaking().bfloat16())
+    with pytest.raises(ValueError, match=SEEN):
+        leaks(**PACKED)
+
+
+@needs_llama
+@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min])
+def test_words_that_are_ruled_out_tell_nothing(value):
+    def without_first(logits, _):
+        return torch.cat([torch.full_like(logits[..., :1], value), logits[..., 1:]], 2)
+
+    model = with_output(use_smile(made(LLAMA).model.float()), without_first)
+    assert model(**PACKED).loss.isfinite()
+    with pytest.raises(ValueError, match=SEEN):
+        with_output(use_smile(leaking()), without_first)(**PACKED)
+
+
+@needs_llama
+def test_a_head_of_zeros_tells_nothing_until_it_is_trained():
+    model = use_smile(made(LLAMA).model)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    assert model(**PACKED).loss.isfinite()
+    model = use_smile(leaking())
+    if not hasattr(model.config, "word_embed_proj_dim"):
+        return  # its head is its embedding
+    model.lm_head.weight = torch.nn.Parameter(torch.zeros_like(model.lm_head.weight))
+    assert model(**PACKED).loss.isfinite()
+    torch.nn.init.normal_(model.lm_head.weight)
+    with pytest.raises(ValueError, match=SEEN):
+        model(**PACKED)
 
 
 @needs_llama

@@ -277,7 +277,7 @@ def test_a_batch_without_a_label_trains_nothing(tmp_path):
 
 @pytest.mark.parametrize("step", [{}, ACCUMULATED], ids=["at once", "accumulated"])
 def test_the_collator_of_trl_for_photos(step, tmp_path):
-    """It labels the places of photos, which are no words of a caption."""
+    """It labels a question and photos of a `text`, which is refused; and of a prompt neither."""
     from PIL import Image
 
     folder = str(tmp_path / "model")
@@ -286,28 +286,26 @@ def test_the_collator_of_trl_for_photos(step, tmp_path):
     data = [
         {
             "images": [Image.effect_noise(size, 80).convert("RGB")],
-            "text": f"User:<image> what is it.\nAssistant: {caption}<end_of_utterance>",
+            "prompt": "User:<image> what is it.\nAssistant:",
+            "completion": f" {caption}<end_of_utterance>",
         }
         for size, caption in (((32, 16), "a disc"), ((16, 32), "two blocks"), ((24, 24), "a"))
     ]
-    trainer = make(
-        SmileSFTTrainer,
-        tmp_path,
-        data,
-        load(folder, dtype=torch.float64),
-        processing_class=transformers.AutoProcessor.from_pretrained(folder),
-        **{"max_length": None, "remove_unused_columns": False, **step},
-    )
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    options = {"processing_class": processor, "max_length": None, "remove_unused_columns": False}
+    whole = [{"images": x["images"], "text": x["prompt"] + x["completion"]} for x in data]
+    trainer = make(SmileSFTTrainer, tmp_path, whole, load(folder), **options)
+    with pytest.raises(ValueError, match=r"row 0 of the labels .* completion_only_loss=True"):
+        trainer.train()
+    model = load(folder, dtype=torch.float64)
+    trainer = make(SmileSFTTrainer, tmp_path, data, model, **options, **step)
     plain, total, tokens = load(folder, dtype=torch.float64).train(), 0.0, 0
     for row in trainer.train_dataset:
         batch = trainer.data_collator([row])
         labels, batch["pixel_values"] = batch.pop("labels"), batch["pixel_values"].double()
-        assert (labels == tiny_vlm.IMAGE).any()
-        labels = labels.masked_fill(labels == tiny_vlm.IMAGE, -100)[:, 1:]
-        # The words after a photo are another run of labels than those before it.
-        turns = ((labels != -100).diff(dim=1, prepend=labels[:, :1] != -100)).cumsum(1)
+        labels = labels[:, 1:]
         logits = plain(**batch, use_cache=False).logits[:, :-1]
-        result = MIXTURE(logits, labels, turns)
+        result = MIXTURE(logits, labels)
         total, tokens = total + result.loss * result.tokens, tokens + result.tokens
     (total / tokens).backward()
     gradients = {k: v.grad for k, v in plain.named_parameters() if v.grad is not None}

@@ -1,0 +1,167 @@
+"""Special tokens that labels of an encoder-decoder model begin with are no words of a caption."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from smile import Objective
+from smile.hf import compute_loss_func, undo, use_smile
+from tests.smile import hf_models
+from tests.smile.families.batches import START
+from tests.smile.families.expected import naive_smile
+from tests.smile.hf_steps import made
+
+BART, WHISPER = "BartForConditionalGeneration", "WhisperForConditionalGeneration"
+VED = "VisionEncoderDecoderModel"
+END = 1  # of the tiny models' configurations
+LANGUAGE, OTHER, TASK, NO_TIMES = 31, 32, 33, 34
+MULTILINGUAL = [
+    f"{name}ForConditionalGeneration"
+    for name in ("MBart", "M2M100")
+    if hasattr(transformers, f"{name}ForConditionalGeneration")
+]
+
+
+def opened(labels, *openings):
+    """Labels of three rows, each with its special tokens before the words and an end behind."""
+    openings = torch.tensor(openings).expand(3, -1) if isinstance(openings[0], int) else openings[0]
+    ended = F.pad(labels, (0, 1), value=-100)
+    ended[torch.arange(3), (labels != -100).sum(1)] = END
+    return torch.cat([openings, ended], 1)
+
+
+def expected(model, batch, openings):
+    """The openings' cross-entropy over all words, and SMILE of what follows them, by formula."""
+    logits, labels = undo(model)(**batch).logits, batch["labels"]
+    first = F.cross_entropy(
+        logits[:, :openings].flatten(0, 1), labels[:, :openings].flatten(), reduction="sum"
+    )
+    rest, words = naive_smile(logits[:, openings:], labels[:, openings:])
+    return (first + rest) / (words + 3 * openings)
+
+
+def assert_is(expected, model, batch, objective=None):
+    for from_hidden in (False, True):
+        use_smile(model, objective, from_hidden)
+        torch.testing.assert_close(model(**batch).loss, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", [BART, VED])
+def test_a_beginning_of_a_text_is_scored_over_all_words_and_is_none_of_them(name):
+    """BART's `<s>`; the [CLS] of a BERT that is a decoder, which begins with it, too."""
+    model, batch, *_ = made(name)
+    batch["labels"] = labels = opened(batch["labels"], START)
+    loss = expected(model, batch, 1)
+    own = model(**batch)
+    assert_is(loss, model, batch)
+    assert_is(own.loss.double(), model, batch, Objective("mle", label_smoothing=0.0))
+    found = compute_loss_func(made(name).model)(own, labels)
+    torch.testing.assert_close(found, loss, atol=1e-6, rtol=0)
+
+
+@pytest.mark.skipif(WHISPER not in hf_models.HERE, reason="transformers has no Whisper")
+def test_language_and_task_of_whisper():
+    model, batch, *_ = made(WHISPER)
+    generation = model.generation_config
+    generation.lang_to_id = {"<|en|>": LANGUAGE, "<|fr|>": OTHER}
+    generation.task_to_id = {"transcribe": TASK}
+    generation.no_timestamps_token_id = NO_TIMES
+    languages = torch.tensor([[LANGUAGE], [OTHER], [LANGUAGE]])
+    after = torch.tensor([START, TASK, NO_TIMES]).expand(3, -1)
+    openings = torch.cat([after[:, :1], languages, after[:, 1:]], 1)
+    batch["labels"] = opened(batch["labels"], openings)
+    assert_is(expected(model, batch, 4), model, batch)
+
+
+def test_tokens_that_generation_is_forced_to_begin_with():
+    model, batch, *_ = made(BART)
+    model.config.forced_decoder_ids = [[1, LANGUAGE], [2, TASK]]
+    batch["labels"] = labels = opened(batch["labels"], LANGUAGE, TASK)
+    loss = expected(model, batch, 2)
+    assert_is(loss, model, batch)
+    labels[:, 3] = LANGUAGE  # later it is a word
+    loss = expected(model, batch, 2)
+    assert_is(loss, model, batch)
+
+
+def multilingual(name):
+    torch.manual_seed(0)
+    sizes = {**hf_models.SIZES["bart"], "vocab_size": hf_models.VOCABULARY}
+    sizes.update(dropout=0.0, attention_dropout=0.0, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
+    tokens = {"pad_token_id": 0, "bos_token_id": START, "eos_token_id": END}
+    config = getattr(transformers, name.replace("ForConditionalGeneration", "Config"))(
+        **sizes, **tokens, max_position_embeddings=32, decoder_start_token_id=END
+    )
+    batch = dict(made(BART).batch)
+    batch["labels"] = opened(batch["labels"], torch.tensor([[LANGUAGE], [OTHER], [LANGUAGE]]))
+    return getattr(transformers, name)(config).double(), batch
+
+
+@pytest.mark.parametrize("name", MULTILINGUAL)
+def test_a_language_that_no_configuration_names_has_to_be_named(name):
+    model, batch = multilingual(name)
+    loss = expected(model, batch, 1)
+    use_smile(model)
+    with pytest.raises(ValueError, match="which is in no configuration; set") as error:
+        model(**batch)
+    assert "\n" not in str(error.value)
+    segments = (torch.arange(batch["labels"].size(1)) > 0).long().expand(3, -1)
+    torch.testing.assert_close(model(**batch, segments=segments).loss, loss, atol=1e-6, rtol=0)
+    use_smile(model, "mle")(**batch)  # to it captions are the same
+    settings = getattr(model, "generation_config", model.config)
+    settings.lang_to_id = {"en": LANGUAGE, "fr": OTHER}
+    assert_is(loss, model, batch)
+    del settings.lang_to_id
+    batch["labels"][:, 0] = settings.forced_bos_token_id = LANGUAGE
+    loss = expected(model, batch, 1)
+    assert_is(loss, model, batch)
+
+
+def test_truncation_goes_by_captions_without_their_beginning():
+    model, batch, *_ = made(BART)
+    batch["labels"] = labels = opened(batch["labels"], START)
+    logits = model(**batch).logits
+    objective = {"truncation": 0.5, "smile": 0.5}
+    alone = labels.masked_fill(torch.arange(labels.size(1)) == 0, -100)
+    assert_is(Objective(objective)(logits, alone).loss, model, batch, objective)
+
+
+def test_the_trainers_division_is_by_what_is_scored(tmp_path):
+    """All special tokens with SMILE, and none of them with truncation."""
+    from tests.smile import trainer_parts
+
+    torch.manual_seed(0)
+    config = transformers.BartConfig(**{**hf_models.SIZES["bart"], "vocab_size": 24, "dropout": 0})
+    model = transformers.BartForConditionalGeneration(config).double()
+    model.config.pad_token_id, model.config.decoder_start_token_id = trainer_parts.PAD, 2
+    model.config.bos_token_id = 1
+    rows = [{**row, "labels": [1, *row["input_ids"]]} for row in trainer_parts.rows()]
+    words = sum(len(row["input_ids"]) for row in rows)
+    for objective, tokens in (("smile", words + len(rows)), ({"smile": 1, "truncation": 1}, words)):
+        trainer = trainer_parts.make(
+            trainer_parts.SmileSeq2SeqTrainer, tmp_path, rows, model, objective
+        )
+        batch = next(iter(trainer.get_train_dataloader()))
+        assert trainer._get_num_items_in_batch([batch], torch.device("cpu")) == tokens
+        loss = use_smile(model, objective)(**batch).loss
+        trainer.train()
+        (entry,) = trainer_parts.logs(trainer)
+        assert entry["loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(transformers.__version__ == "4.15.0", reason="it looks at labels' values")
+def test_a_compiled_model():
+    torch._dynamo.reset()
+    model, batch, *_ = made(BART)
+    batch["labels"] = opened(batch["labels"], START)
+    loss = use_smile(model)(**batch).loss
+    use_smile(model, from_hidden=True)
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(compiled(**batch).loss, loss)
+    use_smile(model)
+    torch._dynamo.reset()
+    with pytest.raises(ValueError, match=r"row 0 of the labels .* begins with a special token"):
+        torch.compile(model, backend="aot_eager")(**batch)
+    torch._dynamo.reset()
