@@ -205,7 +205,7 @@ def test_zero_3_is_refused_from_hidden_states(tmp_path):
     for number, parameter in enumerate(model.parameters()):
         parameter.ds_id, parameter.ds_shape = number, parameter.shape
         parameter.data = torch.empty(0, dtype=parameter.dtype)
-    with pytest.raises(ValueError, match="DeepSpeed ZeRO-3.*give from_hidden=False") as error:
+    with pytest.raises(ValueError, match=r"DeepSpeed ZeRO-3.*give from_hidden=False") as error:
         make(SmileSFTTrainer, tmp_path, model=model)
     assert "\n" not in str(error.value)
     assert use_smile(model, from_hidden=False) is model
