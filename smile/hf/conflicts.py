@@ -1,17 +1,39 @@
 """What a trainer is, or is told, that cannot be together with an objective: a line each."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-def of_trl(trainer: type) -> bool:
-    return trainer.__module__.partition(".")[0] == "trl"
+def losses(trainer: type, mixin: type) -> list[type]:
+    """The classes after `mixin` with a compute_loss that is asked, that of transformers last.
+
+    That of TRL's SFTTrainer is passed over: it reads a loss off its own head, or figures off
+    logits. It is the next one above that of transformers that takes a `formatting_func` for texts.
+    """
+    after = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
+    found = [base for base in after if "compute_loss" in vars(base)]
+    if not found:
+        raise TypeError(f"{trainer.__name__} is no trainer: put SmileLossMixin before one")
+    if len(found) > 1 and "formatting_func" in _takes(found[-2]):
+        del found[-2]
+    return found
 
 
-def other_losses(trainer: type) -> Iterator[str]:
-    for base in trainer.__mro__:
-        if of_trl(base) and base.__name__ not in ("SFTTrainer", "_BaseTrainer"):
-            yield f"{base.__name__} of TRL has a loss of its own; SmileLossMixin is for SFTTrainer"
+def other_losses(trainer: type, mixin: type) -> Iterator[str]:
+    for base in losses(trainer, mixin)[:-1]:
+        takes = _takes(base).values()
+        if takes and all(each.kind is not each.VAR_KEYWORD for each in takes):
+            yield (
+                f"{base.__name__} has a loss of its own; leave SmileLossMixin out, or give its "
+                "__init__ **kwargs if its compute_loss asks that of Trainer"
+            )
+
+
+def _takes(trainer: type) -> Mapping[str, inspect.Parameter]:
+    """The arguments of its own __init__, if it has one."""
+    own = vars(trainer).get("__init__")
+    return inspect.signature(own).parameters if own else {}
 
 
 def conflicts(trainer: Any) -> Iterator[str]:
@@ -25,7 +47,7 @@ def conflicts(trainer: Any) -> Iterator[str]:
         )
     if getattr(trainer, "compute_loss_func", None) is not None:
         yield "compute_loss_func is another loss than the objective; leave it out"
-    if getattr(args, "loss_type", "nll") != "nll":
+    if getattr(args, "loss_type", "nll") not in ("nll", "chunked_nll"):
         yield f"loss_type {args.loss_type!r} is another loss than the objective; leave it out"
     liger = getattr(args, "liger_kernel_config", None) or {}
     if getattr(args, "use_liger_kernel", False) and liger.get("fused_linear_cross_entropy", True):
@@ -49,4 +71,4 @@ def conflicts(trainer: Any) -> Iterator[str]:
     parallel = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     for kind in ("cp", "sp"):
         if getattr(parallel, f"{kind}_enabled", False):
-            yield f"{kind}_size divides captions between processes; MLE alone can be trained so"
+            yield f'{kind}_size divides captions between processes; leave it out or give "mle"'

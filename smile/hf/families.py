@@ -165,9 +165,13 @@ def in_step(
     labels = without_media(model, labels.to(predictions.device))
     before = predictions.size(1) - labels.size(1)
     if before < 0:
-        raise ValueError(f"{labels.size(1)} labels for {predictions.size(1)} predictions")
+        raise ValueError(
+            f"{labels.size(1)} labels for {predictions.size(1)} predictions; give one each"
+        )
     if len(predictions) != len(labels):
-        raise ValueError(f"labels of {len(labels)} rows for predictions of {len(predictions)}")
+        raise ValueError(
+            f"labels of {len(labels)} rows for predictions of {len(predictions)}; give one each"
+        )
     if encoder_decoder(model):
         return predictions[:, before:], labels
     if tokens is not None and tokens.shape != labels.shape:
@@ -209,4 +213,4 @@ def _of_text(model: nn.Module, name: str) -> int:
     for config in (model.config, getattr(model.config, "text_config", None)):
         if getattr(config, name, None) is not None:
             return getattr(config, name)
-    raise ValueError(f"{type(model).__name__}: config.{name} is not set")
+    raise ValueError(f"{type(model).__name__}: set model.config.{name}")

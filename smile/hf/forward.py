@@ -23,9 +23,11 @@ from smile.hf.families import (
 )
 from smile.hf.guard import (
     Calls,
+    NoLogits,
     Running,
     logits_of,
-    refuse_without_labels,
+    reads_figures,
+    refuse_other_loss,
     unwatch,
     watch_head,
     watch_output,
@@ -138,9 +140,10 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
         return below(*args, **kwargs)
     named = dict(zip(settings.arguments, args))
     if twice := named.keys() & kwargs.keys():
-        raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}")
+        raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}; give one")
     given = {**named, **kwargs}
-    refuse_without_labels(model, given)
+    refuse_other_loss(model, given)
+    read = reads_figures(given)
     labels, shift_labels = given.pop("labels", None), given.pop("shift_labels", None)
     segments, weights = given.pop("segments", None), given.pop("weights", None)
     keep_logits = given.pop("keep_logits", None)
@@ -171,6 +174,7 @@ def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> An
     fields = {**output, "loss": loss}
     if from_hidden:
         del fields["logits"]
+        fields.update({"logits": NoLogits()} if read else {})
     if model.training and torch.is_grad_enabled():
         fields = watch_output(model, settings.calls, fields, loss)
     output = type(output)(**fields)
@@ -266,6 +270,7 @@ def _checked(objective: Union[Objective, str, Mapping[str, float], None]) -> Obj
         objective = Objective() if objective is None else Objective(objective)
     if objective.ignore_index != IGNORED:
         raise ValueError(
-            f"ignore_index is {objective.ignore_index}; transformers' labels have -100"
+            f"ignore_index is {objective.ignore_index}, but {IGNORED} in labels of transformers; "
+            f"give Objective(..., ignore_index={IGNORED})"
         )
     return objective

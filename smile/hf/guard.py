@@ -17,6 +17,10 @@ import torch
 from torch import Tensor, nn
 
 WAYS = "use class MyTrainer(SmileLossMixin, Trainer) of smile.hf, or undo(model) for the other loss"
+OF_TRL = (
+    "so that the objective of use_smile is not trained; for SFTTrainer use class SmileSFTTrainer("
+    "SmileLossMixin, SFTTrainer) of smile.hf, or undo(model) for the other loss"
+)
 # Of an output, what another loss could be made of.
 STATES = ("logits", "hidden_states", "decoder_hidden_states", "last_hidden_state")
 
@@ -159,14 +163,17 @@ def _named_decoder(model: nn.Module) -> Optional[nn.Module]:
     return None if base is model else base
 
 
-def refuse_without_labels(model: nn.Module, given: dict) -> None:
-    """ValueError for a call in training that asks for another loss than the objective."""
+def refuse_other_loss(model: nn.Module, given: dict) -> None:
+    """ValueError for a call that asks for another loss than the objective."""
     name = type(model).__name__
     if given.get("fused_lm_head"):
         raise ValueError(
-            f"{name}: a trainer of TRL asks for a loss of its own (fused_lm_head), so that the "
-            "objective of use_smile is not trained; for SFTTrainer use class SmileSFTTrainer("
-            "SmileLossMixin, SFTTrainer) of smile.hf, or undo(model) for the other loss"
+            f"{name}: a trainer of TRL asks for a loss of its own (fused_lm_head), {OF_TRL}"
+        )
+    if reads_figures(given) and any(_makes_loss(each.function) for each in model._smile_chain):
+        raise ValueError(
+            f"{name}: a trainer of TRL has set a loss of its own (chunked_nll), {OF_TRL}; "
+            'with SFTConfig(loss_type="nll") use_smile trains before TRL 1.15, too'
         )
     labelled = any(given.get(key) is not None for key in ("labels", "shift_labels"))
     if not labelled and model.training and torch.is_grad_enabled():
@@ -174,6 +181,32 @@ def refuse_without_labels(model: nn.Module, given: dict) -> None:
             f"{name} is trained without labels, so that another loss than the objective of "
             f"use_smile is made of its output (label smoothing, compute_loss_func); {WAYS}"
         )
+
+
+def reads_figures(given: dict) -> bool:
+    """Whether TRL's SFTTrainer before 1.15 calls, to read figures of its loss off the output: it
+    names use_cache. The mixin names keep_logits."""
+    of_trainer = "use_cache" in given and given.get("num_items_in_batch") is not None
+    return of_trainer and given.get("keep_logits") is None
+
+
+def _makes_loss(function: Callable) -> bool:
+    """Whether a forward that was set takes what a loss is divided by."""
+    return "num_items_in_batch" in getattr(function, "__annotations__", ())
+
+
+class NoLogits:
+    """In the place of logits that are not made, for a trainer that would read them."""
+
+    def __getattr__(self, name: str):
+        raise AttributeError(
+            "use_smile(from_hidden=True) makes no logits, but SFTTrainer of TRL before 1.15 reads "
+            "them; use class SmileSFTTrainer(SmileLossMixin, SFTTrainer) of smile.hf, or "
+            "from_hidden=False"
+        )
+
+    def __getitem__(self, place):
+        return self.shape[place]
 
 
 def logits_of(model: nn.Module, output: Any) -> Tensor:

@@ -68,15 +68,21 @@ def language_head(model: nn.Module) -> nn.Module:
 
     A linear layer, PEFT's LoRA around one, or the copy that PEFT trains instead of one.
     """
+    name = type(model).__name__
     for module in (model, *model.children()):
         if hasattr(module, "get_output_embeddings"):
             head = _trained_copy(module.get_output_embeddings())
+            if hasattr(getattr(head, "weight", None), "ds_id"):
+                raise ValueError(
+                    f"{name} is divided by DeepSpeed ZeRO-3, so that its language head's weight is "
+                    "in parts; give from_hidden=False, or use ZeRO-2"
+                )
             if _is_linear(head) or _is_lora(head):
                 return head
             if head is not None:
                 break
     raise ValueError(
-        f"{type(model).__name__} has no linear language head that can be read; "
+        f"{name} has no linear language head that can be read; "
         "use_smile needs from_hidden=False for it"
     )
 

@@ -94,7 +94,7 @@ class Targets:
         self.decodes = encoder_decoder(model)
         if self.decodes:
             if shifted:
-                raise ValueError(f"{type(model).__name__} takes labels, which are not shifted")
+                raise ValueError(f"{type(model).__name__} takes no shift_labels; give labels")
             self.rows, given = None, {}  # what the batch says of positions is of the encoder's
         else:
             self._leave_out_firsts(given)
@@ -213,7 +213,8 @@ def texts(given: dict, labels: Tensor) -> Optional[Tensor]:
         return None
     if found.shape != labels.shape:
         raise ValueError(
-            f"{name} is for {tuple(found.shape)} tokens, but labels is {tuple(labels.shape)}"
+            f"{name} is for {tuple(found.shape)} tokens, but labels is {tuple(labels.shape)}; give "
+            "one for each label"
         )
     return found.to(labels.device)
 
@@ -256,5 +257,6 @@ def goes_on_after(ends: list[int]) -> str:
     tokens = " or ".join(map(str, ends))
     return (
         f"row {{row}} of the labels goes on after token {tokens}, which ends a caption, and ends "
-        f"again, so it seems to hold more than one; {SAY}, or label one turn of several"
+        "again, so it seems to hold more than one; of a chat label the assistant's turns alone "
+        f"(TRL: SFTConfig(assistant_only_loss=True)); of a packed row {SAY}"
     )

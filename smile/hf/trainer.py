@@ -12,7 +12,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor, nn
 
-from smile.hf.conflicts import conflicts, of_trl, other_losses
+from smile.hf.conflicts import conflicts, losses, other_losses
 from smile.hf.families import IGNORED
 from smile.hf.forward import last_parts, use_smile
 from smile.hf.interval import Interval
@@ -49,11 +49,12 @@ class SmileLossMixin:
         from_hidden: bool = True,
         **kwargs,
     ):
-        self._refuse(other_losses(type(self)))
+        self._refuse(other_losses(type(self), SmileLossMixin))
         if not isinstance(objective, Objective):
             objective = Objective() if objective is None else Objective(objective)
         self.smile_objective, self._from_hidden = objective, from_hidden
         self._logits_wanted, self._trained, self._evaluated = True, Interval(), Interval()
+        self._steps, self._tokens = 1, 0  # accumulated batches; tokens that were trained
         given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         columns = _columns_of(given.get("train_dataset"))
         self._columns = [name for name in OF_A_BATCH if name in columns]
@@ -70,10 +71,12 @@ class SmileLossMixin:
 
     def _with_objective(self, model: nn.Module) -> nn.Module:
         self._inner = use_smile(model, self.smile_objective, self._from_hidden)
-        # TRL's own coefficient is in the trainer, and models have read their configuration.
-        for module in model.modules() if hasattr(self, "router_aux_loss_coef") else ():
-            if "router_aux_loss_coef" in vars(module):
-                module.router_aux_loss_coef = self.router_aux_loss_coef
+        # TRL writes its coefficient into the configuration, which models have read when made.
+        if hasattr(self, "aux_loss_enabled"):
+            config = getattr(model.config, "text_config", model.config)
+            for module in model.modules():
+                if "router_aux_loss_coef" in vars(module).keys() & vars(config).keys():
+                    module.router_aux_loss_coef = config.router_aux_loss_coef
         return model
 
     def call_model_init(self, *args, **kwargs):
@@ -106,20 +109,31 @@ class SmileLossMixin:
         super()._set_signature_columns_if_needed()
         self._signature_columns = list(dict.fromkeys([*self._signature_columns, *OF_A_BATCH]))
 
-    def _get_num_items_in_batch(self, batch_samples, device):
+    def get_batch_samples(self, *args, **kwargs):
+        """The batches to accumulate, and what their losses are divided by."""
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        self._steps = len(batches)
+        return batches, items if items is None else self._items(batches)
+
+    def _items(self, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
         """The number of labels that are scored, or the sum of their weights, in all processes."""
-        if not batch_samples or batch_samples[0].keys().isdisjoint(("labels", "shift_labels")):
-            return super()._get_num_items_in_batch(batch_samples, device)
-        scored = [self._scored(batch) for batch in batch_samples]
-        if all(weights is None for _, weights in scored):
-            samples = [{"labels": labels, "shift_labels": labels} for labels, _ in scored]
-            items = super()._get_num_items_in_batch(samples, device)
-        else:
-            items = sum(count(*each, IGNORED) for each in scored).to(device)
-            if self.args.average_tokens_across_devices and self.args.world_size > 1:
-                items = self.accelerator.gather(items).sum()
-            items = items / (self.get_tp_size() * self.get_cp_size() * self.get_sp_size())
+        items = sum(count(*self._scored(batch), IGNORED) for batch in batches)
+        if self._processes() > 1:
+            items = self.accelerator.gather(items.to(self.args.device)).sum()
+            items = _divided(items, self._size("tp") * self._size("cp") * self._size("sp"))
         return items.masked_fill(items == 0, 1)
+
+    def _processes(self) -> int:
+        """Those whose gradients are averaged, where their tokens are counted together."""
+        if not getattr(self.args, "average_tokens_across_devices", False):
+            return 1
+        return self.accelerator.num_processes // self._size("tp")
+
+    def _size(self, kind: str) -> int:
+        """How many processes share a batch by tensor, context or sequence parallelism."""
+        asked = getattr(self, f"get_{kind}_size", None)
+        config = getattr(self.accelerator, "parallelism_config", None)
+        return asked() if asked else getattr(config, f"{kind}_size", 1)
 
     def _scored(self, batch: Mapping[str, Tensor]):
         """Labels of a batch, IGNORED where they are not scored, and their weights or None."""
@@ -138,6 +152,7 @@ class SmileLossMixin:
         A loss that the model adds of itself is the mean over accumulated batches and processes.
         """
         inputs, training = dict(inputs), self.model.training
+        inputs.pop("_prediction_loss_only", None)  # TRL's, for itself
         for name in self._columns if training else ():
             if name not in inputs:
                 raise ValueError(
@@ -146,45 +161,37 @@ class SmileLossMixin:
                 )
         if getattr(self, "aux_loss_enabled", False):  # TRL's, which some models take here alone
             inputs["output_router_logits"] = True
-        if self._from_hidden and not training and not self._logits_wanted:
-            inputs["keep_logits"] = False
-        steps = getattr(self, "current_gradient_accumulation_steps", 1) if training else 1
-        processes, items = 1, {}
-        if num_items_in_batch is not None:
-            if self.args.average_tokens_across_devices:
-                processes = self.accelerator.num_processes // self.get_tp_size()
-            # The sum over tokens has been divided by what is in all of these, and the rest has not.
-            items["num_items_in_batch"] = _divided(num_items_in_batch, steps * processes)
+        wanted = self._logits_wanted and not training
+        inputs["keep_logits"] = wanted or not self._from_hidden
+        steps, items = self._steps if training else 1, num_items_in_batch
+        if items is not None:
+            items = items if training else self._items([inputs])
+            # Given in the batch, so that no trainer scales the loss by what it has counted itself.
+            # The sum over tokens is divided by what is in all of these, and the rest is not.
+            inputs["num_items_in_batch"] = _divided(items, steps * self._processes())
         before = last_parts(self._inner)
-        loss, outputs = self._own_compute_loss(model, inputs, return_outputs=True, **items)
+        asked = losses(type(self), SmileLossMixin)[0]
+        loss, outputs = asked.compute_loss(self, model, inputs, return_outputs=True)
         parts = last_parts(self._inner)
         if parts is before or not self.smile_objective.weights.keys() <= parts.keys():
             raise ValueError(
                 f"{type(self).__name__}: the model that is trained has not the trainer's "
                 "objective, since it was put in or changed later; make the trainer with it"
             )
-        if items:
-            loss = loss / (steps * processes)
-        self._keep(inputs, steps, processes, num_items_in_batch)
+        if items is not None:
+            loss = loss / steps
+        self._keep(inputs, steps, items)
         return (loss, outputs) if return_outputs else loss
 
-    def _own_compute_loss(self, *args, **kwargs):
-        """compute_loss of the next trainer but TRL's, which reads a loss off its own head."""
-        classes = type(self).__mro__
-        for base in classes[classes.index(SmileLossMixin) + 1 :]:
-            if "compute_loss" in vars(base) and not of_trl(base):
-                return base.compute_loss(self, *args, **kwargs)
-        raise TypeError(f"{type(self).__name__} is no trainer: put SmileLossMixin before one")
-
-    def _keep(self, inputs, steps: int, processes: int, num_items_in_batch) -> None:
+    def _keep(self, inputs, steps: int, items) -> None:
         """Add a batch's parts to those to be logged, as much as they are of the logged loss."""
         parts = last_parts(self._inner)
         values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
         if len(self.smile_objective.weights) > 1:
             share = 1.0
-            if num_items_in_batch is not None:
+            if items is not None:
                 tokens = count(*self._scored(inputs), IGNORED)
-                share = tokens * steps * processes / num_items_in_batch
+                share = tokens * steps * self._processes() / items
                 share = share.to(next(iter(parts.values())).device)  # that of the head
             values.update(
                 {f"loss_{name}": parts[name] * share for name in self.smile_objective.weights}
@@ -194,16 +201,15 @@ class SmileLossMixin:
         else:
             labels = inputs.get("labels", inputs.get("shift_labels"))
             self._evaluated.add(values, len(labels))
-        if hasattr(self, "_total_train_tokens"):
+        if hasattr(self, "_metrics"):
             self._count_tokens(inputs)
 
     def _count_tokens(self, inputs: Mapping[str, Tensor]) -> None:
-        """TRL's num_tokens, those of padding left out."""
-        mode = "train" if self.model.training else "eval"
-        if mode == "train":
+        """TRL's num_tokens, those of padding left out, which it logs of `_metrics`."""
+        if self.model.training:
             seen = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum()
-            self._total_train_tokens += self.accelerator.gather(seen).sum().item() // self._tp_size
-        self._metrics[mode]["num_tokens"] = [self._total_train_tokens]
+            self._tokens += self.accelerator.gather(seen).sum().item() // self._size("tp")
+        self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._tokens]
 
     def train(self, *args, **kwargs):
         self._trained = Interval()

@@ -13,6 +13,7 @@ from smile import Objective
 from tests.smile.trainer_parts import (
     CAPTIONS,
     MIXTURE,
+    RECOMPUTES,
     SmileSeq2SeqTrainer,
     SmileSFTTrainer,
     SmileTrainer,
@@ -49,7 +50,7 @@ STEPS = {
         **{"packing": True, "max_length": 20},
         **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 10},
     },
-    "recomputed": {"activation_checkpointing": True},
+    "recomputed": {RECOMPUTES: True},
     "TRL's former name of its loss": {"loss_type": "chunked_nll"},
 }
 

@@ -146,6 +146,12 @@ QUIET = {
     **{"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True},
     **{"max_grad_norm": 0, "bf16": False, "max_steps": 1, "logging_steps": 1},
 }
+# TRL's is on by default; its name before transformers 5.21.
+RECOMPUTES = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in transformers.TrainingArguments.__dataclass_fields__
+)
 OF_TRAINERS = {
     *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func", "model_init"),
     *("from_hidden", "peft_config", "processing_class"),
@@ -159,7 +165,7 @@ def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
     if issubclass(cls, trl.SFTTrainer):
         given.setdefault("processing_class", tokenizer())
         arguments = trl.SFTConfig
-        options.setdefault("activation_checkpointing", False)
+        options.setdefault(RECOMPUTES, False)
     else:
         arguments = transformers.Seq2SeqTrainingArguments
         given.setdefault("data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model))
@@ -167,7 +173,9 @@ def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
         data = datasets.Dataset.from_list(rows() if data is None else data)
     few = {f"per_device_{part}_batch_size": len(data) for part in ("train", "eval")}
     options = {**few, **QUIET, **options}
-    given.update(train_dataset=data, objective=objective, callbacks=[Gradients()])
+    if issubclass(cls, SmileLossMixin):
+        given["objective"] = objective
+    given.update(train_dataset=data, callbacks=[Gradients()])
     return cls(model, arguments(str(folder), **options), **given)
 
 

@@ -1,0 +1,211 @@
+"""SmileLossMixin and use_smile with trainers as they were in earlier TRL and transformers.
+
+Here they are imitated by what differed; tests/smile/trl_versions.py tries the releases themselves.
+"""
+
+import types
+
+import pytest
+import torch
+import transformers
+
+from smile import Objective
+from smile.hf import SmileLossMixin, use_smile
+from tests.smile import trl_versions
+from tests.smile.trainer_parts import (
+    CAPTIONS,
+    MIXTURE,
+    SmileSFTTrainer,
+    check,
+    datasets,
+    definition,
+    llama,
+    make,
+    mixtral,
+    rows,
+    trl,
+    with_routers,
+)
+
+UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+
+
+def test_the_release_that_is_installed(tmp_path, capsys):
+    assert trl_versions.here(str(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.endswith("padded, accumulated, packed: right") for line in lines) == 2
+
+
+def set_chunked(model):
+    """As TRL 1.5 to 1.14 did for chunked_nll, of the decoder's states and the head's weight."""
+    below = model.forward
+
+    def forward(self, input_ids=None, labels=None, num_items_in_batch: object = None, **kwargs):
+        if labels is None:
+            return below(input_ids=input_ids, **kwargs)
+        raise AssertionError("TRL's loss is trained")
+
+    model.forward = types.MethodType(forward, model)
+
+
+class BaseTrainer(transformers.Trainer):
+    """As TRL has had one, with other names."""
+
+
+class FormerSFTTrainer(BaseTrainer):
+    """TRL's of 0.24 to 1.9, in what is of the loss: it reads figures off the model's output."""
+
+    loss_type = "nll"
+
+    def __init__(
+        self, model, args, formatting_func=None, compute_loss_func=None, *, data_collator, **kwargs
+    ):
+        args.loss_type = self.loss_type
+        if self.loss_type == "chunked_nll":
+            set_chunked(model)
+        super().__init__(model, args, data_collator, compute_loss_func=compute_loss_func, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs.pop("_prediction_loss_only", None)
+        inputs["use_cache"] = False
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if self.loss_type == "chunked_nll":
+            self.figures = outputs.num_valid_tokens
+        else:
+            self.figures = outputs.logits[..., :-1, :].softmax(-1)
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, *args, **kwargs):
+        inputs["_prediction_loss_only"] = prediction_loss_only
+        return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
+
+
+class ChunkedSFTTrainer(FormerSFTTrainer):
+    """And of 1.10 to 1.14, by default."""
+
+    loss_type = "chunked_nll"
+
+
+FORMER = pytest.mark.parametrize("trainer", [FormerSFTTrainer, ChunkedSFTTrainer])
+
+
+@FORMER
+@pytest.mark.parametrize("from_hidden", [False, True])
+def test_the_mixin_with_an_sft_trainer_that_reads_outputs(trainer, from_hidden, tmp_path):
+    class SmileFormer(SmileLossMixin, trainer):
+        pass
+
+    options = {"from_hidden": from_hidden, "eval_dataset": datasets.Dataset.from_list(rows())}
+    trainer = make(SmileFormer, tmp_path, per_device_eval_batch_size=5, **UNEVEN, **options)
+    expected = definition(llama(), rows(), MIXTURE)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected[0], rel=1e-6)
+    check(trainer, expected)
+
+
+def test_use_smile_with_an_sft_trainer_that_reads_logits(tmp_path):
+    trainer = make(FormerSFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE), **UNEVEN)
+    check(trainer, definition(llama(), rows(), MIXTURE))
+    assert trainer.figures.shape[-1] == 24
+
+
+@pytest.mark.parametrize(
+    ("trainer", "from_hidden", "remedy"),
+    [
+        (FormerSFTTrainer, True, "or from_hidden=False"),
+        (ChunkedSFTTrainer, False, r'with SFTConfig\(loss_type="nll"\)'),
+        (ChunkedSFTTrainer, True, r'with SFTConfig\(loss_type="nll"\)'),
+    ],
+)
+def test_use_smile_is_refused_where_it_lacks_what_is_read(trainer, from_hidden, remedy, tmp_path):
+    trainer = make(trainer, tmp_path, model=use_smile(llama(), MIXTURE, from_hidden))
+    line = rf"use class SmileSFTTrainer\(SmileLossMixin, SFTTrainer\).*{remedy}"
+    with pytest.raises((AttributeError, ValueError), match=line) as error:
+        trainer.train()
+    assert "\n" not in str(error.value)
+
+
+def test_a_loss_above_sft_trainers_is_refused():
+    """As GKDTrainer's, which distils: it is a subclass of SFTTrainer."""
+
+    class Distilling(trl.SFTTrainer):
+        def __init__(self, model, teacher_model, formatting_func=None):
+            super().__init__(model, formatting_func=formatting_func)
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return self.teacher_model(**inputs).loss
+
+    class SmileDistilling(SmileLossMixin, Distilling):
+        pass
+
+    with pytest.raises(ValueError, match="Distilling has a loss of its own; leave SmileLossMixin"):
+        SmileDistilling(llama(), llama())
+
+
+class FormerTrainer(transformers.Trainer):
+    """Of transformers 4.46 to 4.56, which counts labels in get_batch_samples itself."""
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        batches = [batch for batch, _ in zip(epoch_iterator, range(num_batches))]
+        return batches, sum(batch["labels"].ne(-100).sum() for batch in batches)
+
+
+class SmileFormerTrainer(SmileLossMixin, FormerTrainer):
+    pass
+
+
+def weighted_rows():
+    return [{**row, "weights": [0.5 + n % 3 for n in range(len(row["labels"]))]} for row in rows()]
+
+
+def collate(parts):
+    """Padded to the right, weights too."""
+    length, batch = max(len(part["labels"]) for part in parts), {}
+    for name, filler in {"input_ids": 0, "labels": -100, "weights": 1.0}.items():
+        values = [part[name] + [filler] * (length - len(part[name])) for part in parts]
+        batch[name] = torch.tensor(values)
+    return {**batch, "attention_mask": (batch["input_ids"] != 0).long()}
+
+
+@pytest.mark.parametrize("cls", [SmileFormerTrainer, SmileSFTTrainer])
+def test_weights_divide_by_their_own_sum(cls, tmp_path):
+    """By hand, for cross-entropy: the sum over labels of weight x loss, over that of weights."""
+    total, weights, model = 0.0, 0.0, llama().train()
+    for row in weighted_rows():
+        logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0, :-1]
+        labels, each = torch.tensor(row["labels"][1:]), torch.tensor(row["weights"][1:]).double()
+        for place in (labels != -100).nonzero().flatten():
+            total = total - each[place] * logits[place].log_softmax(0)[labels[place]]
+            weights = weights + each[place]
+    (total / weights).backward()
+    objective = Objective("mle", label_smoothing=0.0)
+    options = {"data_collator": collate, "remove_unused_columns": False, **UNEVEN}
+    trainer = make(cls, tmp_path, weighted_rows(), objective=objective, **options)
+    expected = {name: value.grad for name, value in model.named_parameters()}
+    check(trainer, ((total / weights).item(), expected))
+
+
+def test_losses_of_routers_are_averaged_over_accumulated_batches(tmp_path):
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
+    loss, _, gradients = with_routers(rows(), 0.25)
+    check(make(SmileFormerTrainer, tmp_path, model=mixtral(), **options), (loss, gradients))
+
+
+def test_trls_quick_start_is_told_of_assistant_only_loss(tmp_path):
+    """`messages` and defaults: the user's words have labels, and each turn ends."""
+    turns = [("assistant", caption) for caption in CAPTIONS[:2]]
+    data = [{"messages": [{"role": role, "content": text} for role, text in turns]}]
+    trainer = make(SmileSFTTrainer, tmp_path, data)
+    with pytest.raises(ValueError, match=r"goes on after.*SFTConfig\(assistant_only_loss=True\)"):
+        trainer.train()
+
+
+def test_zero_3_is_refused_from_hidden_states(tmp_path):
+    """DeepSpeed's parameters are imitated: empty, with the attributes that it gives them."""
+    model = llama()
+    for number, parameter in enumerate(model.parameters()):
+        parameter.ds_id, parameter.ds_shape = number, parameter.shape
+        parameter.data = torch.empty(0, dtype=parameter.dtype)
+    with pytest.raises(ValueError, match=r"DeepSpeed ZeRO-3.*give from_hidden=False") as error:
+        make(SmileSFTTrainer, tmp_path, model=model)
+    assert "\n" not in str(error.value)
+    assert use_smile(model, from_hidden=False) is model
