@@ -102,13 +102,13 @@ def write_beside(
         with uploads.written(stores.joined(request.write_shards, f"{number:05d}.tar")) as file:
             tars.write(file, number, captioned, tar)
     counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
-    return counts if tar is None else {"tar": tar, "bytes": _size(tar), **counts}
+    return counts if tar is None else {"tar": tar, "stamp": _stamp(tar), **counts}
 
 
-def _size(tar: str) -> Optional[int]:
+def _stamp(tar: str) -> Optional[list[Any]]:
     """None of one that has gone, which is looked for anew. Raises StoreError."""
     try:
-        return stores.stamp(tar)[0]
+        return stores.stamp(tar)
     except stores.StoreError:
         raise
     except UserError:

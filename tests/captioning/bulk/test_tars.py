@@ -242,6 +242,32 @@ def test_a_gap_in_a_tar_is_found(run, shards, tmp_path):
     assert again == lines[:3] + lines[4:] + [lines[3]]
 
 
+def test_a_tar_replaced_by_one_of_its_size_is_read(run, photos, tmp_path):
+    first, second = sorted(photos.rglob("*.png"))[:2]
+    tar = tmp_path / "a.tar"
+    write_members(tar, [("a.png", first.read_bytes())])
+    before, size = tar.stat(), tar.stat().st_size
+    run(tar)
+    write_members(tmp_path / "b.tar", [("b.png", second.read_bytes())])
+    (tmp_path / "b.tar").replace(tar)
+    assert tar.stat().st_size == size and tar.stat().st_mtime_ns != before.st_mtime_ns
+    again, _ = run(tar)
+    assert [line["image_id"] for line in again] == ["a", "b"]
+    assert run(tar)[0] == again
+
+
+def test_a_tar_that_an_older_version_has_done_is_done(run, photos, tmp_path, monkeypatch):
+    tar, marker = tmp_path / "a.tar", tmp_path / "out" / "captions.jsonl.done"
+    write_tar(tar, sorted(photos.rglob("*.png"))[:2])
+    lines, _ = run(tar)
+    record = json.loads(marker.read_text())
+    (done,) = record["tars"].values()
+    done["bytes"] = done.pop("stamp")[0]
+    marker.write_text(json.dumps(record) + "\n")
+    monkeypatch.setattr(tars, "members", lambda url: pytest.fail("read again"))
+    assert run(tar)[0] == lines
+
+
 @pytest.mark.parametrize("source", ["photos", "shards"])
 def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch, source):
     folder = tmp_path / "richer"
