@@ -341,7 +341,9 @@ def exit_code(program: Callable[[], str]) -> int:
     try:
         print(program())
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        # A checkpoint may hold any text, and a terminal obeys control characters.
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
+        print(f"error: {line}", file=sys.stderr)
         return 2
     return 0
 

@@ -13,7 +13,6 @@ more. --engine ray divides the work among GPUs and machines.
 import argparse
 import contextlib
 import importlib.util
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -35,7 +34,7 @@ from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code, leave
+from captioning.runtime.program import exit_code, leave, show_warnings
 from captioning.runtime.progress import say
 
 # The flags of the keys that say how captions are drawn; `sample` is --do_sample.
@@ -223,7 +222,7 @@ def caption(arguments: argparse.Namespace) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    show_warnings()
     return exit_code(lambda: caption(arguments))
 
 

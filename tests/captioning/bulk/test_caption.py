@@ -231,6 +231,18 @@ def test_a_name_that_is_no_text(run, photos, tmp_path):
     assert again == lines
 
 
+def test_a_name_with_control_characters_is_kept_and_shown_written_out(run, photos, tmp_path):
+    name = "\x1b]0;title\x07.png"
+    shutil.copy(photos / "scene_000001.png", photos / name)
+    (photos / "\x1b[2Jbad.png").write_bytes(b"no image")
+    lines, said = run(photos)
+    assert str(photos / name) in [line["image"] for line in lines]
+    assert "\x1b]0" not in said and "\\x1b]0;title\\x07.png: " in said
+    (photos / name).unlink()
+    _, said = run(photos / "\x1b[2Jbad.png", "--restart", "--existing", "overwrite", code=2)
+    assert "\x1b" not in said.replace("\x1b[A", "")
+
+
 def test_real_photos(run, shared_data, expected):
     """And nothing is left beside them."""
     folder = shared_data / "photos" / "coco"
