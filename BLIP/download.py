@@ -4,9 +4,11 @@ verified where a hash is known, never larger than agreed."""
 import base64
 import hashlib
 import http.client
+import ipaddress
 import json
 import os
 import re
+import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -120,11 +122,23 @@ def _check_tls(url: str) -> None:
         )
 
 
+def _private(url: str) -> list[bool]:
+    """Of each address of its host, whether it is of this machine or network alone."""
+    found = socket.getaddrinfo(urlsplit(url).hostname, None)
+    addresses = [ipaddress.ip_address(each[4][0]) for each in found]
+    return [not (getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses]
+
+
 class _TlsRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect may lead to another host, but not out of TLS."""
+    """A redirect may lead to another host, but not out of TLS, nor into a private network."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         _check_tls(newurl)
+        if any(_private(newurl)) and not all(_private(req.full_url)):
+            raise DownloadError(
+                f"{without_secrets(req.full_url)} leads to {urlsplit(newurl).hostname}, which is "
+                "in a private network: fetch it yourself and give its path"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -8,11 +8,12 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 
-from BLIP.download import DownloadError, download, fetch, without_secrets
+from BLIP.download import DownloadError, _private, download, fetch, without_secrets
 from captioning.files import stores
 from tests.soak.processes import Processes
 
@@ -132,6 +133,27 @@ def test_a_url_is_fetched_once(server, tmp_path, monkeypatch):
 def test_a_redirect_within_tls_is_followed(server, tmp_path):
     download(f"{server.url}/to/{server.url}/file.bin", tmp_path / "file.bin")
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_a_redirect_into_a_private_network_is_not(server, tmp_path, monkeypatch):
+    """Of this one machine a part is taken for a public host's."""
+    path = "/inside/file.bin"
+    monkeypatch.setattr("BLIP.download._private", lambda url: [urlsplit(url).path == path])
+    with pytest.raises(
+        DownloadError, match=r"leads to 127\.0\.0\.1, which is in a private network"
+    ):
+        download(f"{server.url}/to/{server.url}{path}", tmp_path / "file.bin")
+    assert len(server.requests) == 1
+    download(f"{server.url}{path}", tmp_path / "file.bin")  # by its own address it is fetched
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "host, private",
+    [("127.0.0.1", True), ("[::ffff:10.0.0.1]", True), ("100.64.0.1", True), ("8.8.8.8", False)],
+)
+def test_what_a_private_network_is(host, private):
+    assert set(_private(f"https://{host}/a.pth")) == {private}
 
 
 def test_a_server_that_is_not_who_it_says_is_refused(server, tmp_path, monkeypatch):
