@@ -13,7 +13,9 @@ has 0 places. captioner.json says which tokens begin and end a caption and how a
 
 import argparse
 import logging
+import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +37,8 @@ from BLIP.convert import (
     write_json,
     write_vocabulary,
 )
+
+SETTINGS = "captioner.json"
 
 
 class EncoderGraph(nn.Module):
@@ -82,10 +86,28 @@ class StepGraph(nn.Module):
 
 
 def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False) -> None:
-    """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt. Needs onnxscript, and
-    onnxruntime for `int8`."""
-    folder, words = Path(folder), captioner.tokenizer
+    """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt, all or none. Needs
+    onnxscript, and onnxruntime for `int8`."""
+    with _taking_their_places(Path(folder)) as staged:
+        _write(captioner, staged, int8)
+
+
+@contextmanager
+def _taking_their_places(folder: Path) -> Iterator[Path]:
+    """A folder to write, whose files are moved to `folder` when the block has ended well.
+
+    captioner.json, without which nobody reads the others, goes first and comes last.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as staged:
+        yield Path(staged)
+        (folder / SETTINGS).unlink(missing_ok=True)
+        for path in sorted(Path(staged).iterdir(), key=lambda path: path.name == SETTINGS):
+            os.replace(path, folder / path.name)
+
+
+def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
+    words = captioner.tokenizer
     captioner = captioner.eval().cpu()
     encoder, decoder = EncoderGraph(captioner), StepGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
@@ -118,7 +140,7 @@ def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool =
         "empty_past": [layers, 2, 1, heads, 0, width],
         "max_length": captioner.max_positions,
     }
-    write_json(settings, folder / "captioner.json")
+    write_json(settings, folder / SETTINGS)
 
 
 def _export(

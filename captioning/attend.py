@@ -22,7 +22,7 @@ from captioning.files.writing import refusals_told, staged
 from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.word_by_word import END, SpokenCaption, gaze
 from captioning.runtime import distributed
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import exit_code_unwatched
 
 FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
@@ -88,7 +88,7 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
     image = preprocessing_of(config).one(photo).to(device)
     found = gaze(captioner, image, config.decoding_settings())
     draw(found, photo, output)
-    print(" ".join(word for word in found.words if word != END))
+    print(visible(" ".join(word for word in found.words if word != END)))
     print(f"the picture is {output}", file=sys.stderr)
 
 

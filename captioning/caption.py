@@ -13,7 +13,6 @@ more. --engine ray divides the work among GPUs and machines.
 import argparse
 import contextlib
 import importlib.util
-import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code, leave
+from captioning.runtime.program import exit_code, leave, show_warnings
 from captioning.runtime.progress import say
 
 # The flags of the keys that say how captions are drawn; `sample` is --do_sample.
@@ -185,7 +184,7 @@ def loaded(
     load = partial(Captioning, checkpoint, arguments.config, changes, arguments.num_return, device)
     only_speed = keys_of("speed")
     settings = {
-        "checkpoint": checkpoint,
+        "checkpoint": stores.without_secrets(checkpoint),
         "checkpoint_time": checkpoints.version_of(checkpoint),
         **{name: value for name, value in changes.items() if name not in only_speed},
     }
@@ -231,7 +230,7 @@ def caption(arguments: argparse.Namespace) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    show_warnings()
     return exit_code(lambda: caption(arguments))
 
 

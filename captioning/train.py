@@ -6,7 +6,6 @@ python -m captioning.train --config configs/caption_coco.yaml --evaluate --eval_
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from captioning.models.build import captioner_from
 from captioning.models.precision import check_precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import exit_code, show_warnings
 from captioning.runtime.progress import say
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.output_folder import OutputFolder, working_folder
@@ -51,11 +50,12 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     checkpoint = distributed.broadcast_from_main(checkpoint and output.name_of(checkpoint))
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, output.here(checkpoint))
+    shown = stores.without_secrets(checkpoint)
     say(loaded)
 
     def before_writing() -> None:
         remove_scores(folder, split)  # of other weights or settings
-        record_run(config, folder / "result" / split, checkpoint=checkpoint)
+        record_run(config, folder / "result" / split, checkpoint=shown)
 
     evaluation.run(captioner.to(device), split, before_writing)
     output.keep()
@@ -82,7 +82,7 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    show_warnings()
     return exit_code(lambda: _run(arguments))
 
 

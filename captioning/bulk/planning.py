@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove
 from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores
 from captioning.files.reading import read_lines
-from captioning.files.tars import expand, is_tars
+from captioning.files.tars import expand
 from captioning.files.writing import json_line, staged, write_lines
 from captioning.runtime.errors import UserError
 
@@ -23,7 +23,7 @@ from captioning.runtime.errors import UserError
 # the number of processes that decided, other samples would be drawn with each.
 LEAST, MOST, SHARDS = 32, 512, 32
 
-_IN_TAR = re.compile(r"(.*?\.(?:tar|tar\.gz|tgz))/")
+_TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")
 
 
 @dataclass
@@ -66,7 +66,7 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
             )
         write_lines(request.out, _first_lines(request.out, Tally()))
     remove_plan(request.parts)
-    in_tars = is_tars(request.source)
+    in_tars = request.in_tars
     # A name that no other plan has had: another machine may for a while see what was there before.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with staged(request.parts / name) as file:
@@ -138,8 +138,9 @@ def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str,
         raise UserError("--sidecar is for photos, and a .tar has none beside it: --write-shards")
     done = next(read_lines(request.marker), {}).get("tars", {})
     left_alone = {} if request.retry_failed else failed
-    captions_in, failed_in = _by_tar(written), _by_tar(left_alone)
-    for url in expand(request.source):
+    urls = dict.fromkeys(expand(request.source))
+    captions_in, failed_in = _by_tar(written, urls), _by_tar(left_alone, urls)
+    for url in urls:
         own, lost = captions_in.get(url, {}), failed_in.get(url, {})
         entry: dict[str, Any] = {"tar": url}
         tally.found += 1
@@ -156,20 +157,24 @@ def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str,
         yield entry
 
 
-def _by_tar(images: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _by_tar(images: dict[str, Any], urls: Collection[str]) -> dict[str, dict[str, Any]]:
+    """By the tar that an image is in, of these: a folder may have the name of a tar as well."""
     found: dict[str, dict[str, Any]] = {}
     for image, value in images.items():
-        match = _IN_TAR.match(image)
-        if match:
-            found.setdefault(match[1], {})[image] = value
+        ends = (match.end() for match in _TAR.finditer(image))
+        tar = next((image[:end] for end in ends if image[:end] in urls), None)
+        if tar:
+            found.setdefault(tar, {})[image] = value
     return found
 
 
 def _is_done(request: Request, url: str, record: Any, known: list[str]) -> bool:
     """Whether every image of a tar is known; --verify looks into it."""
     if not request.verify:
-        same = record is not None and record["bytes"] == stores.stamp(url)[0]
-        return same and not (request.retry_failed and record["failed"])
+        # An older version kept its size alone.
+        before = record and record.get("stamp", [record.get("bytes")])
+        same = before and stores.stamp(url)[: len(before)] == before
+        return bool(same) and not (request.retry_failed and record["failed"])
     names = set(known)
     try:
         return all(member.name in names for member in tars.members(url))

@@ -58,16 +58,18 @@ class ShardImages(IterableDataset):
             sources = itertools.chain.from_iterable(map(self._sources, self.entries(shard)))
             sources = itertools.islice(sources, done, None)
             try:
-                while chosen := list(itertools.islice(sources, self.batch_size)):
-                    yield self._batch(shard, chosen)
+                while (batch := self._batch(shard, sources)).entries:
+                    yield batch
             except _Refused as refusal:  # of its own class a worker's error would be many lines
                 yield Batch(shard, [], None, last=False, refused=str(refusal))
                 return
             yield Batch(shard, [], None, last=True)
 
-    def _batch(self, shard: int, sources: list[dict[str, Any]]) -> Batch:
-        images, doubtful = [], None
-        for entry in sources:
+    def _batch(self, shard: int, sources: Iterator[dict[str, Any]]) -> Batch:
+        """The next images; of none in a tar is the file held while another's is read."""
+        entries, images, doubtful = [], [], None
+        for entry in itertools.islice(sources, self.batch_size):
+            entries.append(entry)
             data = entry.pop("data", None)
             if "error" in entry:
                 continue
@@ -91,7 +93,7 @@ class ShardImages(IterableDataset):
                 entry["error"] = f"{type(error).__name__}: {error}"
         if doubtful:
             self._blame(*doubtful)
-        return Batch(shard, sources, self.join(images) if images else None, last=False)
+        return Batch(shard, entries, self.join(images) if images else None, last=False)
 
     def _blame(self, address: str, error: stores.StoreError) -> None:
         """Raise _Refused unless the fault is the one file's: the store still gives another one.

@@ -15,6 +15,7 @@ from captioning.bulk.shards import LOCK, begun, remove_plan
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, uploads
 from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
+from captioning.files.tars import is_tars
 from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
 
@@ -55,6 +56,11 @@ class Request:
     @property
     def parts(self) -> Path:
         return self.out.with_name(self.out.name + ".parts")
+
+    @property
+    def in_tars(self) -> bool:
+        """Whether the images are in tars; a folder may have the name of one."""
+        return is_tars(self.source) and not os.path.isdir(self.source)
 
     def told(self, path: Path) -> str:
         """What `out`, or a file beside it, is called where a user looks for it."""

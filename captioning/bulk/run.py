@@ -13,7 +13,6 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, find, parts_of, remove_plan
 from captioning.bulk.work import Count, disks_told_of, done_before
 from captioning.files.reading import read_lines
-from captioning.files.tars import is_tars
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress, say
 
@@ -123,7 +122,7 @@ class BulkCaptioning:
         if self.request.verify:
             say(
                 f"verify: {tally.skipped} have a caption, {plan.header['entries']} "
-                f"{'tars have gaps' if is_tars(self.request.source) else 'have none'}, "
+                f"{'tars have gaps' if self.request.in_tars else 'have none'}, "
                 f"{tally.failed} failed before; {tally.damaged} damaged lines, {tally.repeated} "
                 f"repeated, {len(tally.no_sidecar)} sidecars were missing"
             )

@@ -6,12 +6,12 @@ import json
 import os
 import tarfile
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple, Optional
+from typing import BinaryIO, NamedTuple, Optional
 
 from captioning.bulk.shards import Line, captions_of
 from captioning.files import stores
 from captioning.files.images import is_image
-from captioning.files.tars import LARGEST, is_sample
+from captioning.files.tars import LARGEST, Tar, is_sample, key_and_suffix
 
 
 class Member(NamedTuple):
@@ -28,38 +28,36 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
         return None
     sizes = [os.path.getsize(url) for url in urls]
     try:
-        with tarfile.open(urls[0]) as tar:
-            count = sum(is_image(member.name) for member in tar)
+        with open(urls[0], "rb") as file, Tar.open(fileobj=file) as tar:
+            count = sum(is_image(member.name) for member in tar.each())
     except (tarfile.TarError, OSError, EOFError):
         return None
     return round(count * sum(sizes) / max(sizes[0], 1))
 
 
 def members(url: str) -> Iterator[Member]:
-    """The images of a tar, in its order. Raises whatever a broken one makes the library raise.
+    """The images of a tar, in its order. Raises whatever a broken one makes tarfile raise.
 
-    A sample without an image is passed over; of one with several the first counts.
+    A sample without an image is passed over. Of one with several the first counts, as of several
+    images of one name.
     """
-    from webdataset.tariterators import group_by_keys
-
-    for sample in group_by_keys(_files(url)):
-        for extension, data in sample.items():
-            if not extension.startswith("__") and is_image(f"{sample['__key__']}.{extension}"):
-                key = sample["__key__"]
-                yield Member(f"{url}/{key}.{extension}", key, data)
-                break
-
-
-def _files(url: str) -> Iterator[dict[str, Any]]:
-    """What the library groups by key. It would open a url itself, a command among them."""
-    with stores.opened(url) as file, tarfile.open(fileobj=file, mode="r|*") as tar:
-        for member in tar:
-            if not member.isreg() or not is_sample(member.name):
+    key, taken, seen = None, False, set()
+    with stores.opened(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
+        for member in tar.each():
+            found, suffix = key_and_suffix(member.name)
+            if not member.isreg() or not is_sample(member.name) or found is None:
+                continue
+            if found != key:
+                key, taken = found, False
+            name = f"{key}.{suffix}"
+            if taken or not is_image(name):
                 continue
             if member.size > LARGEST:
                 raise ValueError(f"{member.name} has {member.size:,} bytes, too many for an image")
-            yield {"fname": member.name, "data": tar.extractfile(member).read(), "__url__": url}
-            tar.members = []  # which it would keep all of
+            taken = True
+            if name not in seen:
+                seen.add(name)
+                yield Member(f"{url}/{name}", key, tar.content(member))
 
 
 def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:

@@ -103,10 +103,8 @@ def write_beside(
         counts["written"] = folder.write(
             number, lambda file: tars.write(file, number, captioned, tar)
         )
-    if tar is None:
-        return counts
-    size = (stamp_if_any(tar) or [None])[0]  # None of one that has gone, which is looked for anew
-    return {"tar": tar, "bytes": size, **counts}
+    # Without a stamp, as of a tar that has gone, it is looked for anew.
+    return counts if tar is None else {"tar": tar, "stamp": stamp_if_any(tar), **counts}
 
 
 @contextmanager

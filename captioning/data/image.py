@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as F
 from captioning.data import original_randaugment
 from captioning.data.randaugment import rand_augment
 from captioning.data.weak_augmentation import weakly_augmented
-from captioning.files.images import FORMATS
+from captioning.files.images import FORMATS, MOST_SCANS, MOST_SEGMENTS, has_many_scans
 from captioning.runtime.errors import UserError, one_line
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -38,8 +38,8 @@ def open_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -
     """Return an image file of which the header alone has been read, for `decode`.
 
     data: its content, where `path` is but its name. The format is told from the content, whatever
-    the name says. Raises UserError, naming the file, if it is none of FORMATS or has more than
-    MOST_PIXELS.
+    the name says. Raises UserError, naming the file, if it is none of FORMATS, has more than
+    MOST_PIXELS or, of a JPEG, MOST_SCANS or MOST_SEGMENTS.
     """
     with _errors_naming(path):
         if data is None:
@@ -50,6 +50,15 @@ def open_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -
         if image.width * image.height > MOST_PIXELS:
             image.close()
             raise Image.DecompressionBombError
+        if image.format in ("JPEG", "MPO"):
+            place = image.fp.tell()
+            if has_many_scans(image.fp):
+                image.close()
+                raise UserError(
+                    f"{path}: not a readable image (more than {MOST_SCANS} scans or "
+                    f"{MOST_SEGMENTS} segments): save it anew"
+                )
+            image.fp.seek(place)
         return image
 
 
@@ -80,6 +89,8 @@ def load_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -
 def _errors_naming(path: Union[str, os.PathLike]) -> Iterator[None]:
     try:
         yield
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such image: check image_root and the image's path in the annotation"

@@ -12,7 +12,7 @@ from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.images import is_image
 from captioning.files.reading import parse_json, read_lines
-from captioning.files.tars import LARGEST, is_sample, key_and_suffix
+from captioning.files.tars import LARGEST, Tar, is_sample, key_and_suffix
 from captioning.files.writing import refusals_told, write_lines
 from captioning.runtime import stopping
 from captioning.runtime.errors import UserError
@@ -117,9 +117,8 @@ def rows_of(file: BinaryIO, tar: str) -> Iterator[Row]:
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Optional[bytes]]]]:
     """Key, suffix, and name, place, size and text, where it is one, of every member."""
-    with tarfile.open(fileobj=file, mode="r:") as tar:
-        while (member := tar.next()) is not None:
-            tar.members = []  # which it would keep all of
+    with Tar.open(fileobj=file, mode="r:") as tar:
+        for member in tar.each():
             if not member.isreg() or member.issparse() or not is_sample(member.name):
                 continue
             key, suffix = key_and_suffix(member.name)
@@ -127,7 +126,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Op
                 continue
             text = None
             if suffix in ("txt", "json") and member.size <= LARGEST_TEXT:
-                text = tar.extractfile(member).read()
+                text = tar.content(member)
             yield key, suffix, (member.name, member.offset_data, member.size, text)
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):

@@ -1,12 +1,13 @@
-"""Image files: which there are by their names, in a folder and those within it, and in lists."""
+"""Image files: by their names in a folder, those within it, and lists; the scans of a JPEG."""
 
 import csv
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
 from captioning.files import stores
 from captioning.files.reading import parse_json, read_json
@@ -27,6 +28,13 @@ FORMATS = {
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 
+# Each scan of a JPEG, of which ten bytes are one, is decoded into all of its pixels. Encoders write
+# about ten; libtiff's bound is the same. Segments are a thousand in files of 60 MB at most.
+MOST_SCANS, MOST_SEGMENTS = 100, 10_000
+_PIECE = 1 << 14
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # within a scan are zeros and restarts, too
+_SEQUENTIAL, _SCAN, _END, _ALONE = (0xC0, 0xC1), 0xDA, 0xD9, 0x01
+
 LISTS = (".txt", ".csv", ".json", ".jsonl")
 PATH_COLUMNS = ("image", "path", "file_name", "filename", "filepath", "image_path", "file")
 ID_COLUMNS = ("image_id", "id")
@@ -43,6 +51,39 @@ class Listed(NamedTuple):
 def is_image(name: str) -> bool:
     """Whether a file's name has the suffix of an image, in capitals or not."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def has_many_scans(file: BinaryIO) -> bool:
+    """Whether a JPEG, the first of its file, has more than MOST_SCANS or MOST_SEGMENTS.
+
+    Its markers are read, as a decoder would, and nothing is decoded.
+    """
+    at, count, segments, components = 2, 0, 0, None
+    while count <= MOST_SCANS and segments <= MOST_SEGMENTS:
+        file.seek(at)
+        piece = file.read(_PIECE)
+        found = _MARKER.search(piece)
+        if found is None:
+            if len(piece) < _PIECE:
+                return False  # it was cut off
+            at += _PIECE - 1  # the last byte may be a marker's first
+            continue
+        marker, at = piece[found.end() - 1], at + found.end()
+        segments += 1
+        if marker == _END:
+            return False
+        if marker == _ALONE:
+            continue
+        file.seek(at)
+        header = file.read(8)
+        if marker in _SEQUENTIAL:
+            components = header[7:8]
+        elif marker == _SCAN:
+            count += 1
+            if count == 1 and header[2:3] == components:  # all: a decoder reads no further
+                return False
+        at += max(int.from_bytes(header[:2], "big"), 2)
+    return True
 
 
 def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -> Iterator[str]:

@@ -5,10 +5,12 @@ A store's own library finds the credentials. They are in no address, and so in n
 
 import io
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, TypeVar
+from types import ModuleType
+from typing import Any, BinaryIO, Callable, Optional, TypeVar
 from urllib.parse import urlsplit
 
 from captioning.runtime.errors import UserError
@@ -21,6 +23,8 @@ PAGE = 1000  # names that S3 gives at once
 PIECE = 1 << 22  # bytes that are read at once of a file that is read from end to end
 TRIES = 6
 PAUSE_S = 0.5  # after the first failure; each further one is twice as long
+
+_HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # and a port
 
 
 class StoreError(UserError):
@@ -45,11 +49,24 @@ def check_address(address: str) -> None:
     """Raise UserError for what would put a secret into everything that names the file."""
     parts = urlsplit(address)
     if "@" in parts.netloc or parts.query:
-        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         raise UserError(
-            f"{shown}: an address with a user or a query may hold a secret; give credentials as "
-            f"{LIBRARIES[parts.scheme]} finds them, in the environment or its own files"
+            f"{without_secrets(address)}: an address with a user or a query may hold a secret; "
+            f"give credentials as {LIBRARIES[parts.scheme]} finds them, in the environment or its "
+            "own files"
         )
+
+
+def without_secrets(address: str) -> str:
+    """An address as it may be shown: without its user, query and fragment. A path as it is.
+
+    As that of `BLIP.download`, which imports nothing from here, and is slow to import.
+    """
+    found = re.match(r"([^/?#]*://)([^/?#]*@)?([^/?#@]*)([^?#]*)", address)
+    if not found:
+        return address
+    scheme, _, host, path = found.groups()
+    # A password with a slash, which no valid address has, would be left as the host and its port.
+    return f"{scheme}{host}{path}" if _HOST.fullmatch(host) else f"{scheme}..."
 
 
 def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
@@ -203,7 +220,7 @@ def stamp(address: str) -> list[Any]:
 
 
 def _stamp_of(known: Mapping[str, Any]) -> list[Any]:
-    names = ("ETag", "etag", "LastModified", "last_modified", "updated")
+    names = ("ETag", "etag", "LastModified", "last_modified", "Last-Modified", "updated")
     return [known["size"], str(next((known[n] for n in names if known.get(n)), "")).strip('"')]
 
 
@@ -275,12 +292,28 @@ def system_of(address: str) -> tuple[Any, str]:
     """The file system, that of this process, and the path within it."""
     import fsspec
 
-    scheme = address.partition("://")[0]
+    web = _web(address)
+    more = {"get_client": web.client} if web else {}
     try:
-        return fsspec.core.url_to_fs(address, use_listings_cache=False)
+        return fsspec.core.url_to_fs(address, use_listings_cache=False, **more)
     except ImportError:
-        library = LIBRARIES[scheme]
-        raise UserError(f"{address}: needs the {library} library: pip install {library}") from None
+        raise _missing_library(address) from None
+
+
+def _web(address: str) -> Optional[ModuleType]:
+    """What there is for servers of https, for the address of one."""
+    if LIBRARIES[address.partition("://")[0]] != "aiohttp":
+        return None
+    try:
+        from captioning.files import web
+    except ImportError:
+        raise _missing_library(address) from None
+    return web
+
+
+def _missing_library(address: str) -> UserError:
+    library = LIBRARIES[address.partition("://")[0]]
+    return UserError(f"{address}: needs the {library} library: pip install {library}")
 
 
 def tried(address: str, ask: Callable[[], T]) -> T:
@@ -288,22 +321,32 @@ def tried(address: str, ask: Callable[[], T]) -> T:
 
     A library's error may quote what it has sent: neither it nor its words are passed on.
     """
-    kind = ""
-    for attempt in range(TRIES):
-        if attempt:
-            time.sleep(PAUSE_S * 2 ** (attempt - 1))
+    web = _web(address)
+    patience = web and web.patience_with(address)
+    if patience and patience.resting():
+        raise StoreError(f"{address}: its server does not answer: try again in a minute")
+    for attempt in range(1, TRIES + 1):
+        if attempt > 1:
+            time.sleep(PAUSE_S * 2 ** (attempt - 2))
         try:
-            return ask()
+            found = ask()
         except UserError:
             raise
         except Exception as error:
-            refusal = _refusal(error)
-            kind = type(error).__name__
-        if refusal:
+            problem = web.cause(error) if web else error
+        else:
+            if patience:
+                patience.end(None)
+            return found
+        if refusal := _refusal(problem):
             raise refusal(address)
+        if patience and patience.is_over(attempt, problem):
+            break
+    if patience:
+        patience.end(problem)
     raise StoreError(
-        f"{address}: asked {TRIES} times in vain ({kind}): check the address and the network, "
-        "then give the same command again"
+        f"{address}: asked {attempt} times in vain ({type(problem).__name__}): check the address "
+        "and the network, then give the same command again"
     )
 
 
@@ -311,6 +354,8 @@ def _refusal(error: Exception) -> Any:
     """What makes the UserError of an answer that will stay the same; None where it may not."""
     if isinstance(error, FileNotFoundError):
         return lambda address: Missing(f"{address}: no such file or bucket")
+    if type(error).__name__ == "Refused":  # of `web`
+        return lambda address: UserError(f"{address}: {error}")
     denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
     if denied or type(error).__name__ == "NoCredentialsError":
         return lambda address: StoreError(

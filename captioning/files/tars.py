@@ -1,14 +1,17 @@
-"""Tar shards by their names, and the names of what is in them, as the webdataset library has it."""
+"""Tar shards by their names, and what is in them, as the webdataset library has it."""
 
 import os
 import re
-from typing import Optional
+import tarfile
+from collections.abc import Iterator
+from typing import Any, Optional
 
 from captioning.files import stores
 from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 LARGEST = 1 << 30  # bytes of a member; a few bytes of an archive may stand for any number
+LARGEST_HEADERS = 1 << 20  # bytes before a member's own: long names, records, maps of holes
 
 _META = re.compile(r"__[^/]*__(/|$)")  # what webdataset keeps about the tar itself
 
@@ -29,6 +32,42 @@ def key_and_suffix(name: str) -> tuple[Optional[str], str]:
 
     key, suffix = base_plus_ext(name)
     return key, (suffix or "").lower()
+
+
+class Tar(tarfile.TarFile):
+    """A tar to read from its beginning to its end, of which headers have a bound."""
+
+    def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
+        super().__init__(name, mode, _Metered(fileobj), **settings)
+
+    def each(self) -> Iterator[tarfile.TarInfo]:
+        """Yield the members, none of which is kept. Raises TarError, EOFError and what a
+        decompressor does."""
+        while (member := self.next()) is not None:
+            self.members, self.pax_headers = [], {}
+            self.fileobj.left = LARGEST_HEADERS
+            yield member
+
+    def content(self, member: tarfile.TarInfo) -> bytes:
+        """The bytes of the member that `each` has just given."""
+        self.fileobj.left += member.size
+        return self.extractfile(member).read()
+
+
+class _Metered:
+    """A file of which `left` bytes may be read; tarfile reads a header of any size at once."""
+
+    def __init__(self, file: Any):
+        self.file, self.left = file, LARGEST_HEADERS
+
+    def read(self, size: int) -> bytes:
+        self.left -= size
+        if self.left < 0:
+            raise tarfile.ReadError(f"a header has more than {LARGEST_HEADERS:,} bytes")
+        return self.file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
 
 def expand(source: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Optional
 from captioning.report.comparison import compare
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import write_report
+from captioning.runtime.errors import visible
 from captioning.runtime.program import exit_code_unwatched
 
 
@@ -27,7 +28,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def report() -> None:
         comparison = compare(arguments.runs, arguments.split)
-        print(comparison_table(comparison))
+        print(visible(comparison_table(comparison)))
         write_report(comparison, output)
         print(f"the report is {output}", file=sys.stderr)
 

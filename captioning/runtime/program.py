@@ -5,6 +5,7 @@ Of several processes the one that caused an error is heard first, and one that h
 
 import atexit
 import gc
+import logging
 import multiprocessing
 import os
 import sys
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from captioning import COLLECTED
 from captioning.runtime import distributed, stopping
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, visible
 from captioning.runtime.progress import say
 
 FAILED, INTERRUPTED = 2, 130  # exit codes: after one line for the user, and after Ctrl-C
@@ -53,7 +54,7 @@ def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) ->
         reason = stopping.asked() or "another process"
         say(f"stopped by {reason}; the same command goes on from here")
     except UserError as error:
-        line = f"error: {error}"
+        line = visible(f"error: {error}")
         if not distributed.is_main():  # rank 0 may have the same one, and prints it alone
             _wait_for_the_cause()
             line = f"[rank {distributed.rank()}] {line}"
@@ -66,6 +67,18 @@ def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) ->
     finally:
         distributed.stop()
     return 0
+
+
+def show_warnings() -> None:
+    """Let what is logged be seen, a line each."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def leave(code: int) -> NoReturn:

@@ -9,6 +9,7 @@ from typing import Callable, Optional
 from tqdm import tqdm
 
 from captioning.runtime.distributed import is_main
+from captioning.runtime.errors import visible
 
 _kept: Optional[list[str]] = None
 
@@ -25,7 +26,7 @@ def say(line: str) -> None:
     if _kept is not None:
         _kept.append(line)
     elif is_main():
-        tqdm.write(line, file=sys.stderr)
+        tqdm.write(visible(line), file=sys.stderr)
 
 
 _work: list[str] = []  # what the bars belong to, the outermost first
@@ -83,7 +84,7 @@ def progress(total: Optional[int], description: str, unit: str = "img", initial:
     return tqdm(
         total=total,
         initial=initial,
-        desc=" ".join([*_work, description]),
+        desc=visible(" ".join([*_work, description])),
         unit=unit,
         disable=not is_main(),
         mininterval=interval,

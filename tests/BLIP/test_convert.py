@@ -252,3 +252,9 @@ def test_sizes_that_are_none(folder, vit, tmp_path, capsys):
     torch.save({"model": captioner.state_dict()}, tmp_path / "a.pth")
     assert main(["to-hf", str(tmp_path / "a.pth"), str(tmp_path / "b"), "--vit", vit]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_an_error_shows_no_control_characters(tmp_path, capsys):
+    assert main(["to-hf", str(tmp_path / "\x1b]0;title\x07.pth"), str(tmp_path / "folder")]) == 2
+    said = capsys.readouterr().err
+    assert r"\x1b]0;title\x07.pth does not exist" in said and "\x1b" not in said

@@ -11,7 +11,7 @@ import torch
 from torch.export import Dim
 
 from BLIP.cached_step import CachedStep
-from BLIP.export import StepGraph, _export, main
+from BLIP.export import StepGraph, _export, export_onnx, main
 from BLIP.onnx_runner import OnnxCaptioner
 from BLIP.tokenizer import CaptionTokenizer
 from captioning.data.image import evaluation_transform, load_image
@@ -268,3 +268,28 @@ def test_the_runner_sees_16_bits_and_says_what_is_damaged(exported, tmp_path):
 def test_what_cannot_be_exported_is_said_in_a_line(tmp_path, capsys):
     assert main([str(tmp_path / "none.pth"), str(tmp_path / "onnx")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_an_export_that_breaks_off_leaves_what_was_there(make_captioner, tmp_path, monkeypatch):
+    names = ["captioner.json", "decoder_step.onnx", "encoder.onnx", "vocab.txt"]
+    for name in [*names, "notes.txt"]:
+        (tmp_path / name).write_text("before")
+
+    def export(graph, path, inputs, outputs):
+        path.write_text("half")
+        if path.name in full:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("BLIP.export._export", export)
+    full = []
+    for name in ("encoder.onnx", "decoder_step.onnx"):
+        full[:] = [name]
+        with pytest.raises(OSError, match="No space left"):
+            export_onnx(make_captioner(), tmp_path)
+        found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+        assert found == dict.fromkeys([*names, "notes.txt"], "before")
+    full.clear()
+    export_onnx(make_captioner(), tmp_path)
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(found) == sorted([*names, "notes.txt"]) and found["notes.txt"] == "before"
+    assert "before" not in [found[name] for name in names]

@@ -63,6 +63,31 @@ def black(width, height):
     return png(width, height, b"".join(rows) + packer.flush())
 
 
+PROGRESSIVE = plain("JPEG", quality=95, progressive=True)
+EMPTY_SCAN = b"\xff\xda\0\x08\1\1\0\1\x3f\0"  # of the first component's 63 frequencies
+
+
+def scanned(count):
+    """A progressive JPEG of so many scans, which decodes as one of ten does."""
+    more = count - PROGRESSIVE.count(b"\xff\xda")
+    return PROGRESSIVE[:-2] + EMPTY_SCAN * more + PROGRESSIVE[-2:]
+
+
+def sequential_scans(count):
+    """A JPEG that is not progressive, of so many scans of one or all of its three components."""
+    content = plain("JPEG")
+    scans = content.index(b"\xff\xda")
+    one = b"\xff\xda\0\x08\1\1\0\0\x3f\0"
+    return content[:scans] + one + content[scans:-2] * (count - 1) + content[-2:]
+
+
+def frames(count):
+    more = [Image.new("RGB", (8, 8), BLUE)] * (count - 1)
+    content = plain("MPO", save_all=True, append_images=more, progressive=True, quality=95)
+    assert content.count(b"\xff\xda") == 10 * count
+    return content
+
+
 # name: content, size, colour of every pixel
 GOOD = {
     "a.png": (plain("PNG"), (8, 8), RED),
@@ -83,12 +108,21 @@ GOOD = {
     "b.bmp": (plain("BMP"), (8, 8), RED),
     "b.tiff": (plain("TIFF"), (8, 8), RED),
     "b.ppm": (plain("PPM"), (8, 8), RED),
+    "a hundred scans.jpg": (scanned(100), (8, 8), RED),
+    "a thumbnail's scans.jpg": (
+        plain("JPEG", quality=95, progressive=True, exif=b"Exif\0\0" + EMPTY_SCAN * 500),
+        (8, 8),
+        RED,
+    ),
+    "scans after the end.jpg": (PROGRESSIVE + EMPTY_SCAN * 500, (8, 8), RED),
+    "eleven frames.jpg": (frames(11), (8, 8), RED),
 }
 
 ANY = "..."  # a decoder's own words, which differ from version to version
 NONE_OF = "none of JPEG, PNG, GIF, WEBP, BMP, TIFF, PPM, AVIF, JPEG2000"
 REPLACE = "not a readable image ({}): replace the file"
 TOO_LARGE = f"not a readable image (more than {MOST_PIXELS} pixels): make it smaller"
+TOO_MANY = "not a readable image (more than 100 scans or 10000 segments): save it anew"
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 BAD = {
@@ -110,6 +144,14 @@ BAD = {
     ),
     "30000 x 30000.ppm": (b"P6 30000 30000 255\n", TOO_LARGE),
     "a little too large.png": (png(13_378, 13_378), TOO_LARGE),
+    "101 scans.jpg": (scanned(101), TOO_MANY),
+    "101 scans, cut off.jpg": (scanned(101)[:-3], TOO_MANY),
+    "101 scans, not progressive.jpg": (sequential_scans(101), TOO_MANY),
+    "segments.jpg": (PROGRESSIVE[:-2] + b"\xff\xfe\0\2" * 10_000 + PROGRESSIVE[-2:], TOO_MANY),
+    "half of a progressive one.jpg": (
+        encoded(Image.fromarray(NOISE), "JPEG", progressive=True)[:-1500],
+        REPLACE.format(ANY),
+    ),
 }
 
 
@@ -136,7 +178,7 @@ def assert_said(error, path, expected):
 def test_a_bad_image_is_refused_before_it_is_decoded(tmp_path, name, monkeypatch):
     content, message = BAD[name]
     (tmp_path / name).write_bytes(content)
-    if message == TOO_LARGE:
+    if message in (TOO_LARGE, TOO_MANY):
         monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("decoded"))
     with pytest.raises(UserError) as error:
         load_image(tmp_path / name)

@@ -1,16 +1,20 @@
 """Tar shards in and out, the library or Python's tarfile as the other side."""
 
+import gzip
 import io
 import json
 import os
 import shutil
 import tarfile
+import tracemalloc
 
 import pytest
+import torch
 import webdataset
 from PIL import Image
 
 from captioning.bulk import tars
+from captioning.bulk.reading import ShardImages
 from captioning.data import ShardDataset, Shards, training_transform
 from captioning.files.tars import expand
 from captioning.runtime.errors import UserError
@@ -77,6 +81,128 @@ def test_a_member_that_claims_to_be_huge_is_not_read(photos, tmp_path):
         list(tars.members(str(tmp_path / "00.tar")))
 
 
+def header(kind, size):
+    """The block before a member of so many bytes, which says no more of it."""
+    entry = tarfile.TarInfo("a")
+    entry.type, entry.size = kind, size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+def holes(blocks):
+    """A member of GNU's format with a map of its holes that takes so many further blocks."""
+    more = b"0" * 504 + b"\1" + bytes(7)
+    first = bytearray(header(tarfile.GNUTYPE_SPARSE, 512))
+    first[482:483] = b"\1"
+    first[148:156] = b"%06o\0 " % (sum(first[:148]) + 256 + sum(first[156:]))
+    return bytes(first) + more * (blocks - 1) + bytes(1024)
+
+
+SIZE = 1 << 26
+RECORD = b"67108864 path=" + b"a" * (SIZE - 15) + b"\n"
+HUGE = {
+    "a long name": header(tarfile.GNUTYPE_LONGNAME, SIZE) + b"a" * SIZE,
+    "a record": header(tarfile.XHDTYPE, SIZE) + RECORD,
+    "a record for all": header(tarfile.XGLTYPE, SIZE) + RECORD,
+    "names of names": (header(tarfile.GNUTYPE_LONGNAME, 1 << 17) + b"a" * (1 << 17)) * 200,
+    "a map of holes": holes(SIZE // 512),
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_a_header_that_is_huge_is_not_read(photos, tmp_path, what):
+    first = sorted(photos.rglob("*.png"))[0]
+    write_tar(tmp_path / "00.tar", [first])
+    members = (tmp_path / "00.tar").read_bytes().rstrip(b"\0")
+    members += bytes(-len(members) % 512)
+    with gzip.open(tmp_path / "a.tar.gz", "wb", compresslevel=1) as file:
+        file.write(members + HUGE[what] + header(tarfile.REGTYPE, 0) + bytes(1024))
+    found = tars.members(str(tmp_path / "a.tar.gz"))
+    assert next(found).data == first.read_bytes()
+    tracemalloc.start()
+    with pytest.raises(tarfile.ReadError, match="a header has more than 1,048,576 bytes"):
+        next(found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 23
+
+
+def test_records_for_all_members_are_not_kept(photos, tmp_path):
+    first = sorted(photos.rglob("*.png"))[0]
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz", compresslevel=1) as tar:
+        for number in range(40):
+            entry = tarfile.TarInfo(f"{number}.txt")
+            records = tarfile.TarInfo.create_pax_global_header({f"k{number}": "a" * 500_000})
+            tar.fileobj.write(records)
+            tar.addfile(entry)
+        tar.add(first, first.name)
+    tracemalloc.start()
+    (found,) = tars.members(str(tmp_path / "a.tar.gz"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.data == first.read_bytes() and peak < 1 << 24
+
+
+def test_of_a_sample_one_image_alone_is_read(photos, tmp_path):
+    first = sorted(photos.rglob("*.png"))[0]
+    huge = bytes(SIZE)
+    more = [(f"{first.stem}.{suffix}", huge) for suffix in ("json", "txt", "mask.png", "seg")]
+    write_members(tmp_path / "a.tar", [(first.name, first.read_bytes()), *more])
+    tracemalloc.start()
+    (found,) = tars.members(str(tmp_path / "a.tar"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.data == first.read_bytes() and peak < 1 << 23
+
+
+def test_a_batch_holds_no_more_files_than_two(tmp_path):
+    """The one that is made an image, and the next."""
+    write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 24)) for n in range(8)])
+    plan = [{"tar": str(tmp_path / "a.tar")}]
+    images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data: torch.zeros(1))
+    tracemalloc.start()
+    batch, end = images
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(batch.entries) == len(batch.image) == 8 and end.last
+    assert peak < 5 << 24
+
+
+def test_a_name_that_comes_twice_is_one_image(run, photos, expected, tmp_path):
+    a, b, c = sorted(photos.rglob("*.png"))[:3]
+    members = [("a.png", a), ("a.png", b), ("b.png", b), ("a.png", c), ("a.PNG", c), ("c.png", c)]
+    tar = tmp_path / "a.tar"
+    write_members(tar, [(name, path.read_bytes()) for name, path in members])
+    folder = tmp_path / "richer"
+    lines, _ = run(tar, "--write-shards", str(folder))
+    assert [line["image"] for line in lines] == [f"{tar}/{name}.png" for name in "abc"]
+    assert [line["caption"] for line in lines] == [expected(path)[0][0] for path in (a, b, c)]
+    read = webdataset.WebDataset(str(folder / "00000.tar"), shardshuffle=False)
+    assert [sample["png"] for sample in read] == [path.read_bytes() for path in (a, b, c)]
+
+
+def test_a_folder_may_have_the_name_of_a_tar(run, photos, tmp_path):
+    folder = tmp_path / "photos.tar"
+    photos.rename(folder)
+    (folder / "bad.png").write_bytes(b"no image")
+    lines, said = run(folder)
+    assert len(lines) == 10 and "failed 1" in said
+    again, said = run(folder, "--retry-failed")
+    assert again == lines and "done 0" in said and "skipped 10, failed 1" in said
+
+
+def test_tars_may_be_in_a_folder_of_such_a_name(run, photos, tmp_path):
+    (tmp_path / "shards.tar").mkdir()
+    tar = tmp_path / "shards.tar" / "00.tar"
+    write_tar(tar, sorted(photos.rglob("*.png"))[:3], [("bad.jpg", b"no image")])
+    lines, said = run(tar)
+    assert len(lines) == 3 and "failed 1" in said
+    again, said = run(tar, "--retry-failed")
+    assert again == lines and "skipped 3, failed 1" in said
+    again, _ = run(tar, "--existing", "append")
+    before = [line["caption"] for line in lines]
+    assert [line["caption"] for line in again] == [f"{caption} {caption}" for caption in before]
+
+
 def test_a_tar_that_breaks_off_is_read_on_when_it_is_whole(run, photos, shards, tmp_path):
     tar = tmp_path / "shards" / "00.tar"
     whole = tar.read_bytes()
@@ -115,6 +241,32 @@ def test_a_gap_in_a_tar_is_found(run, shards, tmp_path):
     again, said = run(shards, "--verify")
     assert "verify: 9 have a caption, 1 tars have gaps, 1 failed before" in said
     assert again == lines[:3] + lines[4:] + [lines[3]]
+
+
+def test_a_tar_replaced_by_one_of_its_size_is_read(run, photos, tmp_path):
+    first, second = sorted(photos.rglob("*.png"))[:2]
+    tar = tmp_path / "a.tar"
+    write_members(tar, [("a.png", first.read_bytes())])
+    before, size = tar.stat(), tar.stat().st_size
+    run(tar)
+    write_members(tmp_path / "b.tar", [("b.png", second.read_bytes())])
+    (tmp_path / "b.tar").replace(tar)
+    assert tar.stat().st_size == size and tar.stat().st_mtime_ns != before.st_mtime_ns
+    again, _ = run(tar)
+    assert [line["image_id"] for line in again] == ["a", "b"]
+    assert run(tar)[0] == again
+
+
+def test_a_tar_that_an_older_version_has_done_is_done(run, photos, tmp_path, monkeypatch):
+    tar, marker = tmp_path / "a.tar", tmp_path / "out" / "captions.jsonl.done"
+    write_tar(tar, sorted(photos.rglob("*.png"))[:2])
+    lines, _ = run(tar)
+    record = json.loads(marker.read_text())
+    (done,) = record["tars"].values()
+    done["bytes"] = done.pop("stamp")[0]
+    marker.write_text(json.dumps(record) + "\n")
+    monkeypatch.setattr(tars, "members", lambda url: pytest.fail("read again"))
+    assert run(tar)[0] == lines
 
 
 @pytest.mark.parametrize("source", ["photos", "shards"])

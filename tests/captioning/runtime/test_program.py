@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import sys
 import pytest
 
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.program import exit_code, exit_code_unwatched
+from captioning.runtime.program import exit_code, exit_code_unwatched, show_warnings
+from captioning.runtime.progress import part_of, progress, say
 from captioning.runtime.stopping import Stopped
 
 
@@ -29,6 +31,28 @@ def test_what_it_returns_is_its_exit_code(capsys, returned, code):
 def test_a_users_mistake_is_one_line(capsys):
     assert exit_code_unwatched(raising(UserError("a: mend it")), "stopped") == 2
     assert capsys.readouterr().err == "error: a: mend it\n"
+
+
+HOSTILE = "\x1b]0;title\x07\x9b2J\rimage\x7f é\u3000\u200d"
+SHOWN = r"\x1b]0;title\x07\x9b2J\rimage\x7f " + "é\u3000\u200d"
+
+
+def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
+    """Whatever a file's name holds, in an error, a line, a warning and a bar."""
+    assert exit_code_unwatched(raising(UserError(f"{HOSTILE}: no image"))) == 2
+    say(f"{HOSTILE}: a caption\nand\ta table")
+    monkeypatch.setattr(logging.root, "handlers", [])
+    show_warnings()
+    logging.getLogger("any").warning("skipped %s", HOSTILE)
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {SHOWN}: no image",
+        f"{SHOWN}: a caption",
+        "and\ta table",
+        f"WARNING: skipped {SHOWN}",
+    ]
+    with part_of(HOSTILE), progress(1, "captions") as bar:
+        bar.update()
+    assert SHOWN in capsys.readouterr().err and bar.desc == f"{SHOWN} captions"
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped()])

@@ -1,0 +1,106 @@
+"""Servers of https: how long one is waited for, what it may send, and where it may lead."""
+
+import asyncio
+import ipaddress
+import time
+from collections import defaultdict
+from typing import Any, Optional
+from urllib.parse import urlsplit
+
+import aiohttp
+from yarl import URL
+
+CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # until connected, without a byte, until the last byte
+LARGEST = 1 << 30  # bytes of a body
+UNPACKED = 1 << 28  # of one that is sent compressed, of which a few bytes may stand for any number
+REST_S = 60  # before a server that does not answer is asked again
+
+
+class Refused(Exception):
+    """Why an answer is not taken, in words that go after an address."""
+
+
+async def client(**settings: Any) -> aiohttp.ClientSession:
+    """The session that fsspec asks for."""
+    traces = aiohttp.TraceConfig()
+    traces.on_request_redirect.append(_check_redirect)
+    timeout = aiohttp.ClientTimeout(WHOLE_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+    return aiohttp.ClientSession(
+        response_class=_Answer, trace_configs=[traces], timeout=timeout, **settings
+    )
+
+
+class _Answer(aiohttp.ClientResponse):
+    """An answer whose body is read as far as it may go."""
+
+    async def read(self) -> bytes:
+        if self._body is None:
+            most, body = self._most(), bytearray()
+            while self.status < 400 and (piece := await self.content.readany()):
+                body += piece
+                if len(body) > most:
+                    self.close()
+                    raise Refused(f"its server sends more than the {most:,} bytes that it may")
+            self._body = bytes(body)
+        return self._body
+
+    def _most(self) -> int:
+        part = self.request_info.headers.get("Range")
+        if part:
+            first, last = part.partition("=")[2].split("-")
+            return int(last) - int(first) + 1
+        return UNPACKED if "Content-Encoding" in self.headers else LARGEST
+
+
+async def _check_redirect(session: Any, context: Any, about: Any) -> None:
+    """Refuse to be led into a private network by one who is outside of it."""
+    target = about.url.join(URL(about.response.headers.get("Location", "")))
+    if any(await _private(target.host)) and not all(await _private(about.url.host)):
+        raise Refused(f"its server leads to {target.host}, which is in a private network")
+
+
+async def _private(host: Optional[str]) -> list[bool]:
+    """Of each address of a host, whether it is of this machine or network alone."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None) if host else []
+    addresses = {ipaddress.ip_address(each[4][0]) for each in found}
+    addresses = {getattr(address, "ipv4_mapped", None) or address for address in addresses}
+    return [not address.is_global for address in addresses]
+
+
+class Patience:
+    """How often a server may be asked for a file.
+
+    One that gave no answer for two files in a row is asked once, and then not for a minute, so that
+    a list with a thousand of its files does not wait for each of them. One that takes its time is
+    asked twice.
+    """
+
+    def __init__(self) -> None:
+        self.files, self.until = 0, 0.0
+
+    def resting(self) -> bool:
+        return self.files > 1 and time.monotonic() < self.until
+
+    def is_over(self, tries: int, error: Exception) -> bool:
+        """After so many tries of a file, of which the last ended so."""
+        return self.files > 1 or (isinstance(error, asyncio.TimeoutError) and tries > 1)
+
+    def end(self, error: Optional[Exception]) -> None:
+        """How the last try of a file ended."""
+        silent = isinstance(error, _SILENT)
+        self.files = self.files + 1 if silent else 0
+        self.until = time.monotonic() + REST_S
+
+
+_SILENT = (asyncio.TimeoutError, aiohttp.ClientConnectorError)
+_patience: defaultdict[str, Patience] = defaultdict(Patience)
+
+
+def patience_with(address: str) -> Patience:
+    """That of this process with the server of an address."""
+    return _patience[urlsplit(address).netloc]
+
+
+def cause(error: Exception) -> Exception:
+    """What fsspec, asked about a file, takes for one that is not there."""
+    return error.__cause__ if isinstance(error.__cause__, (Refused, *_SILENT)) else error

@@ -1,0 +1,158 @@
+"""Servers that send too much, lead elsewhere, or say nothing, asked by http in https's place."""
+
+import asyncio
+import contextlib
+import gzip
+import threading
+import time
+import tracemalloc
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytest.importorskip("aiohttp", reason="aiohttp reads https://")
+
+from fsspec.implementations.http import HTTPFileSystem
+
+from captioning.files import stores, web
+from captioning.runtime.errors import UserError
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Return a server: of DATA, and of what `answers` has by path: headers and body, or seconds.
+
+    requests: the paths that it was asked for.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.requests.append(self.path)
+            answer = server.answers.get(self.path, ({}, DATA))
+            if isinstance(answer, float):
+                time.sleep(answer)
+                return
+            headers, body = answer
+            self.send_response(302 if "Location" in headers else 200)
+            for name, value in {"Content-Length": len(body), **headers}.items():
+                self.send_header(name, str(value))
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body if self.command == "GET" else b"")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.answers, server.requests = {}, []
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setitem(stores.LIBRARIES, "http", "aiohttp")
+    monkeypatch.setattr(stores, "PAUSE_S", 0.01)
+    monkeypatch.setattr(web, "_patience", type(web._patience)(web.Patience))
+    HTTPFileSystem.clear_instance_cache()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    HTTPFileSystem.clear_instance_cache()
+
+
+def test_a_body_that_unpacks_to_more_than_it_may_is_not_read(server, monkeypatch):
+    monkeypatch.setattr(web, "UNPACKED", 1 << 20)
+    packed = {"Content-Encoding": "gzip"}
+    server.answers["/a.jpg"] = packed, gzip.compress(bytes(1 << 27), 1)
+    server.answers["/b.jpg"] = packed, gzip.compress(DATA)
+    assert stores.whole(f"{server.url}/b.jpg") == DATA
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"a\.jpg: its server sends more than the 1,048,576 bytes"):
+        stores.whole(f"{server.url}/a.jpg")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 26 and server.requests == ["/b.jpg", "/a.jpg"]
+
+
+def test_nor_is_more_than_the_part_that_was_asked_for(server):
+    server.answers["/a.jpg"] = {}, bytes(1 << 24)
+    with pytest.raises(UserError, match=r"a\.jpg: its server sends more than the 100 bytes"):
+        stores.span(f"{server.url}/a.jpg", 0, 100)
+    assert server.requests == ["/a.jpg"]
+
+
+def test_nobody_is_led_into_a_private_network(server, monkeypatch):
+    """Of the two names of this machine one is taken for a public host's."""
+
+    async def private(host):
+        return [host != "localhost"]
+
+    monkeypatch.setattr(web, "_private", private)
+    public = server.url.replace("127.0.0.1", "localhost")
+    for to in (server.url, public):
+        server.answers[f"/to/{to}"] = {"Location": f"{to}/a.jpg"}, b""
+    with pytest.raises(UserError, match=r"server leads to 127\.0\.0\.1, which is in a private"):
+        stores.whole(f"{public}/to/{server.url}")
+    with pytest.raises(UserError, match=r"leads to 127\.0\.0\.1"):
+        stores.stamp(f"{public}/to/{server.url}")
+    assert "/a.jpg" not in server.requests
+    for begin, to in [(public, public), (server.url, server.url), (server.url, public)]:
+        assert stores.whole(f"{begin}/to/{to}") == DATA
+
+
+@pytest.mark.parametrize(
+    "host, private",
+    [
+        *((host, True) for host in ("127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254")),
+        *((host, True) for host in ("100.64.0.1", "0.0.0.0", "::1", "fe80::1", "fd00::1")),
+        *((host, True) for host in ("::ffff:127.0.0.1", "localhost")),
+        *((host, False) for host in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8")),
+    ],
+)
+def test_what_a_private_network_is(host, private):
+    assert set(asyncio.run(web._private(host))) == {private}
+
+
+def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server, monkeypatch):
+    monkeypatch.setattr(web, "SILENCE_S", 0.1)
+    names = [f"{server.url}/{number}.jpg" for number in range(9)]
+    server.answers.update({f"/{number}.jpg": 1.0 for number in range(6)})
+    for name in names[:2]:
+        with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
+            stores.whole(name)
+    assert len(server.requests) == 4
+    for name in names[2:]:
+        with pytest.raises(stores.StoreError, match="its server does not answer"):
+            stores.whole(name)
+    assert len(server.requests) == 4
+    web.patience_with(names[0]).until = 0.0  # a minute later
+    with pytest.raises(stores.StoreError, match="asked 1 times in vain"):
+        stores.whole(names[2])
+    with pytest.raises(stores.StoreError, match="its server does not answer"):
+        stores.whole(names[7])
+    web.patience_with(names[0]).until = 0.0  # a minute later
+    assert stores.whole(names[7]) == DATA
+    with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
+        stores.whole(names[3])
+    assert stores.whole(names[8]) == DATA
+
+
+def test_a_server_that_is_not_there_is_no_missing_file(server, monkeypatch):
+    server.shutdown()
+    server.server_close()
+    for ask in (stores.stamp, stores.whole):
+        with pytest.raises(
+            stores.StoreError, match=r"asked 6 times in vain \(ClientConnectorError"
+        ):
+            ask(f"{server.url}/a.jpg")
+    with pytest.raises(stores.StoreError, match="its server does not answer"):
+        stores.whole(f"{server.url}/b.jpg")
+
+
+def test_another_file_of_a_date_has_another_stamp(server):
+    stamps = []
+    for date in ("Mon, 01 Jan 2024 00:00:00 GMT", "Tue, 02 Jan 2024 00:00:00 GMT"):
+        server.answers["/a.tar"] = {"Last-Modified": date, "Accept-Ranges": "bytes"}, DATA
+        stamps.append(stores.stamp(f"{server.url}/a.tar"))
+    assert stamps[0] != stamps[1] and stamps[0][0] == stamps[1][0] == len(DATA)
