@@ -5,6 +5,7 @@ from os import PathLike
 from typing import Any, Union
 
 from captioning.data.annotations import ImageId, derived_id, read_annotations
+from captioning.data.formats import is_json
 from captioning.files.local_copies import local
 from captioning.files.reading import parse_json_lines, read_json, read_text
 from captioning.runtime.errors import UserError
@@ -46,13 +47,12 @@ def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
 def read_references(path: Union[str, PathLike]) -> References:
     """Return {image id: human captions}, one caption or more for each image.
 
-    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), an annotation file (a
-    list of {image, caption}, .csv or .jsonl of such rows, or Karpathy's, see `read_annotations`) or
-    a mapping {image id: [captions]}. Raises UserError for a file that is missing, empty or
+    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), what `read_annotations`
+    reads or a mapping {image id: [captions]}. Raises UserError for a file that is missing, empty or
     something else.
     """
     path = local(path)
-    document = [path] if path.suffix in (".csv", ".jsonl") else read_json(path)
+    document = read_json(path) if is_json(path) else [path]
     karpathy = isinstance(document, dict) and isinstance(document.get("images"), list)
     if (isinstance(document, list) and document) or (karpathy and "annotations" not in document):
         return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}

@@ -1,13 +1,15 @@
 """The data sets that are known by name: which files they consist of and where those come from."""
 
+import os
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Optional, Union
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import by_id, read_references
+from captioning.data.division import divided
 from captioning.data.shards import Shards
-from captioning.files.local_copies import local
+from captioning.files.local_copies import local, located
 from captioning.files.stores import is_store, joined
 from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError
@@ -58,7 +60,7 @@ def annotation_paths(config, split: str) -> list[Path]:
     if name is None:
         raise UserError(
             f"dataset: {config.dataset} needs {split}_file: set it to the annotation file of "
-            f"split {split}, relative to ann_root"
+            f"split {split}, relative to ann_root, or have `split` divide train_file"
         )
     names = name if isinstance(name, list) else [name]
     if any(map(is_tars, names)):
@@ -100,10 +102,44 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
     """
     if split == "train" and (tars := training_tars(config)):
         return Shards(tars)
+    if not config.split:
+        return _read(config, split, split)
+    splits = _divided(config)
+    if split not in splits:
+        raise UserError(f"split divides train_file without {split}: add it")
+    return splits[split]
+
+
+def told_division(config) -> str:
+    """How many photos each split has. Raises UserError where photos are not in image_root."""
+    splits = _divided(config)
+    samples = [sample for part in splits.values() for sample in part]
+    if not is_store(config.image_root) and not config.skip_bad_images:
+        paths = [Path(config.image_root, sample.image) for sample in samples]
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise UserError(
+                f"{len(missing)} of {len(paths)} photos are not there, the first is {missing[0]}: "
+                "correct image_root, or pass over them with skip_bad_images=true"
+            )
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.items())
+    return f"split of {config.train_file}: {counts} photos"
+
+
+def _divided(config) -> dict[str, list[Sample]]:
+    samples = _read(config, "train", None)
+    return divided(samples, config.split, lambda name: located(config.ann_root, name))
+
+
+def _read(config, files: str, split: Optional[str]) -> list[Sample]:
+    """The samples of the annotation files of a split, all of them or those of a split in them."""
     samples: list[Sample] = []
     owner: dict[ImageId, Path] = {}
-    for path in annotation_paths(config, split):
+    for path in annotation_paths(config, files):
         of_file = read_annotations(path, split)
+        if path.is_dir() and not is_store(config.image_root):
+            within = PurePosixPath(os.path.relpath(path, config.image_root))
+            of_file = [sample._replace(image=str(within / sample.image)) for sample in of_file]
         for sample in of_file:
             if sample.image_id in owner:
                 raise UserError(
@@ -140,7 +176,8 @@ def _reference_path(config, split: str) -> Optional[Path]:
     source = SOURCES[config.dataset]
     known_name = source.references.get(split)
     name = getattr(config, f"{split}_gt_file", None)  # there is no train_gt_file
-    if name is None and getattr(config, f"{split}_file") in (None, source.annotations.get(split)):
+    own = getattr(config, f"{split}_file") in (None, source.annotations.get(split))
+    if name is None and own and not config.split:
         # Of an annotation file that is not its own, the data set's references say nothing.
         name = known_name
     if name is None:

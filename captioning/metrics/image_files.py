@@ -11,6 +11,7 @@ import numpy as np
 
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import ImageId
+from captioning.data.formats import is_json
 from captioning.files.images import LISTS, images_in, read_list
 from captioning.files.reading import read_json
 from captioning.metrics.clip_features import NO_ARRAYS, read_arrays
@@ -56,7 +57,7 @@ def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[
 
 def _annotated(references):
     """Return {image id: image file} of those that the file of references names."""
-    document = read_json(references)
+    document = read_json(references) if is_json(references) else []
     if isinstance(document, list):
         return {sample.image_id: sample.image for sample in read_annotations(references)}
     entries = document.get("images", []) if isinstance(document, dict) else []

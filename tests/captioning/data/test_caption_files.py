@@ -67,7 +67,7 @@ def test_predictions_that_are_none(write, content, message):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.json: no such file"):
         read_predictions(tmp_path / "nowhere.json")
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match="a folder without photos"):
         read_references(tmp_path)
     (tmp_path / "latin.json").write_bytes(b'["caf\xe9"]')
     with pytest.raises(UserError, match="not UTF-8"):
