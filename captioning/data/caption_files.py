@@ -1,8 +1,8 @@
 """Predictions and references, read from the JSON files that captioning programs exchange."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from captioning.data.annotations import ImageId, derived_id, read_annotations
 from captioning.data.formats import is_json
@@ -74,6 +74,13 @@ def read_references(path: Union[str, PathLike]) -> References:
     if not references:
         raise UserError(f"{path}: holds no reference captions: check that this is the right file")
     return references
+
+
+def named_in(path: str, names: Collection[str]) -> Optional[str]:
+    """The longest of the names that the path of an image ends in, if any."""
+    parts = path.split("/")
+    tails = ("/".join(parts[first:]) for first in range(len(parts)))
+    return next((tail for tail in tails if tail in names), None)
 
 
 def with_references(
