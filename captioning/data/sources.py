@@ -58,9 +58,10 @@ def annotation_paths(config, split: str) -> list[Path]:
     known_name = SOURCES[config.dataset].annotations.get(split)
     name = getattr(config, f"{split}_file") or known_name
     if name is None:
+        otherwise = "" if split == "train" else ", or divide train_file by the key split"
         raise UserError(
             f"dataset: {config.dataset} needs {split}_file: set it to the annotation file of "
-            f"split {split}, relative to ann_root, or have `split` divide train_file"
+            f"split {split}, relative to ann_root{otherwise}"
         )
     names = name if isinstance(name, list) else [name]
     if any(map(is_tars, names)):
