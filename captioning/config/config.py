@@ -117,9 +117,8 @@ class Config(*keys_of_captioners(), Keys):
             raise ValueError(str(error)) from error
         if self.reads_tars:
             self._check_tars()
-        for key in ("val_file", "test_file"):
-            if self.split and getattr(self, key):
-                raise ValueError(f"split divides train_file, and {key} is set: unset one of them")
+        if self.split:
+            self._check_division()
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
@@ -135,6 +134,16 @@ class Config(*keys_of_captioners(), Keys):
         """Whether train_file names tars."""
         names = self.train_file or []
         return any(map(is_tars, names if isinstance(names, list) else [names]))
+
+    def _check_division(self) -> None:
+        for key in ("val_file", "test_file"):
+            if getattr(self, key):
+                raise ValueError(f"split divides train_file, and {key} is set: unset one of them")
+        if self.train_captions and self.train_captions == self.train_file:
+            raise ValueError(
+                "train_captions is train_file, of which split takes parts: name a file that has "
+                "the captions of train alone"
+            )
 
     def _check_tars(self) -> None:
         for key in ("reward", "bucket_batches", "split"):

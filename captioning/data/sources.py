@@ -2,7 +2,7 @@
 
 import os
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
@@ -138,9 +138,8 @@ def _read(config, files: str, split: Optional[str]) -> list[Sample]:
     owner: dict[ImageId, Path] = {}
     for path in annotation_paths(config, files):
         of_file = read_annotations(path, split)
-        if path.is_dir() and not is_store(config.image_root):
-            within = PurePosixPath(os.path.relpath(path, config.image_root))
-            of_file = [sample._replace(image=str(within / sample.image)) for sample in of_file]
+        within = _folder_within(config.image_root, path, of_file[0].image)
+        of_file = [s._replace(image=os.path.join(within, s.image)) for s in of_file]
         for sample in of_file:
             if sample.image_id in owner:
                 raise UserError(
@@ -150,6 +149,18 @@ def _read(config, files: str, split: Optional[str]) -> list[Sample]:
         owner.update((sample.image_id, path) for sample in of_file)
         samples += of_file
     return samples
+
+
+def _folder_within(image_root: str, path: Path, first: str) -> str:
+    """Where in image_root the images of an annotation file are, the first of which is `first`.
+
+    Those of a folder are in it. COCO's captions_val2017.json leaves out val2017.
+    """
+    if path.is_dir() and not is_store(image_root):
+        folder = os.path.relpath(path, image_root)
+        return "" if folder == os.curdir else folder
+    folder = path.stem.partition("captions_")[2]
+    return folder if folder and Path(image_root, folder, first).is_file() else ""
 
 
 def references(config, split: str) -> dict[ImageId, list[str]]:

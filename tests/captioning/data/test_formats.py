@@ -27,6 +27,7 @@ from tests.captioning.data.caption_formats import (
     FORMATS,
     SPLITS,
     captions_txt,
+    coco,
     karpathy,
     write_captions,
     write_lists,
@@ -219,6 +220,10 @@ def test_shares_too_small_for_a_photo(folder, configured):
         ({"split": {"val": 0.1, "seed": 0.5}}, "it has to be shares"),
         ({"split": "0.05"}, "split: found '0.05'; input should be a mapping"),
         ({"split": {"val": 0.1}, "test_file": "a.json"}, "test_file is set: unset one of them"),
+        (
+            {"split": {"val": 0.1}, "train_file": "a.csv", "train_captions": "a.csv"},
+            "train_captions is train_file, of which split takes parts: name a file",
+        ),
         ({"split": {"val": 0.1}, "train_file": "a.tar"}, "split needs annotations, and train_file"),
     ],
 )
@@ -247,6 +252,23 @@ def test_folders_within_the_images_folder_as_splits(folder, configured):
         samples = read_split(config, split)
         assert all((folder / sample.image).is_file() for sample in samples)
         assert references(config, split) == read_references(folder / split)
+
+
+def test_cocos_files_of_2017_name_photos_that_lie_in_folders_of_their_names(folder, configured):
+    parts = {"train2017": NAMES[:30], "val2017": NAMES[30:]}
+    for part, names in parts.items():
+        (folder / part).mkdir()
+        for name in names:
+            (folder / name).rename(folder / part / name)
+        document = coco({name: CAPTIONS_OF[name] for name in names})
+        (folder / f"captions_{part}.json").write_text(json.dumps(document))
+    files = {"train_file": "captions_train2017.json", "val_file": "captions_val2017.json"}
+    config = configured(**files)
+    for split, (part, names) in zip(("train", "val"), parts.items()):
+        expected = [(f"{part}/{name}", tuple(CAPTIONS_OF[name])) for name in names]
+        assert captions_of(read_split(config, split)) == expected
+    config = configured(**files, image_root=str(folder / "val2017"))
+    assert [sample.image for sample in read_split(config, "val")] == NAMES[30:]
 
 
 def test_a_line_of_results_csv_without_its_bar(tmp_path):

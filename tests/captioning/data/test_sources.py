@@ -17,7 +17,12 @@ def make_config(folder, dataset="coco", **files):
     gt_root.mkdir(exist_ok=True)
     names = {**dict.fromkeys(FILES), **files}
     return SimpleNamespace(
-        dataset=dataset, ann_root=str(folder), coco_gt_root=str(gt_root), split=None, **names
+        dataset=dataset,
+        ann_root=str(folder),
+        coco_gt_root=str(gt_root),
+        split=None,
+        image_root=".",
+        **names,
     )
 
 
@@ -193,7 +198,12 @@ def test_checksums_are_those_of_the_distributed_files(shared_data, name):
 def test_real_references_equal_the_captions(shared_data, split):
     folder = str(shared_data / "karpathy")
     config = SimpleNamespace(
-        dataset="coco", ann_root=folder, coco_gt_root=folder, split=None, **dict.fromkeys(FILES)
+        dataset="coco",
+        ann_root=folder,
+        coco_gt_root=folder,
+        split=None,
+        image_root=".",
+        **dict.fromkeys(FILES),
     )
     samples = read_split(config, split)
     found = references(config, split)
