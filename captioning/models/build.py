@@ -34,10 +34,10 @@ def captioner_from(
     try:
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
         name = checkpoint or "the checkpoint"
-        _check_division(config, content, name)
         if config.lora is None and content is not None and CONFIG in content:
             raise UserError(f"{name} holds an adapter, and lora is not set: set it, or merge it")
         captions = partial(training_captions, config)
+        _check_division(config, content, name)
         context = BuildContext(content, name, captions, CaptionTokenizer, MEAN, STD)
         every_weight_comes = checkpoint is not None and config.lora is None
         with Unfilled() if every_weight_comes else nullcontext():
