@@ -105,7 +105,7 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
         return Shards(tars)
     if not config.split:
         return _read(config, split, split)
-    splits = _divided(config)
+    splits = _divided(config, _read(config, "train", None))
     if split not in splits:
         raise UserError(f"split divides train_file without {split}: add it")
     return splits[split]
@@ -113,10 +113,11 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
 
 def told_division(config) -> str:
     """How many photos each split has. Raises UserError where photos are not in image_root."""
-    splits = _divided(config)
-    samples = [sample for part in splits.values() for sample in part]
+    samples = _read(config, "train", None)
+    splits = _divided(config, samples)
+    divided_up = [sample for part in splits.values() for sample in part]
     if not is_store(config.image_root) and not config.skip_bad_images:
-        paths = [Path(config.image_root, sample.image) for sample in samples]
+        paths = [Path(config.image_root, sample.image) for sample in divided_up]
         missing = [path for path in paths if not path.is_file()]
         if missing:
             raise UserError(
@@ -124,11 +125,12 @@ def told_division(config) -> str:
                 "correct image_root, or pass over them with skip_bad_images=true"
             )
     counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.items())
-    return f"split of {config.train_file}: {counts} photos"
+    left_out = len(samples) - len(divided_up)
+    rest = f", {left_out:,} in no list" if left_out else ""
+    return f"split of {config.train_file}: {counts} photos{rest}"
 
 
-def _divided(config) -> dict[str, list[Sample]]:
-    samples = _read(config, "train", None)
+def _divided(config, samples: list[Sample]) -> dict[str, list[Sample]]:
     return divided(samples, config.split, lambda name: located(config.ann_root, name))
 
 

@@ -168,6 +168,7 @@ def test_photos_that_no_list_names_are_left_out(folder, configured):
     train_file = write_captions(folder, "Flickr8k.token.txt", CAPTIONS_OF)
     config = configured(train_file=train_file, split=split)
     assert sum(len(read_split(config, split)) for split in SPLITS) == 30
+    assert told_division(config).endswith(" photos, 10 in no list")
 
 
 @pytest.mark.parametrize(
