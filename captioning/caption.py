@@ -56,7 +56,8 @@ DECODING = {
     "typical_p": "sample from the typical words that together have this probability",
 }
 # What makes captions what they are: another value makes an unfinished run another run.
-OF_THE_RUN = ("config", "num_return", "existing", "prefix", "suffix", "sidecar", "write_shards")
+OF_THE_RUN = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
+OF_THE_RUN += ("write_shards",)
 OF_THE_IMAGES = ("input", "glob", "root", "column", "recursive")  # which there are
 # The keys of a configuration that the flags of these names set.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
@@ -111,6 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--existing", choices=EXISTING, default="skip", help="what of images that have a caption"
     )
+    group.add_argument("--captions", help="captions that exist, as training reads them")
     group.add_argument("--retry-failed", "--retry_failed", action="store_true", help="try again")
     group.add_argument("--verify", action="store_true", help="find gaps, and mend them")
     group.add_argument("--restart", action="store_true", help="drop an unfinished run")

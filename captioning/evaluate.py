@@ -19,7 +19,12 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Literal, Optional, get_args, get_origin, get_type_hints
 
-from captioning.data.caption_files import read_predictions, read_references, with_references
+from captioning.data.caption_files import (
+    ids_by_name,
+    read_predictions,
+    read_references,
+    with_references,
+)
 from captioning.files.local_copies import local
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
@@ -42,7 +47,7 @@ def _arguments(argv):
     add = parser.add_argument
     add("predictions", nargs="?", help="COCO results: a JSON list of {image_id, caption}")
     add("--compare", nargs=2, metavar=("A", "B"), help="two such files, instead of predictions")
-    captions = "COCO ground truth, an annotation file or {image id: [captions]}"
+    captions = "COCO ground truth, what training reads, or {image id: [captions]}"
     add("--references", required=True, help=f"human captions: {captions}")
     files = "metrics.json and per_caption.jsonl, or comparison.json"
     add("--output_dir", help=f"where to write {files}")
@@ -90,8 +95,9 @@ def _run(arguments, argv):
     """Score, and on rank 0 print and write. Raises UserError."""
     device, is_main = str(distributed.start(arguments.device)), distributed.is_main()
     references = read_references(arguments.references)
+    ids = ids_by_name(local(arguments.references))
     files = arguments.compare or [arguments.predictions]
-    predictions, *others = [_read(path, references, is_main) for path in files]
+    predictions, *others = [_read(path, references, ids, is_main) for path in files]
     if is_main and arguments.output_dir:
         require_folder(Path(arguments.output_dir))  # before the work, not after it
     evaluators = _evaluators(arguments, predictions, device)
@@ -117,9 +123,9 @@ def _run(arguments, argv):
         write_scores(arguments.output_dir, scores, predictions, command)
 
 
-def _read(path, references, is_main):
+def _read(path, references, ids, is_main):
     """Return the predictions of a file that have references."""
-    predictions, lacking = with_references(read_predictions(path), references)
+    predictions, lacking = with_references(read_predictions(path, ids), references)
     if lacking and is_main:
         print(
             f"warning: {path}: {len(lacking)} of {len(lacking) + len(predictions)} images with a "

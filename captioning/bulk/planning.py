@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.bulk import tars
+from captioning.bulk.existing import ExistingCaptions
 from captioning.bulk.request import Request, require
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove_plan
 from captioning.bulk.sidecars import Sidecars
@@ -114,6 +115,7 @@ def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
 
 def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
     sidecars = Sidecars(request.sidecar, request.files()) if request.sidecar else None
+    known = ExistingCaptions(request.captions) if request.captions else None
     for item in request.images():
         tally.found += 1
         old = written.get(item.image)
@@ -122,6 +124,9 @@ def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[st
             if old is not None and request.keeps() and not beside:
                 tally.no_sidecar.add(item.image)
             old = beside or old
+        if known:
+            in_file = known.of(item.image)  # asked in any case, as it sees which images there are
+            old = in_file if old is None else old
         if request.keeps() and old is not None:
             tally.skipped += 1
         elif request.keeps() and item.image in failed and not request.retry_failed:
@@ -130,12 +135,16 @@ def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[st
             kept = None if request.existing == "overwrite" else old or None
             entry = {"image": item.image, "image_id": item.image_id, "old": kept}
             yield {key: value for key, value in entry.items() if value is not None}
+    if known:
+        known.check_used(request.source)
 
 
 def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
     require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar is for photos, and a .tar has none beside it: --write-shards")
+    if request.captions:
+        raise UserError("--captions is for photos, and a .tar has its own: give a folder or a list")
     done = next(read_lines(request.marker), {}).get("tars", {})
     left_alone = {} if request.retry_failed else failed
     urls = dict.fromkeys(expand(request.source))

@@ -31,6 +31,7 @@ class Request:
     source: str
     out: Path
     existing: str = "skip"
+    captions: Optional[str] = None
     recursive: bool = True
     glob: Optional[str] = None
     root: Union[str, Path, None] = None

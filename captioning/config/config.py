@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
+from captioning.data.division import checked_division
 from captioning.files.local_copies import located
 from captioning.files.reading import parse_yaml
 from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
@@ -103,6 +104,11 @@ class Config(*keys_of_captioners(), Keys):
             MetricSum.parse(value)
         return value
 
+    @field_validator("split")
+    @classmethod
+    def _divides(cls, value: Optional[dict], info: ValidationInfo) -> Optional[dict]:
+        return checked_division(value, info.data.get("seed", 0)) if value else None
+
     @field_validator("prompt")
     @classmethod
     def _whole_words(cls, value: str, others: ValidationInfo) -> str:
@@ -122,6 +128,8 @@ class Config(*keys_of_captioners(), Keys):
             raise ValueError(str(error)) from error
         if self.reads_tars:
             self._check_tars()
+        if self.split:
+            self._check_division()
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
@@ -138,9 +146,19 @@ class Config(*keys_of_captioners(), Keys):
         names = self.train_file or []
         return any(map(is_tars, names if isinstance(names, list) else [names]))
 
+    def _check_division(self) -> None:
+        for key in ("val_file", "test_file"):
+            if getattr(self, key):
+                raise ValueError(f"split divides train_file, and {key} is set: unset one of them")
+        if self.train_captions and self.train_captions == self.train_file:
+            raise ValueError(
+                "train_captions is train_file, of which split takes parts: name a file that has "
+                "the captions of train alone"
+            )
+
     def _check_tars(self) -> None:
-        for key, value in {"reward": self.reward, "bucket_batches": self.bucket_batches}.items():
-            if value:
+        for key in ("reward", "bucket_batches", "split"):
+            if getattr(self, key):
                 raise ValueError(f"{key} needs annotations, and train_file names tars: unset it")
 
     def _check_reward(self) -> None:
@@ -258,10 +276,10 @@ _DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
 def _explained(error: ValidationError, values: dict) -> str:
     """All that is wrong; what a key that takes this or that should be is said at once."""
     found: dict[str, list[str]] = {}
-    for detail in error.errors():
-        if not _of_other_alternative(detail):
-            start, should, kind = _explain(detail, values).partition("; input should be ")
-            found.setdefault(start + should, []).append(kind)
+    details = [d for d in error.errors() if not _of_other_alternative(d)] or error.errors()
+    for detail in details:
+        start, should, kind = _explain(detail, values).partition("; input should be ")
+        found.setdefault(start + should, []).append(kind)
     return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in found.items())
 
 

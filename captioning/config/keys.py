@@ -130,6 +130,8 @@ class Keys(BaseModel):
     output_dir: Annotated[str, Field(min_length=1), "machine"]
     device: Annotated[str, Field(min_length=1), "machine"] = "auto"
     seed: Annotated[int, "run"] = Field(42, ge=0, lt=2**63)
+    # After the seed, which it takes where it has none of its own.
+    split: Annotated[Optional[dict[str, Union[int, float, str]]], "run"] = None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs) -> None:

@@ -1,21 +1,25 @@
 """Predictions and references, read from the JSON files that captioning programs exchange."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Union
+from pathlib import Path
+from typing import Any, Optional, Union
 
 from captioning.data.annotations import ImageId, derived_id, read_annotations
+from captioning.data.formats import is_json
 from captioning.files.local_copies import local
 from captioning.files.reading import parse_json_lines, read_json, read_text
 from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]
 References = dict[ImageId, list[str]]
+NO_IDS: Mapping[str, ImageId] = {}
 
 
-def read_predictions(path: Union[str, PathLike]) -> Captions:
+def read_predictions(path: Union[str, PathLike], ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
     """Return {image id: caption} of a COCO results file, a list of {image_id, caption}, or of the
-    lines {image, caption} (.jsonl) that bulk captioning writes; see `read_annotations` for the ids.
+    lines {image, caption} (.jsonl) that bulk captioning writes. An image without an id has that of
+    the name in `ids` that its path ends in, or else the one that `read_annotations` would give it.
 
     Raises UserError for a file that is missing, empty or something else, and for an image that has
     two captions. The same caption twice, which shards of several processes can hold, is one.
@@ -25,17 +29,19 @@ def read_predictions(path: Union[str, PathLike]) -> Captions:
         entries = [entry for _, entry in parse_json_lines(read_text(found), found)]
     else:
         entries = read_json(found)
-    return predictions_by_id(entries, str(path))
+    return predictions_by_id(entries, str(path), ids)
 
 
-def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
+def predictions_by_id(
+    entries: Any, where: str = "predictions", ids: Mapping[str, ImageId] = NO_IDS
+) -> Captions:
     """Return {image id: caption} of a list of {image_id, caption}; `where` names it in errors."""
     if not isinstance(entries, list):
         raise UserError(f"{where}: expected a list of {{image_id, caption}}, as COCO results are")
     if not entries:
         raise UserError(f"{where}: the list of predictions is empty: nothing to score")
     captions: Captions = {}
-    for image_id, caption in _pairs(entries, where):
+    for image_id, caption in _pairs(entries, where, ids):
         if captions.setdefault(image_id, caption) != caption:
             raise UserError(
                 f"{where}: image_id {image_id!r} occurs twice, with two captions: keep one of them"
@@ -46,13 +52,12 @@ def predictions_by_id(entries: Any, where: str = "predictions") -> Captions:
 def read_references(path: Union[str, PathLike]) -> References:
     """Return {image id: human captions}, one caption or more for each image.
 
-    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), an annotation file (a
-    list of {image, caption}, .csv or .jsonl of such rows, or Karpathy's, see `read_annotations`) or
-    a mapping {image id: [captions]}. Raises UserError for a file that is missing, empty or
+    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), what `read_annotations`
+    reads or a mapping {image id: [captions]}. Raises UserError for a file that is missing, empty or
     something else.
     """
     path = local(path)
-    document = [path] if path.suffix in (".csv", ".jsonl") else read_json(path)
+    document = read_json(path) if is_json(path) else [path]
     karpathy = isinstance(document, dict) and isinstance(document.get("images"), list)
     if (isinstance(document, list) and document) or (karpathy and "annotations" not in document):
         return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}
@@ -74,6 +79,25 @@ def read_references(path: Union[str, PathLike]) -> References:
     if not references:
         raise UserError(f"{path}: holds no reference captions: check that this is the right file")
     return references
+
+
+def ids_by_name(references: Path) -> dict[str, ImageId]:
+    """The id of each image that a file of references names by its file."""
+    document = read_json(references) if is_json(references) else []
+    if isinstance(document, list):
+        return {sample.image: sample.image_id for sample in read_annotations(references)}
+    entries = document.get("images") if isinstance(document, dict) else None
+    entries = entries if isinstance(entries, list) else []
+    entries = [entry for entry in entries if isinstance(entry, dict)]
+    found = {entry.get("file_name"): entry.get("id") for entry in entries}
+    return {name: image_id for name, image_id in found.items() if isinstance(name, str)}
+
+
+def named_in(path: str, names: Collection[str]) -> Optional[str]:
+    """The longest of the names that the path of an image ends in, if any."""
+    parts = path.split("/")
+    tails = ("/".join(parts[first:]) for first in range(len(parts)))
+    return next((tail for tail in tails if tail in names), None)
 
 
 def with_references(
@@ -132,13 +156,14 @@ def by_id(
     }
 
 
-def _pairs(entries, where):
+def _pairs(entries, where, ids=NO_IDS):
     """Yield (image_id, caption) of each entry; UserError for one that has not both."""
     for number, entry in enumerate(entries, start=1):
         fields = entry if isinstance(entry, dict) else {}
         image_id, caption = fields.get("image_id"), fields.get("caption")
         if image_id is None and isinstance(fields.get("image"), str):
-            image_id = derived_id(fields["image"])
+            name = named_in(fields["image"], ids)
+            image_id = derived_id(fields["image"]) if name is None else ids[name]
         if type(image_id) not in (int, str):  # a JSON true is no integer here
             raise UserError(f"{where}: entry {number} has no image_id (an integer or a string)")
         if not isinstance(caption, str):

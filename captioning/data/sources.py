@@ -1,13 +1,15 @@
 """The data sets that are known by name: which files they consist of and where those come from."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import by_id, read_references
+from captioning.data.division import divided
 from captioning.data.shards import Shards
-from captioning.files.local_copies import local
+from captioning.files.local_copies import local, located
 from captioning.files.stores import is_store, joined
 from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError
@@ -56,9 +58,10 @@ def annotation_paths(config, split: str) -> list[Path]:
     known_name = SOURCES[config.dataset].annotations.get(split)
     name = getattr(config, f"{split}_file") or known_name
     if name is None:
+        otherwise = "" if split == "train" else ", or divide train_file by the key split"
         raise UserError(
             f"dataset: {config.dataset} needs {split}_file: set it to the annotation file of "
-            f"split {split}, relative to ann_root"
+            f"split {split}, relative to ann_root{otherwise}"
         )
     names = name if isinstance(name, list) else [name]
     if any(map(is_tars, names)):
@@ -100,10 +103,45 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
     """
     if split == "train" and (tars := training_tars(config)):
         return Shards(tars)
+    if not config.split:
+        return _read(config, split, split)
+    splits = _divided(config, _read(config, "train", None))
+    if split not in splits:
+        raise UserError(f"split divides train_file without {split}: add it")
+    return splits[split]
+
+
+def told_division(config) -> str:
+    """How many photos each split has. Raises UserError where photos are not in image_root."""
+    samples = _read(config, "train", None)
+    splits = _divided(config, samples)
+    divided_up = [sample for part in splits.values() for sample in part]
+    if not is_store(config.image_root) and not config.skip_bad_images:
+        paths = [Path(config.image_root, sample.image) for sample in divided_up]
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise UserError(
+                f"{len(missing)} of {len(paths)} photos are not there, the first is {missing[0]}: "
+                "correct image_root, or pass over them with skip_bad_images=true"
+            )
+    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.items())
+    left_out = len(samples) - len(divided_up)
+    rest = f", {left_out:,} in no list" if left_out else ""
+    return f"split of {config.train_file}: {counts} photos{rest}"
+
+
+def _divided(config, samples: list[Sample]) -> dict[str, list[Sample]]:
+    return divided(samples, config.split, lambda name: located(config.ann_root, name))
+
+
+def _read(config, files: str, split: Optional[str]) -> list[Sample]:
+    """The samples of the annotation files of a split, all of them or those of a split in them."""
     samples: list[Sample] = []
     owner: dict[ImageId, Path] = {}
-    for path in annotation_paths(config, split):
+    for path in annotation_paths(config, files):
         of_file = read_annotations(path, split)
+        within = _folder_within(config.image_root, path, of_file[0].image)
+        of_file = [s._replace(image=os.path.join(within, s.image)) for s in of_file]
         for sample in of_file:
             if sample.image_id in owner:
                 raise UserError(
@@ -113,6 +151,18 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
         owner.update((sample.image_id, path) for sample in of_file)
         samples += of_file
     return samples
+
+
+def _folder_within(image_root: str, path: Path, first: str) -> str:
+    """Where in image_root the images of an annotation file are, the first of which is `first`.
+
+    Those of a folder are in it. COCO's captions_val2017.json leaves out val2017.
+    """
+    if path.is_dir() and not is_store(image_root):
+        folder = os.path.relpath(path, image_root)
+        return "" if folder == os.curdir else folder
+    folder = path.stem.partition("captions_")[2]
+    return folder if folder and Path(image_root, folder, first).is_file() else ""
 
 
 def references(config, split: str) -> dict[ImageId, list[str]]:
@@ -140,7 +190,8 @@ def _reference_path(config, split: str) -> Optional[Path]:
     source = SOURCES[config.dataset]
     known_name = source.references.get(split)
     name = getattr(config, f"{split}_gt_file", None)  # there is no train_gt_file
-    if name is None and getattr(config, f"{split}_file") in (None, source.annotations.get(split)):
+    own = getattr(config, f"{split}_file") in (None, source.annotations.get(split))
+    if name is None and own and not config.split:
         # Of an annotation file that is not its own, the data set's references say nothing.
         name = known_name
     if name is None:

@@ -9,10 +9,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from captioning.data.annotations import read_annotations
-from captioning.data.caption_files import ImageId
+from captioning.data.caption_files import ImageId, ids_by_name
 from captioning.files.images import LISTS, images_in, read_list
-from captioning.files.reading import read_json
 from captioning.metrics.clip_features import NO_ARRAYS, read_arrays
 from captioning.runtime.errors import UserError
 
@@ -28,7 +26,7 @@ def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[
     without a file, or with several.
     """
     if source.is_dir():
-        named = {i: source / name for i, name in _annotated(references).items()}
+        named = {i: source / name for name, i in ids_by_name(references).items()}
     else:
         named = {item.image_id: source.parent / item.image for item in read_list(source)}
         if not named or None in named:
@@ -52,17 +50,6 @@ def find_images(source: Path, references: Path, ids: Iterable[ImageId]) -> dict[
             raise UserError(f"image_id {image_id!r}: found no image file of it in {source}")
         found[image_id] = path
     return found
-
-
-def _annotated(references):
-    """Return {image id: image file} of those that the file of references names."""
-    document = read_json(references)
-    if isinstance(document, list):
-        return {sample.image_id: sample.image for sample in read_annotations(references)}
-    entries = document.get("images", []) if isinstance(document, dict) else []
-    entries = entries if isinstance(entries, list) else []
-    entries = [entry for entry in entries if isinstance(entry, dict)]
-    return {entry.get("id"): entry["file_name"] for entry in entries if "file_name" in entry}
 
 
 def _by_name(folder):

@@ -38,6 +38,7 @@ def captioner_from(
         if config.lora is None and content is not None and CONFIG in content:
             raise UserError(f"{name} holds an adapter, and lora is not set: set it, or merge it")
         captions = partial(training_captions, config)
+        _check_division(config, content, name)
         context = BuildContext(content, name, captions, CaptionTokenizer, MEAN, STD)
         every_weight_comes = checkpoint is not None and config.lora is None
         with Unfilled() if every_weight_comes else nullcontext():
@@ -52,6 +53,17 @@ def captioner_from(
     except ValueError as error:  # every error of a captioner's that a user can cause is one
         raise UserError(str(error)) from error
     return captioner, f"loaded {name}: {report}"
+
+
+def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
+    """Raise UserError where photos that a checkpoint has learned may be in another split here."""
+    before = (content or {}).get("config")
+    same_data = isinstance(before, dict) and before.get("train_file") == config.train_file
+    if same_data and config.split and before.get("split") not in (None, config.split):
+        raise UserError(
+            f"{name} has learned train_file with split {before['split']}, and now it is "
+            f"{config.split}, which would test it on photos that it has learned: set it as it was"
+        )
 
 
 def training_captions(config: Config) -> Iterator[str]:

@@ -117,6 +117,7 @@ def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
             "dataset": config.dataset,
             "ann_root": str(Path(config.ann_root).resolve()),
             f"{split}_file": str(getattr(config, f"{split}_file") or known),
+            "split": str(config.split and (config.train_file, sorted(config.split.items()))),
             "image_root": str(Path(config.image_root).resolve()),
         }
 

@@ -72,6 +72,8 @@ class Sweep:
             self.scored[name] = self._load(config, name, without_pretrained(given))
             if self.trained[name].reward:
                 raise UserError(f"{config}: unset reward, which trains beside what runs differ in")
+        if any(c.split != self.trained[runs[0].name].split for c in self.trained.values()):
+            raise UserError(f"{config}: each seed divides train_file anew: give split a seed")
 
     def done(self) -> list[variants.Variant]:
         """The variants that are trained and scored."""

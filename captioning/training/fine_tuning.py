@@ -21,6 +21,7 @@ from captioning.data import (
     TrainingDataset,
     TrainingLoader,
     read_split,
+    told_division,
     training_loader,
 )
 from captioning.data.original_randaugment import check_opencv
@@ -122,6 +123,9 @@ class FineTuning:
         self.preprocessing = preprocessing_of(config)
         with distributed.first_on_each_machine():
             samples = read_split(config, "train")
+            division = told_division(config) if config.split else None
+        if division:
+            say(division)
         self.loader = self._build_loader(samples)
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         if not self.steps:

@@ -114,6 +114,8 @@ def object_settings(config: Config) -> dict[str, Any]:
 def _pool(config: Config) -> Optional[Path]:
     """The file or folder of `pool`, the annotation file where it names a split."""
     if config.pool in ("train", "val", "test"):
+        if config.split:
+            raise UserError(f"pool: {config.pool} is a part of train_file; name a list of images")
         first, *others = annotation_paths(config, config.pool)
         if others:
             raise UserError(

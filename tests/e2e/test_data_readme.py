@@ -14,8 +14,8 @@ def page(repository):
 
 
 def test_every_format_shown_is_read(page, tmp_path):
-    examples = re.findall(r"^```(jsonl|json|csv)\n(.*?)^```", page, re.S | re.M)
-    assert [kind for kind, _ in examples] == ["json", "jsonl", "csv", "json"]
+    examples = re.findall(r"^```(json|csv)\n(.*?)^```", page, re.S | re.M)
+    assert [kind for kind, _ in examples] == ["json", "csv", "json"]
     for number, (kind, text) in enumerate(examples):
         file = tmp_path / f"{number}.{kind}"
         file.write_text(text, encoding="utf-8")

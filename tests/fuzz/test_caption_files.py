@@ -1,8 +1,8 @@
 """Any file of captions is read, or is one line that names it.
 
-Ranges: JSON, JSONL and CSV of up to 6 entries whose keys are those of the formats or others and
-whose values are of any JSON type, numbers of up to 5,000 digits and lone surrogates among them;
-the same with bytes taken out, and any bytes to 200.
+Ranges: JSON, JSONL, CSV and Flickr's lines of up to 6 entries whose keys are those of the formats
+or others and whose values are of any JSON type, numbers of up to 5,000 digits and lone surrogates
+among them; the same with bytes taken out, and any bytes to 200.
 """
 
 import json
@@ -40,6 +40,9 @@ usual = {
     "sentences": st.lists(st.fixed_dictionaries({"raw": captions}), max_size=3),
     "cocoid": ids,
     "imgid": ids,
+    "id": ids,
+    "file_name": images,
+    "text": captions,
 }
 
 
@@ -48,6 +51,7 @@ def entries(draw):
     """Rows that are right, but for what is drawn to be wrong."""
     shapes = [("image", "caption"), ("image", "caption", "image_id"), ("image_id", "caption")]
     shapes += [("image", "captions"), ("filename", "split", "sentences", "cocoid")]
+    shapes += [("file_name", "text"), ("file_name", "id", "image_id", "caption")]
     shape = draw(st.sampled_from(shapes))
     rows = [{key: draw(usual[key]) for key in shape} for _ in range(draw(st.integers(0, 6)))]
     if draw(st.booleans()):
@@ -72,15 +76,27 @@ def as_csv(rows):
     return "\n".join([",".join(keys), *quoted])
 
 
+def as_lines(rows, form):
+    """As Flickr8k's and Flickr30k's files have them."""
+    rows = [row for row in rows if isinstance(row, dict)]
+    lines = (form.format(row.get("image", ""), n, row.get("caption")) for n, row in enumerate(rows))
+    return "\n".join(lines)
+
+
 @st.composite
 def files(draw):
     """The ending and the bytes of a file."""
-    ending = draw(st.sampled_from([".json", ".json", ".jsonl", ".csv"]))
+    ending = draw(st.sampled_from([".json", ".json", ".jsonl", ".csv", ".txt", ".token"]))
     if draw(st.integers(0, 9)) == 0:
         return ending, draw(st.binary(max_size=200))
     rows = draw(entries())
     if ending == ".csv":
         text = as_csv(rows)
+    elif ending in (".txt", ".token"):
+        form, head = draw(
+            st.sampled_from([("{}#{}\t{}", ""), ("{}| {}| {}", "image_name| comment_number|\n")])
+        )
+        text = head + as_lines(rows, form)
     elif ending == ".jsonl":
         text = "\n".join(json.dumps(row, ensure_ascii=draw(st.booleans())) for row in rows)
     else:

@@ -7,13 +7,10 @@ import pytest
 from baselines import Vocabulary
 from BLIP.tokenizer import CaptionTokenizer
 from captioning.data import preprocess_caption, read_annotations
+from captioning.data.formats import FORMATS
 from captioning.runtime.errors import UserError
 
 ROW = {"image": "x.jpg", "caption": "a dog"}
-FORMATS = (
-    "a list of {image, caption} rows (JSON, JSONL or CSV) or Karpathy's dataset_*.json "
-    "({images: [{filename, sentences, split}]})"
-)
 EMPTY = "the file is empty: download or write it again"
 LIST = json.dumps([ROW, {"image": "y.jpg", "caption": "a cat"}])
 
@@ -67,10 +64,46 @@ BAD = {
         '[{"image_id": 1, "caption": "a"}]',
         "row 1 has no image: give the path of the image file",
     ),
-    "COCO ground truth": (
+    "COCO without captions": (
         "a.json",
         '{"images": [{"id": 1, "file_name": "x.jpg"}], "annotations": []}',
-        f"row 1 of images lacks filename, split or sentences with raw: expected {FORMATS}",
+        "row 1 of images: x.jpg has no caption: add one",
+    ),
+    "COCO without file names": (
+        "a.json",
+        '{"images": [{"id": 1}], "annotations": [{"image_id": 1, "caption": "a"}]}',
+        f"row 1 of images lacks id or file_name: expected {FORMATS}",
+    ),
+    "COCO's boxes": (
+        "a.json",
+        '{"images": [], "annotations": [{"image_id": 1, "bbox": [0, 0, 1, 1]}]}',
+        f"row 1 of annotations lacks image_id or caption: expected {FORMATS}",
+    ),
+    "COCO's captions of another file's images": (
+        "a.json",
+        '{"images": [], "annotations": [{"image_id": 1, "caption": "a"}]}',
+        "images has no id 1, which has captions",
+    ),
+    "Flickr's lines with one without its tab": (
+        "a.token",
+        "x.jpg#0\ta dog\nx.jpg#1 a cat\n",
+        "line 2 is not NAME#NUMBER, a tab and a caption: mend it",
+    ),
+    "bars with a line that has none": (
+        "results.csv",
+        "image_name| comment_number| comment\nx.jpg| 0| a dog\nx.jpg 1 a cat\n",
+        "line 3 is not NAME| NUMBER| caption: mend it",
+    ),
+    "commas outside of quotes": (
+        "captions.txt",
+        "image,caption\nx.jpg,a dog, asleep\n",
+        "line 2 has more values than line 1: put captions in double quotes",
+    ),
+    "a text without a header": (
+        "captions.txt",
+        "x.jpg a dog\n",
+        "line 1 names no column caption and image: expected image,caption or "
+        "image,caption,image_id",
     ),
     "COCO without images": (
         "a.json",
@@ -93,10 +126,10 @@ BAD = {
         json.dumps([{**ROW, "image_id": 4}, {**ROW, "image": "y.jpg", "image_id": 4}]),
         "x.jpg and y.jpg have the same image id 4: give each row an image_id of its own",
     ),
-    "one id by their names": (
+    "one id for two, the second by its name": (
         "a.json",
-        json.dumps([{**ROW, "image": "a/1.jpg"}, {**ROW, "image": "b/01.jpg"}]),
-        "a/1.jpg and b/01.jpg have the same image id 1: give each row an image_id of its own",
+        json.dumps([{**ROW, "image_id": 1}, {**ROW, "image": "b/01.jpg"}]),
+        "x.jpg and b/01.jpg have the same image id 1: give each row an image_id of its own",
     ),
     "no caption": (
         "a.json",
@@ -137,7 +170,6 @@ def test_files_that_are_no_text(tmp_path):
         "latin.json": "not UTF-8 text at byte 28: convert it",
         "image.json": "not UTF-8 text at byte 0: convert it",
         "none.json": "no such file: put it there, or correct what names it",
-        ".": "cannot be read: Is a directory",
     }
     for name, message in rows.items():
         with pytest.raises(UserError) as error:

@@ -17,6 +17,7 @@ from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from
 from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.data.caption_formats import FORMATS, write_captions
 
 
 def by_name(lines):
@@ -160,6 +161,46 @@ def test_what_becomes_of_captions_that_are_there(run, photos, expected, tmp_path
         assert lines[line["image"]] == expectation
     assert lines[str(new)] == "<" + expected(new)[0][0]
     assert f"done {1 if existing == 'skip' else 11} (" in said
+
+
+@pytest.mark.parametrize(
+    ("existing", "name"), [("skip", "captions.txt"), *(("append", name) for name in FORMATS)]
+)
+def test_captions_that_are_there_in_another_file(run, photos, expected, tmp_path, existing, name):
+    one, two = min(photos.glob("*.png")), photos / "within" / "scene_000009.png"
+    old = {one.name: ["a disc", "two"], "within/scene_000009.png": ["a square"]}
+    folder = tmp_path / "old"
+    for image in old:
+        (folder / image).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(one, folder / image)
+    file = folder / write_captions(folder, name, old)
+    lines, said = run(photos, "--existing", existing, "--captions", str(file))
+    found = {line["image"]: line.get("captions", [line["caption"]]) for line in lines}
+    if existing == "skip":
+        assert len(found) == 8 and not {str(one), str(two)} & found.keys()
+        assert "skipped 2" in said
+        return
+    assert len(found) == 10
+    assert found[str(one)] == [f"a disc {expected(one)[0][0]}", "two"]
+    assert found[str(two)] == [f"a square {expected(two)[0][0]}"]
+
+
+@pytest.mark.parametrize(
+    ("captions", "line"),
+    [
+        ("other.jpg,a cat\n", "names other.jpg, and no image of"),
+        ("scene.png,a cat\n", "scene.png in {file} may be {a} or {b}: write there which"),
+    ],
+)
+def test_captions_of_no_image_or_of_two(run, tmp_path, captions, line, no_captioner):
+    file = tmp_path / "captions.txt"
+    file.write_text("image,caption\n" + captions)
+    photos = [tmp_path / "photos" / folder / "scene.png" for folder in "ab"]
+    for photo in photos:
+        photo.parent.mkdir(parents=True)
+        photo.touch()
+    _, said = run(tmp_path / "photos", "--captions", str(file), code=2)
+    assert line.format(file=file, a=photos[0], b=photos[1]) in said
 
 
 def test_sidecars_beside_the_photos(run, photos, expected):

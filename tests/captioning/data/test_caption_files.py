@@ -5,6 +5,7 @@ import json
 import pytest
 
 from captioning.data.caption_files import (
+    ids_by_name,
     match_ids,
     read_predictions,
     read_references,
@@ -64,10 +65,25 @@ def test_predictions_that_are_none(write, content, message):
     assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
 
 
+def test_the_lines_of_bulk_captioning_have_the_ids_that_references_give_their_images(tmp_path):
+    names = ["111_ab5.jpg", "222_cd5.jpg", "x.jpg"]  # Flickr8k's: 5 is not what they are called
+    (tmp_path / "captions.txt").write_text(
+        "image,caption\n" + "".join(f"{name},a dog\n" for name in names)
+    )
+    images = ["data/222_cd5.jpg", "data/x.jpg", "data/more_7.jpg"]
+    lines = [{"image": image, "caption": "a cat"} for image in images]
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ids = ids_by_name(tmp_path / "captions.txt")
+    found = read_predictions(tmp_path / "captions.jsonl", ids)
+    assert list(found) == ["222_cd5.jpg", "x.jpg", 7]
+    kept, lacking = with_references(found, read_references(tmp_path / "captions.txt"))
+    assert list(kept) == ["222_cd5.jpg", "x.jpg"] and lacking == [7]
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.json: no such file"):
         read_predictions(tmp_path / "nowhere.json")
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match="a folder without photos"):
         read_references(tmp_path)
     (tmp_path / "latin.json").write_bytes(b'["caf\xe9"]')
     with pytest.raises(UserError, match="not UTF-8"):

@@ -17,7 +17,12 @@ def make_config(folder, dataset="coco", **files):
     gt_root.mkdir(exist_ok=True)
     names = {**dict.fromkeys(FILES), **files}
     return SimpleNamespace(
-        dataset=dataset, ann_root=str(folder), coco_gt_root=str(gt_root), **names
+        dataset=dataset,
+        ann_root=str(folder),
+        coco_gt_root=str(gt_root),
+        split=None,
+        image_root=".",
+        **names,
     )
 
 
@@ -132,6 +137,18 @@ def test_references_without_a_gt_file_are_the_captions(tmp_path, dataset, split,
     assert found == {2: ["own two"], 1: ["own one"]}
 
 
+def test_references_of_a_part_are_its_captions_unless_a_file_is_named(tmp_path, downloads):
+    write(tmp_path / "mine.json", ROWS)
+    config = make_config(tmp_path, train_file="mine.json")  # its data set is COCO
+    write(tmp_path / "gt/g.json", gt((1, "a"), (2, "b")))
+    config.split = {"val": 0.5, "seed": 0}
+    own, of_file = {1: ["own one"], 2: ["own two"]}, {1: ["a"], 2: ["b"]}
+    ((image_id, captions),) = references(config, "val").items()
+    assert captions == own[image_id] and downloads == []
+    config.val_gt_file = "g.json"
+    assert references(config, "val") == {image_id: of_file[image_id]}
+
+
 def test_configured_gt_file(tmp_path):
     config = make_config(tmp_path, "custom", val_file="v.json", val_gt_file="g.json")
     write(tmp_path / "v.json", ROWS)
@@ -193,7 +210,12 @@ def test_checksums_are_those_of_the_distributed_files(shared_data, name):
 def test_real_references_equal_the_captions(shared_data, split):
     folder = str(shared_data / "karpathy")
     config = SimpleNamespace(
-        dataset="coco", ann_root=folder, coco_gt_root=folder, **dict.fromkeys(FILES)
+        dataset="coco",
+        ann_root=folder,
+        coco_gt_root=folder,
+        split=None,
+        image_root=".",
+        **dict.fromkeys(FILES),
     )
     samples = read_split(config, split)
     found = references(config, split)

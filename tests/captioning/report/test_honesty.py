@@ -45,6 +45,18 @@ def test_data_of_the_scores(make_run, world):
     assert "\n" not in str(caught.value)
 
 
+def test_parts_of_one_file_by_two_seeds_are_other_data(make_run):
+    split = {
+        "train_file": "scenes_test.json",
+        "test_file": None,
+        "split": {"val": 0.3, "test": 0.3},
+    }
+    run = make_run("one", **split, seed=1)
+    assert compare([run, make_run("same", **split, seed=1)])
+    with pytest.raises(UserError, match=r"different data sets: split is .*\('seed', 1\)"):
+        compare([run, make_run("two", **split, seed=2)])
+
+
 def test_settings_of_scoring(runs):
     score_with(runs[1], precision="bf16")
     assert differing(read_runs(runs, "test"))["precision, in scoring"] == ["fp32", "bf16", "fp32"]

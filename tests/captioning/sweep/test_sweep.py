@@ -96,6 +96,10 @@ def test_seeds_are_told_as_one_in_table_and_report(swept, tmp_path):
         (["batch=3"], "unknown key 'batch'"),
         (["--ablation", "subset_size", "--subset_sizes", "0"], "'0' are not whole numbers"),
         (["--jobs", "0"], "--jobs is 0"),
+        (
+            ["--seeds", "2", "val_file=", "test_file=", "split={val: 0.3, test: 0.3}"],
+            "each seed divides train_file anew: give split a seed",
+        ),
         (["--ablation", "first_token_shift", "model=lstm"], "first_token_shift is for model blip"),
     ],
 )

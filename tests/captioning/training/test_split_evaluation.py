@@ -87,6 +87,9 @@ def test_models_are_told_of_images_and_device(evaluation, tmp_path):
     assert settings.images == {7: tmp_path / "7.png", 8: tmp_path / "8.png"}
     assert (settings.clip_model, settings.ppl_model) == ("some/model", "gpt2")
     assert settings.device == "cpu" and settings.pool is None
+    with pytest.raises(UserError, match="pool: test is a part of train_file; name a list"):
+        given = ["val_file=", "train_file=val.json", "split={val: 0.5}", "metrics=[retrieval]"]
+        evaluation(*given, "pool=test")
     (tmp_path / "pool.txt").write_text("7.png")
     [evaluator] = evaluation("metrics=[retrieval]", f"pool={tmp_path / 'pool.txt'}").evaluators
     assert evaluator.pool.files == [tmp_path / "7.png"]

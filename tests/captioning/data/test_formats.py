@@ -1,0 +1,301 @@
+"""Captions as people have them: each format gives what Karpathy's file of the same photos gives."""
+
+import hashlib
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioning.config import load_config
+from captioning.data import (
+    EvaluationDataset,
+    Sample,
+    TrainingDataset,
+    evaluation_transform,
+    read_annotations,
+    read_split,
+    references,
+    told_division,
+)
+from captioning.data.caption_files import read_references
+from captioning.metrics.image_files import find_images
+from captioning.runtime.errors import UserError
+from tests.captioning.data.caption_formats import (
+    FORMATS,
+    SPLITS,
+    captions_txt,
+    coco,
+    karpathy,
+    write_captions,
+    write_lists,
+)
+
+CAPTIONS = (
+    "A black dog runs across the grass .",
+    "A dog shakes its head near the shore , a red ball next to it .",
+    '"Dogs only" , says a sign',
+    'A man in a " Life is good " shirt',
+    "4 dogs | a cat",
+    "Ein Hund läuft 🐕",
+)
+# As Flickr8k has them: what some end in is taken for a number, and for the same one.
+NAMES = [f"{1000268201 + 7919 * n}_{n * 2654435761 % 2**40:010x}.jpg" for n in range(40)]
+NAMES = sorted([*NAMES[2:], "1001773457_577c3a7d05.jpg", "1002674143_1b742ab4b5.jpg"])
+CAPTIONS_OF = {
+    name: [CAPTIONS[(n + k) % len(CAPTIONS)] for k in range(1 + n % 5)]
+    for n, name in enumerate(NAMES)
+}
+SPLIT_OF = {name: {7: "val", 8: "test"}.get(n % 10, "train") for n, name in enumerate(NAMES)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder of photos of noise."""
+    noise = np.random.default_rng(0)
+    for name in NAMES:
+        pixels = noise.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def configured(folder, tmp_path_factory):
+    """Return a function that makes a configuration of keys, the photos in `folder`."""
+    path = tmp_path_factory.mktemp("config") / "a.yaml"
+    path.write_text(f"dataset: custom\nimage_root: {folder}\nann_root: {folder}\n")
+    return lambda **keys: load_config(path, flags=keys)
+
+
+@pytest.fixture
+def of_karpathy(configured, tmp_path_factory):
+    """Return the configuration of Karpathy's file."""
+    path = tmp_path_factory.mktemp("karpathy") / "dataset.json"
+    path.write_text(json.dumps(karpathy(CAPTIONS_OF, SPLIT_OF)))
+    return configured(**{f"{split}_file": str(path) for split in SPLITS})
+
+
+def captions_of(samples):
+    return [(sample.image, sample.captions) for sample in samples]
+
+
+def items(samples, folder):
+    """What training and evaluation get of samples."""
+    training = TrainingDataset(samples, str(folder), evaluation_transform(8), seed=3)
+    evaluation = EvaluationDataset(samples, str(folder), evaluation_transform(8))
+    return [training[0, i] for i in range(len(training))], list(evaluation)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_with_lists_trains_on_what_karpathys_file_trains(
+    folder, configured, of_karpathy, name
+):
+    train_file = write_captions(folder, name, CAPTIONS_OF)
+    config = configured(train_file=train_file, split=write_lists(folder, SPLIT_OF))
+    for split in SPLITS:
+        expected, found = (read_split(each, split) for each in (of_karpathy, config))
+        assert captions_of(found) == captions_of(expected) != []
+        truth = [list(sample.captions) for sample in expected]
+        assert list(references(config, split).values()) == truth
+        for wanted, got in zip(items(expected, folder), items(found, folder)):
+            assert [item.get("captions") for item in got] == [w.get("captions") for w in wanted]
+            assert all(torch.equal(g["image"], w["image"]) for g, w in zip(got, wanted))
+    assert told_division(config) == f"split of {train_file}: 32 train, 4 val, 4 test photos"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_as_references(folder, name):
+    path = folder / write_captions(folder, name, CAPTIONS_OF)
+    found = read_references(path)
+    assert list(found.values()) == list(CAPTIONS_OF.values())
+    images = find_images(folder, path, found)
+    assert list(images.values()) == [folder / image for image in CAPTIONS_OF]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_shares_divide_each_format_alike(folder, configured, of_karpathy, name):
+    shares = {"val": 0.1, "test": 0.25}
+    expected = configured(train_file=of_karpathy.train_file, split=shares)
+    config = configured(train_file=write_captions(folder, name, CAPTIONS_OF), split=shares)
+    parts = {split: read_split(config, split) for split in SPLITS}
+    assert {split: len(part) for split, part in parts.items()} == {
+        "train": 26,
+        "val": 4,
+        "test": 10,
+    }
+    for split, part in parts.items():
+        assert captions_of(part) == captions_of(read_split(expected, split))
+    assert sorted(s.image for part in parts.values() for s in part) == sorted(NAMES)
+
+
+def test_shares_go_by_the_names_and_the_seed_alone(folder, configured):
+    def test_images(captions, **keys):
+        train_file = write_captions(folder, "captions.txt", captions)
+        split = {"val": 0.1, "test": 0.1}
+        return {
+            s.image
+            for s in read_split(configured(train_file=train_file, split=split, **keys), "test")
+        }
+
+    found = test_images(CAPTIONS_OF)
+    shuffled = random.Random(5).sample(sorted(CAPTIONS_OF.items()), len(CAPTIONS_OF))
+    assert test_images(dict(shuffled)) == found
+    assert test_images({f"photos/{n}": texts for n, texts in shuffled}) == {
+        f"photos/{n}" for n in found
+    }
+    assert test_images(CAPTIONS_OF, seed=1) != found
+    # As the page says, which any other program can follow.
+    order = sorted(
+        NAMES, key=lambda n: hashlib.blake2b(f"split {n} 42".encode(), digest_size=8).digest()
+    )
+    assert found == set(order[4:8])
+
+
+def test_the_rest_trains_where_lists_leave_it(folder, configured):
+    train_file = write_captions(folder, "captions.txt", CAPTIONS_OF)
+    (folder / "val.txt").write_text(f"{NAMES[5][:-4]}\n")  # Flickr30k's lists have no .jpg
+    config = configured(train_file=train_file, split={"val": "val.txt"})
+    assert [sample.image for sample in read_split(config, "val")] == [NAMES[5]]
+    assert len(read_split(config, "train")) == 39
+    with pytest.raises(UserError, match="split divides train_file without test: add it"):
+        read_split(config, "test")
+
+
+def test_photos_that_no_list_names_are_left_out(folder, configured):
+    split = write_lists(folder, {name: SPLIT_OF[name] for name in NAMES[:30]})
+    train_file = write_captions(folder, "Flickr8k.token.txt", CAPTIONS_OF)
+    config = configured(train_file=train_file, split=split)
+    assert sum(len(read_split(config, split)) for split in SPLITS) == 30
+    assert told_division(config).endswith(" photos, 10 in no list")
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (
+            {"test.txt": "none.jpg\nother.jpg\n"},
+            r"test\.txt: 2 of 2 photos have no captions in train_file, the first is none\.jpg: ",
+        ),
+        (
+            {"test.txt": f"{NAMES[1]}\n", "val.txt": f"{NAMES[2]}\n{NAMES[1]}\n"},
+            rf"test\.txt: {NAMES[1]} is in the list of val, too: a photo belongs to one split",
+        ),
+        ({"test.txt": "\n"}, "split: test has none of the 40 photos: give it more of them"),
+        ({}, r"test\.txt: cannot be read: No such file"),
+    ],
+)
+def test_lists_that_do_not_fit_are_one_line(folder, configured, lists, message):
+    for name, text in {"val.txt": f"{NAMES[0]}\n", **lists}.items():
+        (folder / name).write_text(text)
+    train_file = write_captions(folder, "captions.txt", CAPTIONS_OF)
+    config = configured(train_file=train_file, split={"val": "val.txt", "test": "test.txt"})
+    with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
+        read_split(config, "train")
+
+
+def test_photos_that_are_not_there_are_told_before_training(folder, configured):
+    (folder / "captions.txt").write_text(captions_txt({**CAPTIONS_OF, "a.jpg.1": ["a dog"]}))
+    keys = {"train_file": "captions.txt", "split": {"val": 0.05}}
+    with pytest.raises(UserError, match=r"^1 of 41 photos are not there, .*a\.jpg\.1: correct"):
+        told_division(configured(**keys))
+    assert "39 train, 2 val photos" in told_division(configured(**keys, skip_bad_images=True))
+
+
+def test_shares_too_small_for_a_photo(folder, configured):
+    train_file = write_captions(folder, "captions.txt", CAPTIONS_OF)
+    with pytest.raises(UserError, match="split: val has none of the 40 photos"):
+        read_split(configured(train_file=train_file, split={"val": 0.01}), "train")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"split": {"val": 5}}, "split: found {'val': 5}; it has to be shares of the photos, such"),
+        ({"split": {"val": 0.5, "test": 0.5}}, "it has to be shares"),
+        ({"split": {"test": 0.5}}, "it has to be shares"),
+        ({"split": {"val": 0.5, "test": "a.txt"}}, "it has to be shares"),
+        ({"split": {"val": 0.5, "train": 0.5}}, "it has to be shares"),
+        ({"split": {"val": "a.txt", "dev": "b.txt"}}, "it has to be shares"),
+        ({"split": {"val": 0.1, "seed": 0.5}}, "it has to be shares"),
+        ({"split": "0.05"}, "split: found '0.05'; input should be a mapping"),
+        ({"split": {"val": 0.1}, "test_file": "a.json"}, "test_file is set: unset one of them"),
+        (
+            {"split": {"val": 0.1}, "train_file": "a.csv", "train_captions": "a.csv"},
+            "train_captions is train_file, of which split takes parts: name a file",
+        ),
+        ({"split": {"val": 0.1}, "train_file": "a.tar"}, "split needs annotations, and train_file"),
+    ],
+)
+def test_a_division_that_is_none_is_one_line(configured, keys, message):
+    with pytest.raises(UserError) as error:
+        configured(**keys)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_seed_of_a_division_stays_with_it(configured):
+    split = configured(split={"val": 0.1}, seed=7).split
+    assert split == {"val": 0.1, "seed": 7}
+    assert configured(split=split, seed=8).split == split
+
+
+def test_folders_within_the_images_folder_as_splits(folder, configured):
+    for split in SPLITS:
+        (folder / split).mkdir()
+    for name, split in SPLIT_OF.items():
+        (folder / name).rename(folder / split / name)
+    for split in SPLITS:
+        own = {name: CAPTIONS_OF[name] for name in NAMES if SPLIT_OF[name] == split}
+        write_captions(folder / split, "metadata.jsonl", own)
+    config = configured(**{f"{split}_file": split for split in SPLITS})
+    for split in SPLITS:
+        samples = read_split(config, split)
+        assert all((folder / sample.image).is_file() for sample in samples)
+        assert references(config, split) == read_references(folder / split)
+
+
+def test_cocos_files_of_2017_name_photos_that_lie_in_folders_of_their_names(folder, configured):
+    parts = {"train2017": NAMES[:30], "val2017": NAMES[30:]}
+    for part, names in parts.items():
+        (folder / part).mkdir()
+        for name in names:
+            (folder / name).rename(folder / part / name)
+        document = coco({name: CAPTIONS_OF[name] for name in names})
+        (folder / f"captions_{part}.json").write_text(json.dumps(document))
+    files = {"train_file": "captions_train2017.json", "val_file": "captions_val2017.json"}
+    config = configured(**files)
+    for split, (part, names) in zip(("train", "val"), parts.items()):
+        expected = [(f"{part}/{name}", tuple(CAPTIONS_OF[name])) for name in names]
+        assert captions_of(read_split(config, split)) == expected
+    config = configured(**files, image_root=str(folder / "val2017"))
+    assert [sample.image for sample in read_split(config, "val")] == NAMES[30:]
+
+
+def test_a_line_of_results_csv_without_its_bar(tmp_path):
+    (tmp_path / "results.csv").write_text(
+        "image_name| comment_number| comment\n"
+        "2199200615.jpg| 3| A black and white dog is running .\n"
+        "2199200615.jpg| 4   A dog runs across the grass .\n"
+    )
+    texts = ("A black and white dog is running .", "A dog runs across the grass .")
+    assert read_annotations(tmp_path / "results.csv") == [
+        Sample("2199200615.jpg", texts, 2199200615)
+    ]
+
+
+def test_photos_without_a_text_beside_them(folder):
+    write_captions(folder, "folder", CAPTIONS_OF)
+    (folder / NAMES[4]).with_suffix(".txt").unlink()
+    message = rf"1 of 40 photos have no \.txt beside them, the first is .*{NAMES[4]}"
+    with pytest.raises(UserError, match=message):
+        read_annotations(folder)
+
+
+def test_real_captions(shared_data, tmp_path):
+    for file in ("flickr8k_karpathy_train", "coco_karpathy_train"):
+        expected = read_annotations(shared_data / "annotation" / f"{file}.json")
+        captions = {sample.image: sample.captions for sample in expected}
+        for name in FORMATS[:7]:
+            found = read_annotations(tmp_path / write_captions(tmp_path, name, captions))
+            assert captions_of(found) == captions_of(expected), name

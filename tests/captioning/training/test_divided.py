@@ -1,0 +1,71 @@
+"""A run on a data set without splits: trained, scored, and scored again from its file."""
+
+import json
+
+import pytest
+
+from captioning import evaluate, train
+from captioning.data import read_annotations
+from tests.captioning.data.caption_formats import write_captions
+
+SPLIT = "split={val: 0.2, test: 0.25}"
+
+
+@pytest.fixture(scope="module")
+def divided(scenes, scenes_config, tmp_path_factory):
+    """Return a function that runs the program on the scenes, all in one captions.txt."""
+    folder = tmp_path_factory.mktemp("divided")
+    files = [scenes / f"scenes_{split}.json" for split in ("train", "val", "test")]
+    captions = {s.image: s.captions for file in files for s in read_annotations(file)}
+    name = write_captions(folder, "captions.txt", captions)
+    config = folder / "divided.yaml"
+    given = {"train_file": name, "val_file": "", "test_file": "", "ann_root": folder}
+    text = scenes_config.read_text().splitlines()
+    text = [line for line in text if line.partition(":")[0] not in given]
+    config.write_text("\n".join([*text, *(f"{key}: {value}" for key, value in given.items())]))
+
+    def run(*arguments, output="run"):
+        output = ["--output_dir", str(folder / output)]
+        return train.main(["--config", str(config), *output, "--device", "cpu", *arguments])
+
+    run.folder, run.references = folder, folder / name
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(divided):
+    assert divided("max_epoch=1", SPLIT) == 0
+    return divided.folder / "run"
+
+
+def test_what_is_scored_is_what_the_file_scores(divided, trained, tmp_path, capsys):
+    assert divided("--evaluate", "--eval_split", "test", SPLIT) == 0
+    results = json.loads((trained / "result" / "test.json").read_text())
+    assert len(results) == 9  # a quarter of 36
+    assert not {r["image_id"] for r in results} & {
+        r["image_id"] for r in json.loads((trained / "result" / "val_epoch00.json").read_text())
+    }
+    given = [str(trained / "result" / "test.json"), "--references", str(divided.references)]
+    assert evaluate.main([*given, "--output_dir", str(tmp_path)]) == 0
+    scores = [folder / "metrics.json" for folder in (trained / "result" / "test", tmp_path)]
+    first, again = (json.loads(path.read_text())["metrics"] for path in scores)
+    assert first == again and "CIDEr" in first
+    assert "27 of 36 images with references have no prediction" in capsys.readouterr().err
+
+
+def test_how_many_photos_each_split_has_is_said(divided, capsys):
+    assert divided("max_epoch=1", SPLIT, output="other") == 0
+    assert "split of captions.txt: 20 train, 7 val, 9 test photos" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["--seed=7", "split={val: 0.2, test: 0.3}"])
+def test_weights_are_not_tested_on_photos_that_they_have_learned(divided, trained, other, capsys):
+    assert divided("--evaluate", SPLIT, other) == 2
+    assert "which would test it on photos that it has learned" in capsys.readouterr().err
+    assert divided(f"pretrained={trained / 'checkpoint_best.pth'}", SPLIT, other, output="b") == 2
+    assert divided("--evaluate", "split={val: 0.2, test: 0.25, seed: 42}", "seed=7") == 0
+
+
+def test_a_second_stage_is_rewarded_by_the_training_captions_alone(divided, trained):
+    given = [f"pretrained={trained / 'checkpoint_best.pth'}", "reward={cider: 1.0}", SPLIT]
+    assert divided(*given, "max_epoch=1", "reward_samples=2", output="rewarded") == 0
