@@ -11,7 +11,6 @@ import gradio as gr
 
 from app import view
 from app.options import LONGEST, MOST_BEAMS, Options, defaults_of, read_options
-from app.photos import read_photo
 from app.service import CaptionService, caption_all
 from captioning.runtime.errors import UserError
 
@@ -106,9 +105,9 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
                 raise UserError("no photo: drop one, take one with the camera, or try an example")
             labels, options = chosen_by(*values)
             path, name = file
-            read = read_photo(Path(path), name, service.limits)
-            captions = [service.caption(read, c, options) for c in service.chosen(labels)]
-            return view.results(name, read, captions)
+            chosen = service.chosen(labels)
+            photo, captions = service.caption_file(Path(path), name, chosen, options)
+            return view.results(name, photo, captions)
         except UserError as error:
             return view.error(str(error))
 

@@ -15,7 +15,6 @@ from app.gathering import Gone
 from app.guard import Guard, is_local
 from app.metrics import Metrics
 from app.options import Options, defaults_of, read_options
-from app.photos import read_photo
 from app.service import CaptionService
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
@@ -114,9 +113,8 @@ def add_api(server, service: CaptionService) -> None:
     def answer(
         path: Path, labels: list[str], options: Options, gone: threading.Event
     ) -> list[dict[str, Any]]:
-        photo = read_photo(path, NAME, limits)
-        chosen = service.chosen(labels)
-        return [service.caption(photo, each, options, gone).record() for each in chosen]
+        _, captions = service.caption_file(path, NAME, service.chosen(labels), options, gone)
+        return [caption.record() for caption in captions]
 
     @server.post(API)
     async def caption(request: Request) -> JSONResponse:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from PIL import Image
 
 from app.photos import Limits
 from app.server import POLICY
@@ -86,9 +87,9 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         def chosen(self, labels):
             return self.checkpoints
 
-        def caption(self, photo, checkpoint, options, gone):
+        def caption_file(self, path, name, checkpoints, options, gone):
             busy.wait(60)
-            return SimpleNamespace(record=lambda: {"caption": "a dog"})
+            return None, [SimpleNamespace(record=lambda: {"caption": "a dog"})]
 
     server = fastapi.FastAPI()
     add_api(server, Slow())
@@ -114,6 +115,27 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         return [await task for task in asked], third
 
     assert asyncio.run(three_ask()) == ([200, 200], 503)
+
+
+def test_few_large_photos_are_in_memory_at_once(serving, tmp_path):
+    """Eight small files of 20 million pixels each: a decoded one takes 60 MB, 140 at its most."""
+    Image.new("RGBA", (5000, 4000), (200, 30, 40, 128)).save(tmp_path / "large.png")
+    assert (tmp_path / "large.png").stat().st_size < 150_000
+    with serving("--max-pixels", "20000000") as (server, _):
+        assert post(server, tmp_path / "large.png", num_beams=1)[0] == 200
+
+        def memory():
+            return metrics(server)["process_resident_memory_bytes"]
+
+        before, most = memory(), 0
+        with ThreadPoolExecutor(8) as threads:
+            asked = [
+                threads.submit(post, server, tmp_path / "large.png", num_beams=1) for _ in range(8)
+            ]
+            while not all(call.done() for call in asked):
+                most = max(most, memory())
+    assert [call.result()[0] for call in asked] == [200] * 8
+    assert most - before < 400e6
 
 
 def test_callers_who_come_together_share_a_batch_and_one_bad_photo_is_its_own(server, files):
