@@ -16,6 +16,7 @@ from app.guard import Guard, is_local
 from app.metrics import Metrics
 from app.options import Options, defaults_of, read_options
 from app.service import CaptionService
+from app.uploads import FULL, Bodies, Uploads
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 from captioning.scenes.make import draw
@@ -64,12 +65,15 @@ def serve(
 
         from app.page import add_page
 
+        examples = draw_examples(Path(folder))
+        uploads = Uploads(Path(folder), service.limits, examples)
         server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        add_api(server, service)
+        add_api(server, service, uploads)
         server.add_middleware(Metrics, service=service, path=API)
+        server.add_middleware(Bodies, uploads=uploads, files=API)
         server.add_middleware(Guard, bound=host, names=names, token=token)
         config = uvicorn.Config(
-            add_page(server, service, draw_examples(Path(folder)), address),
+            add_page(server, service, examples, address),
             log_level="warning",
             timeout_graceful_shutdown=2,
             server_header=False,
@@ -89,12 +93,12 @@ def serve(
             say("stopped")
 
 
-def add_api(server, service: CaptionService) -> None:
+def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     """Give a FastAPI server POST /api/caption?KEY=VALUE..., whose body is the photo's file.
 
     The keys are those of `Options`, and `checkpoint`, a label, once or several times. Answers
     [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with the status
-    400, 413 for a photo beyond the limits' bytes, 503 where too many wait.
+    400, 413 for a photo beyond the limits' bytes, 503 where too many wait or the disk has no room.
     """
     from anyio import CapacityLimiter
     from anyio.to_thread import run_sync
@@ -128,6 +132,8 @@ def add_api(server, service: CaptionService) -> None:
                     size += len(part)
                     if size > limits.upload_bytes:
                         return error(f"{NAME}: above {limits.upload_mb:g} MB", 413)
+                    if not uploads.has_room():
+                        return error(FULL, 503)
                     file.write(part)
                 file.flush()
                 given = {**defaults, **request.query_params}

@@ -77,6 +77,7 @@ def test_refusals_are_one_line(server, files, name, settings, status, message):
 def test_who_comes_when_too_many_wait_is_sent_away(files):
     fastapi = pytest.importorskip("fastapi", reason="no Gradio, which brings FastAPI")
     from app.server import add_api
+    from app.uploads import Uploads
 
     busy = threading.Event()
 
@@ -92,7 +93,7 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
             return None, [SimpleNamespace(record=lambda: {"caption": "a dog"})]
 
     server = fastapi.FastAPI()
-    add_api(server, Slow())
+    add_api(server, Slow(), Uploads(files, Slow.limits))
 
     async def ask():
         status, scope = [], {"type": "http", "method": "POST", "path": "/api/caption"}
