@@ -63,6 +63,7 @@ def serve(
         import uvicorn
         from fastapi import FastAPI
 
+        from app.connection import TimedConnection
         from app.page import add_page
 
         examples = draw_examples(Path(folder))
@@ -74,6 +75,7 @@ def serve(
         server.add_middleware(Guard, bound=host, names=names, token=token)
         config = uvicorn.Config(
             add_page(server, service, examples, address),
+            http=TimedConnection,
             log_level="warning",
             timeout_graceful_shutdown=2,
             server_header=False,
@@ -122,11 +124,8 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
 
     @server.post(API)
     async def caption(request: Request) -> JSONResponse:
-        if not places.acquire(blocking=False):
-            return error("too many are waiting: try again in a while", 503)
-        gone, watching = threading.Event(), None
-        try:
-            with tempfile.NamedTemporaryFile() as file:
+        with tempfile.NamedTemporaryFile() as file:
+            try:
                 size = 0
                 async for part in request.stream():
                     size += len(part)
@@ -136,21 +135,27 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                         return error(FULL, 503)
                     file.write(part)
                 file.flush()
+            except ClientDisconnect:
+                return error("gone away", GONE)
+            # A place is taken by who has sent all, so that slow callers keep none from others.
+            if not places.acquire(blocking=False):
+                return error("too many are waiting: try again in a while", 503)
+            gone = threading.Event()
+            watching = asyncio.create_task(_tell_when_gone(request, gone))
+            try:
                 given = {**defaults, **request.query_params}
                 given.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or known
                 options = read_options(given)
-                watching = asyncio.create_task(_tell_when_gone(request, gone))
                 work = (answer, Path(file.name), labels, options, gone)
                 return JSONResponse(await run_sync(*work, limiter=threads))
-        except UserError as refused:
-            return error(str(refused), 400)
-        except (Gone, ClientDisconnect):
-            return error("gone away", GONE)
-        finally:
-            if watching is not None:
+            except UserError as refused:
+                return error(str(refused), 400)
+            except Gone:
+                return error("gone away", GONE)
+            finally:
                 watching.cancel()
-            places.release()
+                places.release()
 
 
 async def _tell_when_gone(request, gone: threading.Event) -> None:

@@ -1,6 +1,7 @@
 """The way in for programs, over HTTP as a program uses it."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -116,6 +117,36 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         return [await task for task in asked], third
 
     assert asyncio.run(three_ask()) == ([200, 200], 503)
+
+
+@pytest.fixture
+def slow_callers(server):
+    """Return more callers than there are places, who have sent the first byte of a photo."""
+    host, port = server.removeprefix("http://").split(":")
+    head = f"POST /api/caption HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nx"
+    with contextlib.ExitStack() as stack:
+        callers = [socket.create_connection((host, int(port)), timeout=60) for _ in range(22)]
+        for caller in callers:
+            stack.enter_context(caller).sendall(head.encode())
+        yield callers
+
+
+def test_slow_callers_take_no_place(server, slow_callers, files):
+    time.sleep(0.2)
+    assert post(server, files / "photo.jpg", num_beams=1)[0] == 200
+
+
+@pytest.mark.slow
+def test_slow_callers_are_cut_off(slow_callers):
+    started = time.monotonic()
+    while len(slow_callers) > 0 and time.monotonic() < started + 30:
+        for caller in slow_callers[:]:
+            try:
+                caller.sendall(b"x")  # one after the other, a byte each 5 s
+            except OSError:
+                slow_callers.remove(caller)
+        time.sleep(5)
+    assert slow_callers == []
 
 
 def test_few_large_photos_are_in_memory_at_once(serving, tmp_path):
