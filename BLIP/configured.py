@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal, Optional, Union
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from adapters.lora import CONFIG
 from BLIP.adapter import put_adapter, weights_that_stay
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
 from BLIP.checkpoint import load_weights
+from BLIP.download import without_secrets
 from BLIP.int8_linear import check_int8
 
 ASKS = False
@@ -71,6 +73,12 @@ def build(config: Any, context: Any) -> BlipCaptioner:
         return captioner
     if context.content is None:
         raise ValueError("lora is set, and pretrained is not: name the weights that stay")
+    address = config.pretrained or ""
+    if CONFIG not in context.content and address != without_secrets(address):
+        raise ValueError(
+            "pretrained is an address with a user or query, and a checkpoint of lora would have to "
+            "name it: fetch the file, and give its path"
+        )
     state, base = weights_that_stay(context.content, context.name, config.trust_checkpoint)
     load_weights(captioner, state, base)
     put_adapter(captioner, config.lora, base)

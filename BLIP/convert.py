@@ -32,6 +32,7 @@ from BLIP.checkpoint import (
     load_weights,
     read_checkpoint,
 )
+from BLIP.download import without_secrets
 from BLIP.med import MedConfig, TextDecoder, read_med_config
 from BLIP.pickled import first_line
 from BLIP.tokenizer import CaptionTokenizer
@@ -292,6 +293,7 @@ def captioner_of(
     its prompt and whether the token after that is shifted.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
+    checkpoint = without_secrets(checkpoint)
     state, source = weights_that_stay(content, checkpoint, trust_checkpoint)
     kept = content.get("config")
     kept = kept if isinstance(kept, dict) else {}

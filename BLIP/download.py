@@ -1,6 +1,7 @@
 """Files from the network and the Hugging Face hub: over TLS alone, resumed where they stopped,
 verified where a hash is known, never larger than agreed."""
 
+import base64
 import hashlib
 import http.client
 import json
@@ -30,8 +31,21 @@ LARGEST = 16 << 30  # bytes; with its optimiser a BLIP of ViT-L takes 5
 FETCHERS: dict[str, Callable[[str], Path]] = {}
 
 
+_HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # and a port
+
+
 class DownloadError(ValueError):
     """What could not be fetched and why, in one line."""
+
+
+def without_secrets(address: str) -> str:
+    """An address as it may be shown: without its user, query and fragment. A path as it is."""
+    found = re.match(r"([^/?#]*://)([^/?#]*@)?([^/?#@]*)([^?#]*)", address)
+    if not found:
+        return address
+    scheme, _, host, path = found.groups()
+    # A password with a slash, which no valid address has, would be left as the host and its port.
+    return f"{scheme}{host}{path}" if _HOST.fullmatch(host) else f"{scheme}..."
 
 
 def fetch(source: str) -> Path:
@@ -48,14 +62,14 @@ def fetch(source: str) -> Path:
         return FETCHERS[scheme](source)
     if scheme in STORES:
         raise DownloadError(
-            f"{source} is in an object store: fetch it first, with python -m captioning.gather "
-            f"{source} FILE"
+            f"{without_secrets(source)} is in an object store: fetch it first, with python -m "
+            f"captioning.gather {without_secrets(source)} FILE"
         )
     if "://" in source:
         _check_tls(source)
         name = Path(unquote(urlsplit(source).path)).name
         if not name:
-            raise DownloadError(f"{source} names no file")
+            raise DownloadError(f"{without_secrets(source)} names no file")
         address = hashlib.sha256(source.encode()).hexdigest()[:8]
         destination = Path(torch.hub.get_dir()) / "checkpoints" / f"{address}-{name}"
         if not destination.exists():
@@ -71,10 +85,10 @@ def download(
 
     Where another process is at it, wait, and be content with what that one fetched.
     What an interrupted download left (destination.part) is continued where the server allows it
-    and the file there has not changed. largest: in bytes. Shows a progress bar. Raises
-    DownloadError.
+    and the file there has not changed. url: with `user:password@` if need be. largest: in bytes.
+    Shows a progress bar. Raises DownloadError.
     """
-    destination = Path(destination)
+    destination, shown = Path(destination), without_secrets(url)
     part = destination.with_name(destination.name + ".part")
     _check_tls(url)
     try:
@@ -85,22 +99,24 @@ def download(
             _continue_part(url, part, largest)
             if sha256 is not None and (found := _sha256(part)) != sha256:
                 _remove(part)
-                raise DownloadError(f"{url} has sha256 {found}, expected {sha256}; removed it")
+                raise DownloadError(f"{shown} has sha256 {found}, expected {sha256}; removed it")
             os.replace(part, destination)
             _version_file(part).unlink(missing_ok=True)
         Path(f"{part}.lock").unlink(missing_ok=True)
     except DownloadError:
         raise
+    except http.client.InvalidURL:  # it quotes the address
+        raise DownloadError(f"cannot fetch {shown}: it is no valid address") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or first_line(error)
-        raise DownloadError(f"cannot fetch {url} into {destination}: {reason}") from error
+        raise DownloadError(f"cannot fetch {shown} into {destination}: {reason}") from error
 
 
 def _check_tls(url: str) -> None:
     if not url.startswith("https://"):
         raise DownloadError(
-            f"{url} is not fetched: only https:// is, where nobody on the way can put another file "
-            "in its place; use that, or fetch the file yourself and give its path"
+            f"{without_secrets(url)} is not fetched: only https:// is, where nobody on the way can "
+            "put another file in its place; use that, or fetch the file yourself and give its path"
         )
 
 
@@ -122,16 +138,29 @@ def _remove(part: Path) -> None:
     _version_file(part).unlink(missing_ok=True)
 
 
+def _request(url: str) -> urllib.request.Request:
+    """One that sends the user and password of an address to its own host, and to no other."""
+    parts = urlsplit(url)
+    user, parted, host = parts.netloc.rpartition("@")
+    request = urllib.request.Request(parts._replace(netloc=host).geturl())
+    if parted:
+        login = base64.b64encode(unquote(user).encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {login}")
+    return request
+
+
 def _continue_part(url: str, part: Path, largest: int) -> None:
+    shown, request = without_secrets(url), _request(url)
     try:
         begun, version = part.stat().st_size, json.loads(_version_file(part).read_text())
     except (FileNotFoundError, ValueError):
         begun, version = 0, None
-    known = version and isinstance(version, str)
-    headers = {"Range": f"bytes={begun}-", "If-Range": version} if known else {}
+    if version and isinstance(version, str):
+        request.add_header("Range", f"bytes={begun}-")
+        request.add_header("If-Range", version)
     opener = urllib.request.build_opener(_TlsRedirects)
     try:
-        response = opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
+        response = opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         if error.code != 416 or error.headers.get("Content-Range") != f"bytes */{begun}":
             raise
@@ -139,17 +168,17 @@ def _continue_part(url: str, part: Path, largest: int) -> None:
     with response:
         resumed = response.status == 206
         if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {begun}-"):
-            raise DownloadError(f"{url}: the server sent another part than was asked for")
+            raise DownloadError(f"{shown}: the server sent another part than was asked for")
         have = begun if resumed else 0
         total = None if response.length is None else have + response.length
         if total is None and not response.chunked:
             raise DownloadError(
-                f"{url}: the server does not say how long the file is; fetch it yourself and give "
-                "its path"
+                f"{shown}: the server does not say how long the file is; fetch it yourself and "
+                "give its path"
             )
         if total is not None and total > largest:
             _remove(part)
-            raise DownloadError(f"{url} has {total} bytes, more than the {largest} allowed here")
+            raise DownloadError(f"{shown} has {total} bytes, more than the {largest} allowed here")
         version = response.headers.get("ETag") or response.headers.get("Last-Modified")
         _version_file(part).unlink(missing_ok=True)
         if version and not version.startswith("W/"):
@@ -162,12 +191,12 @@ def _continue_part(url: str, part: Path, largest: int) -> None:
                 have += len(chunk)
                 if have > largest:
                     _remove(part)
-                    raise DownloadError(f"{url} has more than the {largest} bytes allowed here")
+                    raise DownloadError(f"{shown} has more than the {largest} bytes allowed here")
                 file.write(chunk)
                 bar.update(len(chunk))
     if total is not None and have != total:
         raise DownloadError(
-            f"{url} broke off after {have} of {total} bytes; start again to continue it"
+            f"{shown} broke off after {have} of {total} bytes; start again to continue it"
         )
 
 
@@ -184,7 +213,9 @@ def _fetch_from_hub(source: str) -> Path:
     parts = source[len("hf://") :].split("/")
     repo_type = kinds[parts.pop(0)] if parts[0] in kinds else "model"
     if len(parts) < 3 or not all(parts) or {".", ".."} & set(re.split("[/@]", source)):
-        raise DownloadError(f"{source} is not hf://[spaces/]owner/name[@revision]/path/of/the/file")
+        raise DownloadError(
+            f"{without_secrets(source)} is not hf://[spaces/]owner/name[@revision]/path/of/the/file"
+        )
     owner, (name, _, revision), filename = parts[0], parts[1].partition("@"), "/".join(parts[2:])
     try:
         return hub_file(f"{owner}/{name}", filename, repo_type, revision or None)

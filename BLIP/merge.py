@@ -21,6 +21,7 @@ from adapters.lora import CONFIG
 from BLIP.adapter import base_of
 from BLIP.checkpoint import CheckpointError, read_checkpoint
 from BLIP.convert import captioner_of, exit_code, whole_file
+from BLIP.download import without_secrets
 
 
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
@@ -28,9 +29,9 @@ def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
     if target.exists():
         raise ValueError(f"{target} is there already: name what is new")
     content = read_checkpoint(checkpoint)
-    base = base_of(content, checkpoint)
+    base = base_of(content, without_secrets(checkpoint))
     if base is None:
-        raise CheckpointError(f"{checkpoint} holds whole weights, no adapter")
+        raise CheckpointError(f"{without_secrets(checkpoint)} holds whole weights, no adapter")
     if adapter:
         target.mkdir(parents=True)
         state = {name: tensor.contiguous() for name, tensor in content["model"].items()}

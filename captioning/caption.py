@@ -178,7 +178,7 @@ def loaded(
     load = partial(Captioning, checkpoint, arguments.config, changes, arguments.num_return, device)
     only_speed = keys_of("speed")
     settings = {
-        "checkpoint": checkpoint,
+        "checkpoint": stores.without_secrets(checkpoint),
         "checkpoint_time": checkpoints.version_of(checkpoint),
         **{name: value for name, value in changes.items() if name not in only_speed},
     }

@@ -13,6 +13,7 @@ from typing import Optional
 
 from BLIP import read_checkpoint
 from captioning.files.manifest import manifest_path
+from captioning.files.stores import without_secrets
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
@@ -30,7 +31,7 @@ def gather(source: str, path: Path) -> None:
         raise UserError(str(error)) from error
     content.pop("optimizer", None)
     checkpoints.save(content, path)
-    say(f"{path} holds the weights of {source}")
+    say(f"{path} holds the weights of {without_secrets(source)}")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

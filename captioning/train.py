@@ -51,11 +51,12 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     checkpoint = distributed.broadcast_from_main(checkpoint and output.name_of(checkpoint))
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, output.here(checkpoint))
+    shown = stores.without_secrets(checkpoint)
     say(loaded)
 
     def before_writing() -> None:
         remove_scores(folder, split)  # of other weights or settings
-        record_run(config, folder / "result" / split, checkpoint=checkpoint)
+        record_run(config, folder / "result" / split, checkpoint=shown)
 
     evaluation.run(captioner.to(device), split, before_writing)
     output.keep()

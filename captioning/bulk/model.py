@@ -11,6 +11,7 @@ from captioning.bulk.reading import Batch, transformed
 from captioning.bulk.request import Request
 from captioning.captioners.interface import Images
 from captioning.data.randomness import derived_seed
+from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
 from captioning.runtime.errors import UserError
@@ -50,7 +51,7 @@ class Captioning:
         self.read, self.join = partial(transformed, made.evaluation), made.join
         told = named_as_transformers_does(self.settings, self.config.seed)
         told["precision"] = self.config.precision
-        self.origin = {"checkpoint": checkpoint, "settings": told}
+        self.origin = {"checkpoint": without_secrets(checkpoint), "settings": told}
 
     def ahead(self, batches: Iterable[Batch]) -> Iterable[Batch]:
         """The batches; a captioner elsewhere (`Served`) begins with some before their turn."""

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ValidationError,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 from ruamel.yaml import YAML
 
 from captioning.captioners.registry import CAPTIONERS
@@ -15,7 +22,7 @@ from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
 from captioning.files.local_copies import located
 from captioning.files.reading import parse_yaml
-from captioning.files.stores import check_address, check_can_hold, has_folders
+from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
 from captioning.files.tars import is_tars
 from captioning.files.writing import write_text
 from captioning.metrics.metric_sum import MetricSum
@@ -50,6 +57,10 @@ class Config(*keys_of_captioners(), Keys):
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return value or None
+
+    @field_serializer("pretrained")
+    def _as_it_may_be_shown(self, value: Optional[str]) -> Optional[str]:
+        return value and without_secrets(value)
 
     @model_validator(mode="before")
     @classmethod

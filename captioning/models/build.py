@@ -17,6 +17,7 @@ from captioning.captioners.interface import BuildContext, Captioner
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, load_config
 from captioning.data import MEAN, STD, Preprocessing, decode, preprocess_caption, read_split
+from captioning.files.stores import without_secrets
 from captioning.models.unfilled import Unfilled
 from captioning.runtime.errors import UserError
 
@@ -33,7 +34,7 @@ def captioner_from(
     torch.manual_seed(config.seed)
     try:
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
-        name = checkpoint or "the checkpoint"
+        name = without_secrets(checkpoint) if checkpoint else "the checkpoint"
         if config.lora is None and content is not None and CONFIG in content:
             raise UserError(f"{name} holds an adapter, and lora is not set: set it, or merge it")
         captions = partial(training_captions, config)
@@ -46,11 +47,11 @@ def captioner_from(
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
         if config.lora is not None and CONFIG not in content:  # `build` has put them in place
-            return captioner, f"loaded {checkpoint}: its weights stay, lora's are new"
-        report = load_weights(captioner, content["model"], checkpoint)
+            return captioner, f"loaded {name}: its weights stay, lora's are new"
+        report = load_weights(captioner, content["model"], name)
     except ValueError as error:  # every error of a captioner's that a user can cause is one
         raise UserError(str(error)) from error
-    return captioner, f"loaded {checkpoint}: {report}"
+    return captioner, f"loaded {name}: {report}"
 
 
 def training_captions(config: Config) -> Iterator[str]:
@@ -127,8 +128,9 @@ def trained_config(
     try:
         found = Config.model_validate(content.get("config"))
     except ValidationError as error:
+        shown = without_secrets(checkpoint)
         raise UserError(
-            f"{checkpoint} does not hold the configuration of a run: name one with --config"
+            f"{shown} does not hold the configuration of a run: name one with --config"
         ) from error
     try:
         return Config.model_validate({**found.model_dump(), **(changes or {})})

@@ -105,7 +105,7 @@ def named(name: str) -> str:
     if has_folders(name):
         return _named_in_store(name.rstrip("/"))
     folder = Path(name)
-    if not folder.is_dir() or is_in_parts(folder):
+    if not os.path.isdir(name) or is_in_parts(folder):  # of a long address Path raises OSError
         return name
     found = best(folder) or next(reversed(saved(folder)), None)
     if found is None:

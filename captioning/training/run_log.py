@@ -6,16 +6,24 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from captioning.config import Config, write_config
+from captioning.files.stores import without_secrets
 from captioning.files.writing import refusals_told, write_json, write_text
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
+
+
+def command(words: Sequence[str]) -> str:
+    """As a shell takes it, with addresses, as words or as values of keys, without their secrets."""
+    parted = (re.fullmatch(r"(\w+=)?(.*)", word, re.DOTALL) for word in words)
+    return shlex.join((found[1] or "") + without_secrets(found[2]) for found in parted)
 
 
 def record_run(config: Config, folder: Path, **more: Any) -> None:
@@ -23,7 +31,7 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
     if is_main():
         libraries = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
         record = {
-            "command": shlex.join([sys.executable, *sys.argv]),
+            "command": command([sys.executable, *sys.argv]),
             "python": platform.python_version(),
             "processes": world_size(),
             "versions": library_versions(*libraries),

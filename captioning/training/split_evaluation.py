@@ -1,7 +1,6 @@
 """A split captioned and scored, with what is left of it in the run's result folder."""
 
 import json
-import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from captioning.models.generation import caption_images
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
+from captioning.training.run_log import command
 
 
 class SplitEvaluation:
@@ -68,7 +68,7 @@ class SplitEvaluation:
         if not is_main:
             return None
         captions = {result["image_id"]: result["caption"] for result in results}
-        write_scores(self.folder / "result" / name, scores, captions, shlex.join(sys.argv))
+        write_scores(self.folder / "result" / name, scores, captions, command(sys.argv))
         say(f"image {results[0]['image_id']}: {results[0]['caption']}")
         say(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}

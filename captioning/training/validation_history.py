@@ -92,7 +92,10 @@ def is_trained(config: Config) -> bool:
     """Whether the run has no further epoch, and began where it should."""
     folder = working_folder(config.output_dir)
     epochs, record = checkpoints.of_epochs(folder), folder / "config.yaml"
-    if not epochs or not record.exists() or load_config(record).pretrained != config.pretrained:
+    if not epochs or not record.exists():
+        return False
+    # As they are recorded, without the secrets of an address.
+    if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
     newest = int(epochs[-1].stem.rpartition("_")[2])
     return why_over(config, folder, newest + 1) is not None
@@ -108,4 +111,4 @@ def is_scored(config: Config, split: str = "test") -> bool:
         return False
     if scored.stat().st_mtime < weights.stat().st_mtime:
         return False
-    return load_config(settings) == config
+    return load_config(settings).model_dump() == config.model_dump()

@@ -127,6 +127,8 @@ def test_what_cannot_be_done_is_one_line(runs, write, base, tmp_path, capsys):
 
     line = "lora is set, and pretrained is not: name the weights that stay"
     assert said(load_config(write(LORA)), None) == line
+    signed = load_config(write(LORA), ["pretrained=https://host/a.pth?SECRET"])
+    assert said(signed, str(base)).startswith("pretrained is an address with a user or query, and")
     line = f"{checkpoint} holds an adapter, and lora is not set: set it, or merge it"
     assert said(load_config(write()), checkpoint) == line
     # A layer that there is not, no regular expression, and the head's weight under another name.

@@ -1,5 +1,6 @@
 """Downloads from a server in the test: whole, resumed, broken off, changed in between, refused."""
 
+import base64
 import contextlib
 import hashlib
 import ssl
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from BLIP.download import DownloadError, download, fetch
+from BLIP.download import DownloadError, download, fetch, without_secrets
+from captioning.files import stores
 from tests.soak.processes import Processes
 
 CONTENT = bytes(range(256)) * 4000
@@ -243,3 +245,52 @@ def test_hub_names_are_taken_apart(monkeypatch, tmp_path):
         ("yuezih/BLIP-SMILE", "model/blip_smile_base.pth", "space", None),
         ("owner/name", "file.safetensors", "model", "v1.0"),
     ]
+
+
+def test_user_and_password_go_to_their_own_host_alone(server, tmp_path):
+    own = server.url.replace("https://", "https://me:S%40CRET@")
+    download(f"{own}/file.bin", tmp_path / "file.bin")
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    login = base64.b64encode(b"me:S@CRET").decode()
+    assert server.requests[0]["Authorization"] == f"Basic {login}"
+    download(f"{own}/to/{server.url}/file.bin", tmp_path / "other.bin")
+    assert [request.get("Authorization") for request in server.requests[2:]] == [None]
+
+
+def test_no_error_shows_what_an_address_keeps_secret(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("BLIP.download.FETCHERS", {})
+    host = server.url[len("https://") :]
+    addresses = [
+        f"https://me:SECRET@{host}/absent.pth?X-Signature=SECRET#SECRET",
+        f"https://{host}/a.pth?SECRET of two words",
+        f"https://me:SECRET/SECRET@{host}/a.pth",
+        f"https://me:SECRET@{host}/?SECRET",
+        f"{server.url}/to/http://me:SECRET@127.0.0.1:9/a.pth?SECRET",
+        "http://me:SECRET@127.0.0.1:9/a.pth?SECRET",
+        "s3://me:SECRET@bucket/a.pth?SECRET",
+        "hf://me:SECRET@name",
+    ]
+    for address in addresses:
+        with pytest.raises(DownloadError) as error:
+            fetch(address)
+        assert "SECRET" not in str(error.value)
+    with pytest.raises(DownloadError, match=f"https://{host}/a.pth has sha256") as error:
+        download(f"https://me:SECRET@{host}/a.pth?SECRET", tmp_path / "a.pth", sha256="000")
+    assert "SECRET" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "address, shown",
+    [
+        ("https://me:SECRET@host:8000/a/b.pth?x=SECRET#y", "https://host:8000/a/b.pth"),
+        ("https://SECRET@[::1]/a", "https://[::1]/a"),
+        ("https://me:SEC/RET@host/a", "https://..."),
+        ("https://host?SECRET", "https://host"),
+        ("hf://owner/name@v1/a.pth", "hf://owner/name@v1/a.pth"),
+        ("s3://bucket/a@b.pth", "s3://bucket/a@b.pth"),
+        ("photos/what?#1@home.png", "photos/what?#1@home.png"),
+    ],
+)
+def test_what_of_an_address_may_be_shown(address, shown):
+    assert without_secrets(address) == stores.without_secrets(address) == shown

@@ -1,5 +1,7 @@
 """A folder captioned as a user does it: every photo once, whatever some of the files are."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -241,3 +243,28 @@ def test_real_photos(run, shared_data, expected):
     for line in lines:
         assert line["caption"] == expected(line["image"])[0][0]
     assert sorted(folder.iterdir()) == before
+
+
+def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
+    run, photos, checkpoint, tmp_path, monkeypatch
+):
+    """As of a signed address, which may be longer than any file name."""
+    shown = "https://host/models/checkpoint_best.pth"
+    address = f"{shown.replace('host', 'me:SECRET@host')}?X-Signature={'SECRET' * 100}"
+
+    def fetch(source):
+        assert source == address
+        return checkpoint
+
+    monkeypatch.setattr("BLIP.checkpoint.fetch", fetch)
+    monkeypatch.setattr("captioning.bulk.run.remove_plan", lambda parts: None)
+    out = tmp_path / "signed" / "captions.jsonl"
+    given = [address, str(photos), "--out", str(out), "--device", "cpu"]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        assert caption.main(given) == 0
+    assert f"loaded {shown}: every key matched" in said.getvalue()
+    assert {line["checkpoint"] for line in read_lines(out)} == {shown}
+    written = [path.read_text() for path in out.parent.rglob("*") if path.is_file()]
+    assert any("checkpoint_time" in text for text in written)  # the plan
+    assert "SECRET" not in "".join([said.getvalue(), *written])

@@ -47,6 +47,18 @@ def test_a_run_records_configuration_command_and_versions(scenes_config, tmp_pat
     assert {"torch", "transformers", "timm"} <= record["versions"].keys()
 
 
+def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypatch):
+    given = "pretrained=https://me:SECRET@host/a.pth?X-Signature=SECRET"
+    monkeypatch.setattr("sys.argv", ["captioning/train.py", "--config", "run.yaml", given])
+    config = load_config(scenes_config, [given])
+    assert config.pretrained == given.partition("=")[2]
+    record_run(config, tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["command"].endswith("--config run.yaml pretrained=https://host/a.pth")
+    assert load_config(tmp_path / "config.yaml").pretrained == "https://host/a.pth"
+    assert not [path for path in tmp_path.iterdir() if "SECRET" in path.read_text()]
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(scenes_config, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write .*file/run.json: "):
