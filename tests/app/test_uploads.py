@@ -90,6 +90,17 @@ def test_a_full_disk_is_told_to_the_page_and_to_programs(serving, files):
         assert upload(address, photo)[0] == ask(f"{address}/api/caption", photo)[0] == 200
 
 
+@pytest.mark.parametrize("query", ["", "?upload_id=a"])
+def test_a_field_that_is_no_file_is_refused(server, query):
+    kind = "multipart/form-data; boundary=b"
+    field = part(bytes(2 << 20)).replace(b'; filename="a.png"', b"")
+    body = part(b"photo") + field + b"--b--\r\n"
+    before = sorted(folder_of(server).rglob("*"))
+    status, _, line = ask(f"{server}/gradio_api/upload{query}", body, Content_Type=kind)
+    assert (status, line) == (400, b"this is no file")
+    assert sorted(folder_of(server).rglob("*")) == before
+
+
 def test_an_upload_that_is_cut_short_leaves_nothing(server):
     host, port = server.removeprefix("http://").split(":")
     before = sorted(folder_of(server).rglob("*"))
