@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from captioning.config import Config
+from captioning.files.stores import without_secrets
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.models.precision import DTYPES, check_precision
@@ -24,7 +25,7 @@ DEMO_RUNS = ("mle", "smile", "mle_smile")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """source: as it was named; label, colour: in the page, the label distinct among all.
+    """source: as it was named, but for secrets; label, colour: the page's, the label distinct.
 
     captioner: in evaluation mode, on the page's device.
     """
@@ -64,19 +65,22 @@ def load_checkpoints(
     YAML file of those that are not in a run's folder. precision: fp32 or int8. Raises UserError.
     """
     paths = [checkpoints.named(source) for source in sources]
-    refuse_twice(paths, "checkpoint")
+    shown = [without_secrets(path) for path in paths]
+    if len(set(paths)) < len(paths):
+        refuse_twice(shown, "checkpoint")
     configs, captioners, labels, kinds = [], [], [], []
     changes = {"precision": precision, "compile": False}
-    for path in paths:
-        of_run = Path(path).with_name("config.yaml").exists()
+    for path, name in zip(paths, shown):
+        of_run = Path(name).with_name("config.yaml").exists()
         settings, captioner = load_trained(path, None if of_run else config, device)
         configs.append(settings)
         check_precision(settings.model_copy(update=changes), device)
         captioners.append(captioner.for_inference(DTYPES[precision], compiled=False))
         trained = of_run or config is None
-        labels.append(trained_name(settings) if trained else Path(path).stem)
+        labels.append(trained_name(settings) if trained else Path(name).stem)
         kinds.append(kind_of(settings) if trained else "weights")
-        say(f"loaded {path}: {labels[-1]}")
-    labels = distinct(labels, [Path(path).parent.name for path in paths], paths)
+        say(f"loaded {name}: {labels[-1]}")
+    numbers = [str(number) for number in range(1, len(paths) + 1)]
+    labels = distinct(labels, [Path(name).parent.name for name in shown], shown, numbers)
     colours = [style.colour for style in styles(kinds)]
-    return [Checkpoint(*each) for each in zip(paths, labels, colours, configs, captioners)]
+    return [Checkpoint(*each) for each in zip(shown, labels, colours, configs, captioners)]

@@ -1,20 +1,27 @@
-"""Who is let in: requests that name this page as their host, with the token where there is one."""
+"""Who is let in: requests for this page's host, from its own pages, with the token if any."""
 
 import base64
 import binascii
 import hmac
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Iterable
-from typing import Optional
-from urllib.parse import urlsplit
+from typing import Any, Optional
+from urllib.parse import unquote, urlsplit
 
 from captioning.runtime.errors import UserError
 
 TOKEN = "APP_TOKEN"  # of the environment, which no list of processes shows
 # A browser asks its user for a name, which is passed over, and a password, which is the token.
 CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
+# What the page asks of Gradio. Some others of its seventy routes fetch what a caller names.
+GRADIO = "gradio_api"
+FILE = f"/{GRADIO}/file="
+EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
+OTHERS = f"/{GRADIO}/(upload|upload_progress|queue/data|app_id|file=/[^/].*)"
+ROUTES = re.compile("|".join((*EVENTS, OTHERS)))
 
 
 def checked_token(given: Optional[str]) -> Optional[str]:
@@ -40,6 +47,64 @@ def _name_in(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
+
+
+def _in_full(text: str) -> str:
+    """Without percent-encoding, however often it was encoded."""
+    while (plain := unquote(text)) != text:
+        text = plain
+    return text
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is not Gradio's, or one that the page needs and that names no address."""
+    plain = _in_full(path)
+    if GRADIO not in plain.lower():
+        return True
+    return ROUTES.fullmatch(path) is not None and "://" not in plain
+
+
+def is_own_file(name: Any, headers) -> bool:
+    """Whether a "path" or "url" in the body of a request is of a file on this machine's disk."""
+    if not isinstance(name, str):
+        return False
+    path = name
+    if not name.startswith("/"):
+        if not is_own_origin(name, headers):
+            return False
+        path = urlsplit(name).path
+        path = path[path.find(FILE) :]
+        return path.startswith(FILE) and is_open(path)
+    return not path.startswith("//") and "://" not in _in_full(path)
+
+
+def is_own_origin(address: str, headers) -> bool:
+    """Whether an address is of the host that the request is for, or was for at a proxy before us.
+
+    No page elsewhere can have a browser send another Host, or X-Forwarded-Host.
+    """
+    ports = {"http": 80, "https": 443}
+
+    def place(netloc: str) -> tuple[Optional[str], int]:
+        parts = urlsplit(f"//{netloc}")
+        return parts.hostname, parts.port or ports[scheme]
+
+    try:
+        scheme, netloc = urlsplit(address)[:2]
+        own = (headers.get("host", ""), headers.get("x-forwarded-host", "").partition(",")[0])
+        return scheme in ports and place(netloc) in map(place, filter(None, map(str.strip, own)))
+    except ValueError:
+        return False
+
+
+def is_from_this_page(scope, headers) -> bool:
+    """Whether no other page has a browser make the request; following a link is allowed."""
+    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+        visits = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+        if not visits or GRADIO in scope["path"]:
+            return False
+    origin = headers.get("origin")
+    return origin is None or is_own_origin(origin, headers)
 
 
 class Guard:
@@ -68,9 +133,15 @@ class Guard:
         if not self.is_own(headers.get("host", "")):
             line = "the request's Host is not this page's; --host-name adds another name"
             app = JSONResponse({"error": line}, 400)
+        elif not is_from_this_page(scope, headers):
+            line = "the request comes from a page of another origin: open this page itself"
+            app = JSONResponse({"error": line}, 403)
         elif not self.is_known(headers.get("authorization", "")):
             line = "a token is needed: the header Authorization: Bearer TOKEN"
             app = JSONResponse({"error": line}, 401, {"www-authenticate": CHALLENGE})
+        elif not is_open(scope["path"]):
+            line = "there is no such path; the way in for programs is /api/caption"
+            app = JSONResponse({"error": line}, 404)
         await app(scope, receive, send)
 
     def is_own(self, host: str) -> bool:

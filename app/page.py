@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 import gradio as gr
+from gradio import route_utils
+from starlette.formparsers import MultiPartException
 
 from app import view
 from app.options import LONGEST, MOST_BEAMS, Options, defaults_of, read_options
-from app.photos import read_photo
 from app.service import CaptionService, caption_all
 from captioning.runtime.errors import UserError
 
@@ -46,8 +47,18 @@ Photo = ABCMeta.__new__(
 )
 
 
+class FilesAlone(route_utils.GradioMultiPartParser):
+    """Gradio's keeps a field that is no file in memory, however large it is."""
+
+    def on_headers_finished(self) -> None:
+        super().on_headers_finished()
+        if self._current_part.file is None:
+            raise MultiPartException("this is no file")
+
+
 def add_page(server, service: CaptionService, examples: Sequence[Path], address: str):
     """The application of a FastAPI server with the page at its root; see `build_page`."""
+    route_utils.GradioMultiPartParser = FilesAlone  # of its route for uploads
     style, script = (Path(__file__).with_suffix(s).read_text("utf-8") for s in (".css", ".js"))
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     return gr.mount_gradio_app(
@@ -106,9 +117,9 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
                 raise UserError("no photo: drop one, take one with the camera, or try an example")
             labels, options = chosen_by(*values)
             path, name = file
-            read = read_photo(Path(path), name, service.limits)
-            captions = [service.caption(read, c, options) for c in service.chosen(labels)]
-            return view.results(name, read, captions)
+            chosen = service.chosen(labels)
+            photo, captions = service.caption_file(Path(path), name, chosen, options)
+            return view.results(name, photo, captions)
         except UserError as error:
             return view.error(str(error))
 

@@ -9,6 +9,12 @@ from PIL import Image, ImageOps
 from captioning.data.image import decode, open_image
 from captioning.runtime.errors import UserError
 
+WIDEST = 640  # pixels of a photo as it is shown
+
+
+class PhotoError(UserError):
+    """A photo that cannot be read, or is beyond the limits."""
+
 
 class Limits(NamedTuple):
     """What the page refuses, so that one visitor cannot take all of the machine.
@@ -33,25 +39,25 @@ def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
     """The photo, RGB, turned as its EXIF says.
 
     name: what the visitor calls the file, in errors. Its size is looked at before it is decoded.
-    Raises UserError.
+    Raises PhotoError.
     """
     megabytes = path.stat().st_size / 2**20
     if megabytes > limits.upload_mb:
-        raise UserError(
+        raise PhotoError(
             f"{name}: {megabytes:.1f} MB; this page takes up to {limits.upload_mb:g} MB a photo"
         )
     try:
         with open_image(path) as opened:
             width, height = opened.size
             if width * height > limits.pixels:
-                raise UserError(
+                raise PhotoError(
                     f"{name}: {width} x {height} pixels; this page takes up to "
                     f"{limits.pixels / 1e6:g} million: make it smaller"
                 )
             photo = decode(opened)
     except UserError as error:
         # The file lies under a name that the visitor never saw.
-        raise UserError(str(error).replace(str(path), name)) from None
+        raise PhotoError(str(error).replace(str(path), name)) from None
     with contextlib.suppress(Exception):  # of broken EXIF data; the photo itself is good
-        photo = ImageOps.exif_transpose(photo)
+        ImageOps.exif_transpose(photo, in_place=True)
     return photo

@@ -15,8 +15,8 @@ from app.gathering import Gone
 from app.guard import Guard, is_local
 from app.metrics import Metrics
 from app.options import Options, defaults_of, read_options
-from app.photos import read_photo
 from app.service import CaptionService
+from app.uploads import FULL, Bodies, Uploads
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 from captioning.scenes.make import draw
@@ -63,14 +63,19 @@ def serve(
         import uvicorn
         from fastapi import FastAPI
 
+        from app.connection import TimedConnection
         from app.page import add_page
 
+        examples = draw_examples(Path(folder))
+        uploads = Uploads(Path(folder), service.limits, examples)
         server = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-        add_api(server, service)
+        add_api(server, service, uploads)
         server.add_middleware(Metrics, service=service, path=API)
+        server.add_middleware(Bodies, uploads=uploads, files=API)
         server.add_middleware(Guard, bound=host, names=names, token=token)
         config = uvicorn.Config(
-            add_page(server, service, draw_examples(Path(folder)), address),
+            add_page(server, service, examples, address),
+            http=TimedConnection,
             log_level="warning",
             timeout_graceful_shutdown=2,
             server_header=False,
@@ -90,12 +95,12 @@ def serve(
             say("stopped")
 
 
-def add_api(server, service: CaptionService) -> None:
+def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     """Give a FastAPI server POST /api/caption?KEY=VALUE..., whose body is the photo's file.
 
     The keys are those of `Options`, and `checkpoint`, a label, once or several times. Answers
     [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with the status
-    400, 413 for a photo beyond the limits' bytes, 503 where too many wait.
+    400, 413 for a photo beyond the limits' bytes, 503 where too many wait or the disk has no room.
     """
     from anyio import CapacityLimiter
     from anyio.to_thread import run_sync
@@ -114,39 +119,43 @@ def add_api(server, service: CaptionService) -> None:
     def answer(
         path: Path, labels: list[str], options: Options, gone: threading.Event
     ) -> list[dict[str, Any]]:
-        photo = read_photo(path, NAME, limits)
-        chosen = service.chosen(labels)
-        return [service.caption(photo, each, options, gone).record() for each in chosen]
+        _, captions = service.caption_file(path, NAME, service.chosen(labels), options, gone)
+        return [caption.record() for caption in captions]
 
     @server.post(API)
     async def caption(request: Request) -> JSONResponse:
-        if not places.acquire(blocking=False):
-            return error("too many are waiting: try again in a while", 503)
-        gone, watching = threading.Event(), None
-        try:
-            with tempfile.NamedTemporaryFile() as file:
+        with tempfile.NamedTemporaryFile() as file:
+            try:
                 size = 0
                 async for part in request.stream():
                     size += len(part)
                     if size > limits.upload_bytes:
                         return error(f"{NAME}: above {limits.upload_mb:g} MB", 413)
+                    if not uploads.has_room():
+                        return error(FULL, 503)
                     file.write(part)
                 file.flush()
+            except ClientDisconnect:
+                return error("gone away", GONE)
+            # A place is taken by who has sent all, so that slow callers keep none from others.
+            if not places.acquire(blocking=False):
+                return error("too many are waiting: try again in a while", 503)
+            gone = threading.Event()
+            watching = asyncio.create_task(_tell_when_gone(request, gone))
+            try:
                 given = {**defaults, **request.query_params}
                 given.pop("checkpoint", None)
                 labels = request.query_params.getlist("checkpoint") or known
                 options = read_options(given)
-                watching = asyncio.create_task(_tell_when_gone(request, gone))
                 work = (answer, Path(file.name), labels, options, gone)
                 return JSONResponse(await run_sync(*work, limiter=threads))
-        except UserError as refused:
-            return error(str(refused), 400)
-        except (Gone, ClientDisconnect):
-            return error("gone away", GONE)
-        finally:
-            if watching is not None:
+            except UserError as refused:
+                return error(str(refused), 400)
+            except Gone:
+                return error("gone away", GONE)
+            finally:
                 watching.cancel()
-            places.release()
+                places.release()
 
 
 async def _tell_when_gone(request, gone: threading.Event) -> None:

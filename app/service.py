@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -10,14 +11,16 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
-from app.gathering import Gathering
+from app.gathering import Gathering, Gone
 from app.options import Options
-from app.photos import Limits, read_photo
+from app.photos import WIDEST, Limits, PhotoError, read_photo
 from captioning.config import Config
 from captioning.models.build import preprocessing_of
 from captioning.models.word_by_word import END, SpokenCaption, captions_word_by_word
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
+
+DECODED_AT_ONCE = 2  # photos; half a gigabyte is needed to decode one of 50 million pixels
 
 
 class Caption(NamedTuple):
@@ -59,6 +62,8 @@ class CaptionService:
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
         self.gathering = Gathering(self._captions, limits.batch)
+        # Always the same threads: malloc keeps memory for each that ever decoded.
+        self._decoders = ThreadPoolExecutor(DECODED_AT_ONCE)
 
     def chosen(self, labels: Sequence[str]) -> list[Checkpoint]:
         """The checkpoints with the labels, in the page's order. Raises UserError."""
@@ -70,6 +75,32 @@ class CaptionService:
         if not found:
             raise UserError("no checkpoint is chosen: tick one or more")
         return found
+
+    def caption_file(
+        self,
+        path: Path,
+        name: str,
+        checkpoints: Sequence[Checkpoint],
+        options: Options,
+        gone: Optional[threading.Event] = None,
+    ) -> tuple[Image.Image, list[Caption]]:
+        """Read a visitor's file and caption it with each checkpoint; also return the photo, small.
+
+        name, gone: as in `read_photo` and `caption`. The decoded photo is freed before captioning.
+        Raises PhotoError for the file, UserError for the settings.
+        """
+        gone = gone or threading.Event()
+
+        def read() -> tuple[Image.Image, list[Asked]]:
+            if gone.is_set():
+                raise Gone
+            photo = read_photo(path, name, self.limits)
+            asked = [_asked(photo, checkpoint, options) for checkpoint in checkpoints]
+            photo.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
+            return photo, asked
+
+        photo, asked = self._decoders.submit(read).result()
+        return photo, [self._caption(each, gone) for each in asked]
 
     def caption(
         self,
@@ -84,10 +115,11 @@ class CaptionService:
         gone: set by whoever does not wait any more; raises Gone then. Raises UserError for settings
         that a checkpoint cannot follow.
         """
-        image = preprocessing_of(_config(checkpoint, options)).seen(photo)
-        key = None if options.sample else (checkpoint.label, options)
-        asked = Asked(image, checkpoint, options)
-        return self.gathering.ask(key, asked, gone or threading.Event())
+        return self._caption(_asked(photo, checkpoint, options), gone or threading.Event())
+
+    def _caption(self, asked: Asked, gone: threading.Event) -> Caption:
+        key = None if asked.options.sample else (asked.checkpoint.label, asked.options)
+        return self.gathering.ask(key, asked, gone)
 
     def _captions(self, asked: Sequence[Asked]) -> list[Caption]:
         """Those of photos that are asked for alike. Raises UserError."""
@@ -100,6 +132,11 @@ class CaptionService:
             told = captions_word_by_word(captioner, images.to(checkpoint.device), settings)
             used = {**options.used(), "prompt": captioner.prompt or config.prompt}
         return [Caption(checkpoint, details, used) for details in told]
+
+
+def _asked(photo: Image.Image, checkpoint: Checkpoint, options: Options) -> Asked:
+    image = preprocessing_of(_config(checkpoint, options)).seen(photo)
+    return Asked(image, checkpoint, options)
 
 
 def _config(checkpoint: Checkpoint, options: Options) -> Config:
@@ -168,8 +205,6 @@ def caption_all(
         raise UserError(f"{len(photos)} photos; this page takes up to {most} at a time")
     for path, name in photos:
         try:
-            photo = read_photo(path, name, service.limits)
-        except UserError as error:
+            yield Captioned(name, service.caption_file(path, name, checkpoints, options)[1])
+        except PhotoError as error:
             yield Captioned(name, [], str(error))
-            continue
-        yield Captioned(name, [service.caption(photo, c, options) for c in checkpoints])

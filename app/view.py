@@ -16,12 +16,12 @@ from PIL import Image
 from torch import Tensor
 
 from app.options import Options
+from app.photos import WIDEST
 from app.service import Caption, Captioned, CaptionService
 from captioning.files.writing import json_line
 from captioning.models.word_by_word import END, SpokenCaption
 from captioning.report.picture import data_uri, embedded
 
-WIDEST = 640  # pixels of the photo behind the gaze
 GAZE_SIDE = 64  # pixels; the browser stretches it over the photo, whatever that one's shape
 STRONGEST = 215  # of 255: at its brightest the photo still shines through
 

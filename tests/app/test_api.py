@@ -1,6 +1,7 @@
 """The way in for programs, over HTTP as a program uses it."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from PIL import Image
 
 from app.photos import Limits
 from app.server import POLICY
@@ -76,6 +78,7 @@ def test_refusals_are_one_line(server, files, name, settings, status, message):
 def test_who_comes_when_too_many_wait_is_sent_away(files):
     fastapi = pytest.importorskip("fastapi", reason="no Gradio, which brings FastAPI")
     from app.server import add_api
+    from app.uploads import Uploads
 
     busy = threading.Event()
 
@@ -86,12 +89,12 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         def chosen(self, labels):
             return self.checkpoints
 
-        def caption(self, photo, checkpoint, options, gone):
+        def caption_file(self, path, name, checkpoints, options, gone):
             busy.wait(60)
-            return SimpleNamespace(record=lambda: {"caption": "a dog"})
+            return None, [SimpleNamespace(record=lambda: {"caption": "a dog"})]
 
     server = fastapi.FastAPI()
-    add_api(server, Slow())
+    add_api(server, Slow(), Uploads(files, Slow.limits))
 
     async def ask():
         status, scope = [], {"type": "http", "method": "POST", "path": "/api/caption"}
@@ -114,6 +117,57 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         return [await task for task in asked], third
 
     assert asyncio.run(three_ask()) == ([200, 200], 503)
+
+
+@pytest.fixture
+def slow_callers(server):
+    """Return more callers than there are places, who have sent the first byte of a photo."""
+    host, port = server.removeprefix("http://").split(":")
+    head = f"POST /api/caption HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nx"
+    with contextlib.ExitStack() as stack:
+        callers = [socket.create_connection((host, int(port)), timeout=60) for _ in range(22)]
+        for caller in callers:
+            stack.enter_context(caller).sendall(head.encode())
+        yield callers
+
+
+def test_slow_callers_take_no_place(server, slow_callers, files):
+    time.sleep(0.2)
+    assert post(server, files / "photo.jpg", num_beams=1)[0] == 200
+
+
+@pytest.mark.slow
+def test_slow_callers_are_cut_off(slow_callers):
+    started = time.monotonic()
+    while len(slow_callers) > 0 and time.monotonic() < started + 30:
+        for caller in slow_callers[:]:
+            try:
+                caller.sendall(b"x")  # one after the other, a byte each 5 s
+            except OSError:
+                slow_callers.remove(caller)
+        time.sleep(5)
+    assert slow_callers == []
+
+
+def test_few_large_photos_are_in_memory_at_once(serving, tmp_path):
+    """Eight small files of 20 million pixels each: a decoded one takes 60 MB, 140 at its most."""
+    Image.new("RGBA", (5000, 4000), (200, 30, 40, 128)).save(tmp_path / "large.png")
+    assert (tmp_path / "large.png").stat().st_size < 150_000
+    with serving("--max-pixels", "20000000") as (server, _):
+        assert post(server, tmp_path / "large.png", num_beams=1)[0] == 200
+
+        def memory():
+            return metrics(server)["process_resident_memory_bytes"]
+
+        before, most = memory(), 0
+        with ThreadPoolExecutor(8) as threads:
+            asked = [
+                threads.submit(post, server, tmp_path / "large.png", num_beams=1) for _ in range(8)
+            ]
+            while not all(call.done() for call in asked):
+                most = max(most, memory())
+    assert [call.result()[0] for call in asked] == [200] * 8
+    assert most - before < 400e6
 
 
 def test_callers_who_come_together_share_a_batch_and_one_bad_photo_is_its_own(server, files):

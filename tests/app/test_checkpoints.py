@@ -5,7 +5,11 @@ import shutil
 import pytest
 import torch
 
+from app import view
 from app.checkpoints import demos_checkpoints, load_checkpoints
+from app.photos import Limits
+from app.service import CaptionService
+from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 
 CPU = torch.device("cpu")
@@ -23,6 +27,32 @@ def test_equal_objectives_are_told_apart_by_their_folders(run_folders, tmp_path)
     found = load_checkpoints([str(tmp_path / name) for name in ("first", "second")], None, CPU)
     assert [c.label for c in found] == ["SMILE (first)", "SMILE (second)"]
     assert found[0].colour != found[1].colour
+
+
+def test_secrets_of_an_address_are_shown_nowhere(run_folders, monkeypatch, capsys):
+    pytest.importorskip("gradio", reason="no Gradio, whose version the page shows")
+    file, config = run_folders[0] / "checkpoint_best.pth", str(run_folders[0] / "config.yaml")
+    loaded = []
+
+    def load(path, *others):
+        loaded.append(path)
+        return load_trained(str(file), *others)
+
+    monkeypatch.setattr("app.checkpoints.load_trained", load)
+    first = "https://user:PASSWORD@store.example/models/best.pth?X-Amz-Signature=SECRET.pth"
+    sources = [first, first.replace("SECRET", "OTHER_SECRET")]
+    found = load_checkpoints(sources, config, CPU)
+    assert loaded == sources
+    assert [c.source for c in found] == ["https://store.example/models/best.pth"] * 2
+    assert len({c.label for c in found}) == 2 and all(c.label.startswith("best") for c in found)
+    page = view.about(CaptionService(found, Limits()), "http://127.0.0.1:7860")
+    with pytest.raises(
+        UserError, match=r"store\.example/models/best\.pth is named twice"
+    ) as caught:
+        load_checkpoints([first, first], config, CPU)
+    told = [page, str(caught.value), repr(found), *capsys.readouterr()]
+    assert "https://store.example/models/best.pth" in page
+    assert not any(secret in text for text in told for secret in ("PASSWORD", "SECRET", "user:"))
 
 
 def test_weights_from_elsewhere_take_the_configuration_that_is_named(run_folders, tmp_path):

@@ -1,0 +1,41 @@
+"""Connections of callers who send their request too slowly are closed."""
+
+import asyncio
+
+from h11 import IDLE, SEND_BODY
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+PATIENCE_S = 10.0
+LEAST = 4096  # bytes of a body that have to come in that time
+
+
+class TimedConnection(H11Protocol):
+    """Closes a connection that brings neither a whole head nor LEAST bytes of body in PATIENCE_S.
+
+    uvicorn has no such limit. A head has at most h11's 16 KiB.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look_again()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+
+    def _state(self) -> tuple[object, object]:
+        return self.cycle, self.conn.their_state
+
+    def _look_again(self) -> None:
+        self._before, self._received = self._state(), 0
+        self.loop.call_later(PATIENCE_S, self._look)
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        _, state = self._before
+        few = self._received < LEAST and not self.flow.read_paused
+        if self._state() == self._before and (state is IDLE or (state is SEND_BODY and few)):
+            self.transport.close()
+        else:
+            self._look_again()

@@ -1,0 +1,106 @@
+"""Callers who send their request a byte at a time, or a head without an end."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+PATIENCE = 0.4
+
+
+@pytest.fixture(scope="module")
+def answering():
+    """Return the address of a server of such connections, which answers with its body's length."""
+    uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
+    from app import connection
+
+    async def app(scope, receive, send):
+        size, more = 0, True
+        while more:
+            message = await receive()
+            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+        if scope["path"] == "/late":
+            await asyncio.sleep(4 * PATIENCE)
+        text = str(size).encode()
+        headers = [(b"content-length", str(len(text)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+
+    patience, connection.PATIENCE_S = connection.PATIENCE_S, PATIENCE
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = uvicorn.Config(
+            app, http=connection.TimedConnection, lifespan="off", log_level="error"
+        )
+        server = uvicorn.Server(config)
+        server.install_signal_handlers = lambda: None
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        yield listening.getsockname()
+        server.should_exit = True
+        thread.join(30)
+    connection.PATIENCE_S = patience
+
+
+def told(address, parts, pause):
+    """What a caller receives who sends the parts with pauses, and after how many seconds."""
+    started = time.monotonic()
+    with socket.create_connection(address, timeout=30) as caller:
+        received = b""
+
+        def send():
+            with contextlib.suppress(OSError):  # it has been closed
+                for part in parts:
+                    caller.sendall(part)
+                    time.sleep(pause)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        with contextlib.suppress(ConnectionError):
+            while more := caller.recv(1 << 16):
+                received += more
+        seconds = time.monotonic() - started
+        sending.join()
+    return received, seconds
+
+
+HEAD = b"POST %s HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "pause"),
+    [
+        ([], 0),
+        ([b"GET / HT"], 0),
+        ([bytes([byte]) for byte in HEAD % (b"/", 0)], 0.1),
+        ([HEAD % (b"/", 1000)], 0),
+        ([HEAD % (b"/", 1000), *[b"x"] * 1000], 0.1),
+    ],
+    ids=["nothing", "half a head", "a slow head", "no body", "a slow body"],
+)
+def test_who_is_too_slow_is_cut_off(answering, parts, pause):
+    received, seconds = told(answering, parts, pause)
+    assert received == b"" and seconds < 4 * PATIENCE
+
+
+def test_a_second_slow_head_is_cut_off(answering):
+    whole = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+    received, seconds = told(answering, [whole, *[b"G"] * 50], 0.1)
+    assert received.startswith(b"HTTP/1.1 200") and seconds < 5 * PATIENCE
+
+
+def test_who_takes_long_but_goes_on_is_answered(answering):
+    """Or who waits for an answer that takes long."""
+    parts = [HEAD % (b"/", 5 * 40_000), *[bytes(40_000)] * 5]
+    assert told(answering, parts, PATIENCE / 2)[0].endswith(b"\r\n\r\n200000")
+    received, seconds = told(answering, [HEAD % (b"/late", 3), b"abc"], 0)
+    assert received.endswith(b"\r\n\r\n3") and seconds > 4 * PATIENCE
+
+
+def test_a_long_head_is_refused(answering):
+    received, _ = told(
+        answering, [b"GET / HTTP/1.1\r\n", *[b"A: " + b"b" * 1000 + b"\r\n"] * 64], 0
+    )
+    assert received.startswith(b"HTTP/1.1 400") or received == b""

@@ -1,0 +1,201 @@
+"""No other server is asked, and no page of another server has its way here."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
+
+import pytest
+
+# Gradio asks no server of a private network; here it does, so that one can stand for a public one.
+ALL_ARE_PUBLIC = "import safehttpx\nsafehttpx.is_public_ip = lambda ip: True\n"
+EVIL = "http://evil.example"
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """Return the address of another server, and the list of what it was asked for."""
+    asked = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"secret of another server")
+
+        do_HEAD = do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def page(serving, tmp_path_factory):
+    """Return the address of the page, on a machine whose private addresses are public ones."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(ALL_ARE_PUBLIC)
+    with serving("--host-name", "page.example", PYTHONPATH=str(folder)) as (address, _):
+        yield address
+
+
+def ask(url, body=None, method=None, **headers):
+    """Status, headers and body of the answer."""
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(url, body, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def ask_with_json(url, value, **headers):
+    return ask(url, json.dumps(value).encode(), Content_Type="application/json", **headers)
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        "file=",
+        "gradio_api/file=",
+        "gradio_api/file/",
+        "proxy=",
+        "gradio_api/proxy=",
+        "%67radio_api/file=",
+    ],
+)
+@pytest.mark.parametrize("scheme", ["http://", "HTTP://", "https://", "ftp://", "//", "/http://"])
+def test_no_route_fetches_an_address(page, foreign, route, scheme):
+    host, asked = foreign
+    address = f"{scheme}{host}/private"
+    for name in (address, quote(address, safe=""), quote(quote(address, safe=""), safe="")):
+        for method in ("GET", "HEAD"):
+            status, _, body = ask(f"{page}/{route}{name}", method=method)
+            assert status >= 400 and b"secret" not in body, (method, name)
+    assert asked == []
+
+
+def uploaded(page):
+    """The path of a photo that was uploaded to the page."""
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+        b"photo\r\n--b--\r\n"
+    )
+    url, kind = f"{page}/gradio_api/upload", "multipart/form-data; boundary=b"
+    status, _, answer = ask(url, body, Content_Type=kind)
+    assert status == 200, answer
+    return json.loads(answer)[0]
+
+
+def caption_event(page):
+    """What the browser sends to have a photo captioned, and the place of the photo in it."""
+    config = json.loads(ask(f"{page}/config")[2])
+    kinds = {component["id"]: component["type"] for component in config["components"]}
+    event = next(
+        e for e in config["dependencies"] if e["inputs"] and kinds[e["inputs"][0]] == "image"
+    )
+    values = {
+        component["id"]: component["props"].get("value") for component in config["components"]
+    }
+    data = [values[number] for number in event["inputs"]]
+    return {"fn_index": event["id"], "session_hash": "s", "data": data, "event_data": None}
+
+
+@pytest.mark.parametrize(
+    "route", ["queue/join", "run/predict", "api/predict", "call/caption", "call/v2/caption"]
+)
+@pytest.mark.parametrize("scheme", ["http://", "HTTPS://", "ftp://", "//", " http://"])
+def test_no_event_fetches_an_address(page, foreign, route, scheme):
+    host, asked = foreign
+    event, here = caption_event(page), uploaded(page)
+    address = f"{scheme}{host}/photo.jpg"
+    through = f"{page}/gradio_api/proxy=http://{host}/photo.jpg"
+    meta = {"_type": "gradio.FileData"}
+    for file in (
+        {"path": address},
+        {"path": here, "url": address},
+        {"path": here, "url": through},
+        {"path": here, "url": f"{page}/gradio_api/file={address}"},
+        {"path": quote(address, safe="")},
+        [{"deeper": {"path": address, "meta": meta}}],
+    ):
+        found = {**file, "meta": meta} if isinstance(file, dict) else file
+        sent = {**event, "data": [found, *event["data"][1:]]}
+        status, _, answer = ask_with_json(f"{page}/gradio_api/{route}", sent)
+        assert status in (400, 404) and list(json.loads(answer)) == ["error"], file
+    assert asked == []
+
+
+def test_a_photo_that_was_uploaded_is_captioned(page):
+    event, path = caption_event(page), uploaded(page)
+    for url in (None, f"{page}/gradio_api/file={path}"):
+        file = {"path": path, "url": url, "meta": {"_type": "gradio.FileData"}}
+        sent = {**event, "data": [file, *event["data"][1:]]}
+        assert ask_with_json(f"{page}/gradio_api/queue/join", sent)[0] == 200
+    assert ask(f"{page}/gradio_api/file={path}")[2] == b"photo"
+
+
+def test_a_body_that_is_no_file_is_small(page):
+    for path in ("gradio_api/queue/join", "gradio_api/run/predict", "login", "no/such"):
+        status, _, answer = ask(f"{page}/{path}", bytes(2 << 20))
+        assert status == 413 and b"a body above 1048576 bytes" in answer
+    assert ask(f"{page}/gradio_api/queue/join", b"[" * 100_000)[0] == 400
+
+
+PATHS = ["", "config", "metrics", "gradio_api/queue/data?session_hash=s", "gradio_api/upload"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "gradio_api/queue/join", "api/caption"])
+@pytest.mark.parametrize("host", [None, "page.example", "localhost:7860"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": EVIL},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:3000"},
+        {"Origin": "http://page.example.evil.example"},
+        {"Origin": "http://evil.example@page.example:x"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "no-cors"},
+    ],
+)
+def test_a_page_elsewhere_is_refused(page, path, host, headers):
+    headers = {**headers, "Host": host} if host else headers
+    post = path in ("gradio_api/upload", "gradio_api/queue/join", "api/caption")
+    status, found, answer = ask(f"{page}/{path}", b"{}" if post else None, **headers)
+    assert status == 403 and b"another origin" in answer
+    assert not [name for name in found if name.lower().startswith("access-control")]
+    preflight = {"Access_Control_Request_Method": "POST", **headers}
+    status, found, _ = ask(f"{page}/{path}", method="OPTIONS", **preflight)
+    assert status == 403 and "access-control-allow-origin" not in found
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Host": "page.example", "Origin": "http://page.example"},
+        {"Host": "page.example", "Origin": "https://page.example:443"},  # https ends at a proxy
+        {"Host": "page.example:443", "Origin": "https://page.example"},
+        {"X_Forwarded_Host": "page.example, 10.0.0.1", "Origin": "https://page.example"},
+        {"Sec_Fetch_Site": "same-origin"},
+        {"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate"},
+        {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"},  # a link to the page
+    ],
+)
+def test_the_page_itself_and_a_link_to_it_are_let_in(page, headers):
+    assert ask(page, **headers)[0] == 200
+    if headers.get("Sec_Fetch_Site") != "cross-site":
+        assert ask(f"{page}/gradio_api/app_id", **headers)[0] == 200
+        assert ask(f"{page}/api/caption?checkpoint=None", b"", **headers)[0] == 400
+    else:
+        assert ask(f"{page}/gradio_api/app_id", **headers)[0] == 403
+        assert ask(page, b"", **headers)[0] == 403

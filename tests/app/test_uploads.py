@@ -1,0 +1,120 @@
+"""How much of visitors' photos is kept on the disk, and for how long."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from app.photos import Limits
+from app.uploads import FULL, Uploads
+from tests.app.test_foreign import ask
+
+LIMITS = Limits(upload_mb=1, photos=1)  # room for 2 MB, in 100 files
+
+
+def test_bytes_and_files_are_counted_wherever_they_lie(tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("app.uploads.time.monotonic", lambda: now)
+    uploads = Uploads(tmp_path, LIMITS)
+    assert uploads.has_room()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "photo.jpg").write_bytes(bytes(2 << 20))
+    assert uploads.has_room()  # as of less than a second ago
+    now += 1
+    assert not uploads.has_room()
+    (tmp_path / "a" / "photo.jpg").unlink()
+    now += 1
+    assert uploads.has_room()
+    for number in range(100):
+        (tmp_path / f"{number}.jpg").touch()
+    now += 1
+    assert not uploads.has_room()
+
+
+def test_what_gradio_forgot_is_removed(tmp_path, monkeypatch):
+    """And neither what is younger nor the page's own."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    own, left = tmp_path / "scene.png", tmp_path / "a" / "b" / "tmp123"
+    for path in (own, left):
+        path.touch()
+    assert Uploads(tmp_path, LIMITS, [own]).has_room() and left.exists()
+    later = time.time() + 2 * 3600
+    monkeypatch.setattr("app.uploads.time.time", lambda: later)
+    os.utime(tmp_path / "a")
+    assert Uploads(tmp_path, LIMITS, [own]).has_room()
+    assert sorted(tmp_path.rglob("*")) in ([own], [tmp_path / "a", own])
+
+
+def part(content, name="files"):
+    return (
+        f'--b\r\nContent-Disposition: form-data; name="{name}"; filename="a.png"\r\n\r\n'.encode()
+        + content
+        + b"\r\n"
+    )
+
+
+def upload(address, content):
+    kind = "multipart/form-data; boundary=b"
+    body = part(content) + b"--b--\r\n"
+    return ask(f"{address}/gradio_api/upload", body, Content_Type=kind)
+
+
+def folder_of(address):
+    """The server's folder of uploads: its drawn examples lie there."""
+    page = json.loads(ask(f"{address}/config")[2])
+    (path, *_) = [
+        component["props"]["samples"][0][0]["path"]
+        for component in page["components"]
+        if component["type"] == "dataset"
+    ]
+    return Path(path).parent
+
+
+def test_a_full_disk_is_told_to_the_page_and_to_programs(serving, files):
+    pytest.importorskip("gradio", reason="no Gradio: the web page needs Python 3.10 or later")
+    with serving() as (address, _):  # 4 photos of 1 MB a batch: room for 8 MB
+        photo, large = (files / "photo.jpg").read_bytes(), 1 << 20
+        for number in range(9):
+            assert upload(address, bytes([number]) * large)[0] == 200
+        time.sleep(1.1)
+        status, _, line = upload(address, b"x")
+        assert (status, line.decode()) == (400, FULL)
+        status, _, answer = ask(f"{address}/api/caption", photo)
+        assert (status, json.loads(answer)) == (503, {"error": FULL})
+        for path in folder_of(address).rglob("a.png"):
+            path.unlink()
+        time.sleep(1.1)
+        assert upload(address, photo)[0] == ask(f"{address}/api/caption", photo)[0] == 200
+
+
+@pytest.mark.parametrize("query", ["", "?upload_id=a"])
+def test_a_field_that_is_no_file_is_refused(server, query):
+    kind = "multipart/form-data; boundary=b"
+    field = part(bytes(2 << 20)).replace(b'; filename="a.png"', b"")
+    body = part(b"photo") + field + b"--b--\r\n"
+    before = sorted(folder_of(server).rglob("*"))
+    status, _, line = ask(f"{server}/gradio_api/upload{query}", body, Content_Type=kind)
+    assert (status, line) == (400, b"this is no file")
+    assert sorted(folder_of(server).rglob("*")) == before
+
+
+def test_an_upload_that_is_cut_short_leaves_nothing(server):
+    host, port = server.removeprefix("http://").split(":")
+    before = sorted(folder_of(server).rglob("*"))
+    head = (
+        f"POST /gradio_api/upload HTTP/1.1\r\nHost: {host}\r\nContent-Length: 900000\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port))) as caller:
+        caller.sendall(head.encode() + part(bytes(100_000)))
+        until = time.monotonic() + 30
+        while sorted(folder_of(server).rglob("*")) == before and time.monotonic() < until:
+            time.sleep(0.05)
+        assert sorted(folder_of(server).rglob("*")) != before
+    until = time.monotonic() + 30
+    while sorted(folder_of(server).rglob("*")) != before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert sorted(folder_of(server).rglob("*")) == before
