@@ -138,7 +138,7 @@ class _Losses:
                 d_logits += subset.mul_(in_subset * scale)
             if smoothing:
                 d_logits -= mle * smoothing / self.head.possible * scale
-                if self.head.possible < self.head.vocabulary:
+                if self.head.ruled_out is not None:
                     d_logits.masked_fill_(self.head.ruled_out, 0)
             asked = in_all - mle * smoothing + in_subset
             self.head.add_(d_logits, label, -asked * scale)

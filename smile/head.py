@@ -123,25 +123,31 @@ class Head:
         return logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """(R, 1), over the words that can be."""
-        if self.possible < self.vocabulary:
+        """(R, 1), over the words that are not ruled out."""
+        if self.ruled_out is None:
+            total = logits.sum(1, keepdim=True)
+        else:
             total = logits.masked_fill_(self.ruled_out, 0).sum(1, keepdim=True)
             logits.masked_fill_(self.ruled_out, float("-inf"))
-        else:
-            total = logits.sum(1, keepdim=True)
         return self._sum(total) / self.possible
 
     @cached_property
-    def ruled_out(self) -> Tensor:
-        """bool (V,), words that the bias lets no position have."""
+    def ruled_out(self) -> Optional[Tensor]:
+        """bool (V,), words that the bias rules out at every position; None for no such word.
+
+        An accelerator would have to be waited for to know that there is none.
+        """
         if self.bias is None or self.transform.softcap is not None:
-            return torch.zeros(len(self.weight), dtype=torch.bool, device=self.weight.device)
-        return self.transform.scale * self.bias <= RULED_OUT
+            return None
+        found = self.transform.scale * self.bias <= RULED_OUT
+        return None if found.is_cpu and not self._sum(found.sum()) else found
 
     @cached_property
-    def possible(self) -> int:
-        """The number of words that can be, over which labels are smoothed."""
-        return self.vocabulary - int(self._sum(self.ruled_out.sum()))
+    def possible(self) -> Union[Tensor, int]:
+        """The number of words that are not ruled out, over which labels are smoothed."""
+        if self.ruled_out is None:
+            return self.vocabulary
+        return self.vocabulary - self._sum(self.ruled_out.sum()).to(self.wide)
 
     def _sum(self, tensor: Tensor) -> Tensor:
         """Over the processes that divide the words."""

@@ -21,4 +21,4 @@ from captioning.data.loader import (
     training_loader,
 )
 from captioning.data.shards import ShardDataset, Shards
-from captioning.data.sources import annotation_paths, read_split, references, told_division
+from captioning.data.sources import annotation_paths, described_division, read_split, references

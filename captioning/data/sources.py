@@ -111,7 +111,7 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
     return splits[split]
 
 
-def told_division(config) -> str:
+def described_division(config) -> str:
     """How many photos each split has. Raises UserError where photos are not in image_root."""
     samples = _read(config, "train", None)
     splits = _divided(config, samples)

@@ -20,8 +20,8 @@ from captioning.data import (
     Shards,
     TrainingDataset,
     TrainingLoader,
+    described_division,
     read_split,
-    told_division,
     training_loader,
 )
 from captioning.data.original_randaugment import check_opencv
@@ -123,7 +123,7 @@ class FineTuning:
         self.preprocessing = preprocessing_of(config)
         with distributed.first_on_each_machine():
             samples = read_split(config, "train")
-            division = told_division(config) if config.split else None
+            division = described_division(config) if config.split else None
         if division:
             say(division)
         self.loader = self._build_loader(samples)

@@ -14,11 +14,11 @@ from captioning.data import (
     EvaluationDataset,
     Sample,
     TrainingDataset,
+    described_division,
     evaluation_transform,
     read_annotations,
     read_split,
     references,
-    told_division,
 )
 from captioning.data.caption_files import read_references
 from captioning.metrics.image_files import find_images
@@ -102,7 +102,7 @@ def test_a_format_with_lists_trains_on_what_karpathys_file_trains(
         for wanted, got in zip(items(expected, folder), items(found, folder)):
             assert [item.get("captions") for item in got] == [w.get("captions") for w in wanted]
             assert all(torch.equal(g["image"], w["image"]) for g, w in zip(got, wanted))
-    assert told_division(config) == f"split of {train_file}: 32 train, 4 val, 4 test photos"
+    assert described_division(config) == f"split of {train_file}: 32 train, 4 val, 4 test photos"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -168,7 +168,7 @@ def test_photos_that_no_list_names_are_left_out(folder, configured):
     train_file = write_captions(folder, "Flickr8k.token.txt", CAPTIONS_OF)
     config = configured(train_file=train_file, split=split)
     assert sum(len(read_split(config, split)) for split in SPLITS) == 30
-    assert told_division(config).endswith(" photos, 10 in no list")
+    assert described_division(config).endswith(" photos, 10 in no list")
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_photos_that_are_not_there_are_told_before_training(folder, configured):
     (folder / "captions.txt").write_text(captions_txt({**CAPTIONS_OF, "a.jpg.1": ["a dog"]}))
     keys = {"train_file": "captions.txt", "split": {"val": 0.05}}
     with pytest.raises(UserError, match=r"^1 of 41 photos are not there, .*a\.jpg\.1: correct"):
-        told_division(configured(**keys))
-    assert "39 train, 2 val photos" in told_division(configured(**keys, skip_bad_images=True))
+        described_division(configured(**keys))
+    assert "39 train, 2 val photos" in described_division(configured(**keys, skip_bad_images=True))
 
 
 def test_shares_too_small_for_a_photo(folder, configured):
