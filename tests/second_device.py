@@ -267,7 +267,7 @@ def _steps(cls: type, device: str, **options: Any) -> tuple[list[torch.Tensor], 
     batch = {name: value.to(device) for name, value in batch.items()}
     for _ in range(3):
         before = len(waits)
-        items = trainer._get_num_items_in_batch([batch], torch.device(device))
+        _, items = trainer.get_batch_samples(iter([batch]), 1, torch.device(device))
         losses.append(trainer.compute_loss(model, batch, num_items_in_batch=items))
         counts.append(len(waits) - before)
     return losses, counts[1:]

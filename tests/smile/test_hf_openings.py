@@ -142,8 +142,9 @@ def test_the_trainers_division_is_by_what_is_scored(tmp_path):
         trainer = trainer_parts.make(
             trainer_parts.SmileSeq2SeqTrainer, tmp_path, rows, model, objective
         )
-        batch = next(iter(trainer.get_train_dataloader()))
-        assert trainer._get_num_items_in_batch([batch], torch.device("cpu")) == tokens
+        batches = iter(trainer.get_train_dataloader())
+        (batch,), items = trainer.get_batch_samples(batches, 1, torch.device("cpu"))
+        assert items == tokens
         loss = use_smile(model, objective)(**batch).loss
         trainer.train()
         (entry,) = trainer_parts.logs(trainer)
