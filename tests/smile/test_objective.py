@@ -12,6 +12,7 @@ from smile import (
     reverse_subset_loss,
     smile_loss,
 )
+from smile.objective import captions_an_image
 
 
 def example():
@@ -113,3 +114,16 @@ def test_a_wrong_objective_is_one_clear_line(spec, message):
     with pytest.raises(ValueError, match=message) as error:
         parse_objective(spec)
     assert "\n" not in str(error.value)
+
+
+def test_every_image_has_as_many_captions():
+    assert captions_an_image([["a", "b"], ["c", "d"], ["e", "f"]], 3) == 2
+    for wrong, images in (
+        ([], 0),
+        ([["a"], []], 2),
+        ([[], []], 2),
+        ([["a"]], 2),
+        ([["a"], "bc"], 2),
+    ):
+        with pytest.raises(ValueError, match=f"captions for {images} images; each needs as many"):
+            captions_an_image(wrong, images)
