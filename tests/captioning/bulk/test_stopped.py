@@ -34,6 +34,8 @@ def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
     assert len(made) == 4
     _, said = run(photos, *flags, "--num_beams", "1", code=2)
     assert "an unfinished run had num_beams None, and now it is 1" in said and len(made) == 4
+    _, said = run(photos, *flags, "--captions", "a.csv", code=2)
+    assert "an unfinished run had captions None, and now it is 'a.csv'" in said
     lines, said = run(photos, *flags)
     assert ("going on" in said and "| 4/10" in said.replace("100%", "")) or "4/10" in said
     assert sorted(made) == sorted(line["image"] for line in lines)  # each was made once

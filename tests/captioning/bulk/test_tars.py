@@ -315,9 +315,11 @@ def test_photos_gone_before_a_shard_is_written_are_left_out(run, photos, tmp_pat
     assert len(lines) == 10 and len(list(read)) == 8
 
 
-def test_sidecars_are_for_photos(run, shards):
+def test_sidecars_and_files_of_captions_are_for_photos(run, shards):
     _, said = run(shards, "--sidecar", code=2)
     assert "a .tar has none beside it" in said
+    _, said = run(shards, "--captions", "captions.txt", code=2)
+    assert "--captions is for photos, and a .tar has its own" in said
 
 
 def test_the_number_of_images_is_told_from_the_first_tar(shards, tmp_path):
