@@ -60,8 +60,8 @@ class Config(*keys_of_captioners(), Keys):
         return value or None
 
     @field_serializer("pretrained")
-    def _as_it_may_be_shown(self, value: Optional[str]) -> Optional[str]:
-        return value and without_secrets(value)
+    def _as_it_may_be_shown(self, value: Any) -> Any:
+        return without_secrets(value) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod

@@ -78,3 +78,18 @@ def test_what_a_reward_is_made_of_is_the_runs(scenes_config, tmp_path):
                 starting_point(other)
         else:
             assert starting_point(other)["epoch"] == 0
+
+
+def test_a_run_goes_on_with_another_signature_of_an_address(scenes_config, tmp_path):
+    address = "pretrained=https://me:{0}@host/a.pth?X-Signature={0}"
+    flags = {"output_dir": str(tmp_path)}
+    began = load_config(scenes_config, [address.format("FIRST")], flags)
+    content = {"model": {}, "optimizer": {}, "epoch": 0, "config": began.model_dump()}
+    assert "FIRST" not in str(content)
+    torch.save(content, tmp_path / "checkpoint_00.pth")
+    now = load_config(scenes_config, [address.format("SECOND")], flags)
+    assert starting_point(now)["epoch"] == 0
+    other = load_config(scenes_config, ["pretrained=https://me:SECOND@host/b.pth?SECOND"], flags)
+    with pytest.raises(UserError, match=r"pretrained was 'https://host/a\.pth'") as error:
+        starting_point(other)
+    assert "FIRST" not in str(error.value) and "SECOND" not in str(error.value)
