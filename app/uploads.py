@@ -14,7 +14,10 @@ from app.photos import Limits
 
 UPLOAD = "/gradio_api/upload"
 MOST = 1 << 20  # bytes of a body that is no file
-KEPT_S, LOOK_S = 3600, 600  # how long Gradio keeps a file, and how often it looks for older ones
+KEPT_S, LOOK_S = (
+    3600,
+    600,
+)  # seconds: Gradio keeps a file so long, and looks for older ones so often
 FULL = "this page has no more room for photos: try again in an hour"
 
 
