@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Optional
 from urllib.parse import unquote, urlsplit
 
 from captioning.runtime.errors import UserError
@@ -62,20 +62,6 @@ def is_open(path: str) -> bool:
     if GRADIO not in plain.lower():
         return True
     return ROUTES.fullmatch(path) is not None and "://" not in plain
-
-
-def is_own_file(name: Any, headers) -> bool:
-    """Whether a "path" or "url" in the body of a request is of a file on this machine's disk."""
-    if not isinstance(name, str):
-        return False
-    path = name
-    if not name.startswith("/"):
-        if not is_own_origin(name, headers):
-            return False
-        path = urlsplit(name).path
-        path = path[path.find(FILE) :]
-        return path.startswith(FILE) and is_open(path)
-    return not path.startswith("//") and "://" not in _in_full(path)
 
 
 def is_own_origin(address: str, headers) -> bool:

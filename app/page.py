@@ -14,6 +14,7 @@ from starlette.formparsers import MultiPartException
 from app import view
 from app.options import LONGEST, MOST_BEAMS, Options, defaults_of, read_options
 from app.service import CaptionService, caption_all
+from app.uploads import KEPT_S, LOOK_S
 from captioning.runtime.errors import UserError
 
 HEADER = (
@@ -80,7 +81,7 @@ def build_page(service: CaptionService, examples: Sequence[Path], address: str) 
     with gr.Blocks(
         title="SMILE captions",
         analytics_enabled=False,
-        delete_cache=(600, 3600),  # seconds: looked through so often, kept so long
+        delete_cache=(LOOK_S, KEPT_S),
     ) as page:
         _html(HEADER)
         with gr.Tabs():

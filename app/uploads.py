@@ -1,4 +1,4 @@
-"""What requests bring: files that have room on the disk, and nothing that names another server."""
+"""What requests bring: files that have room on the disk, and names of such files alone."""
 
 import json
 import os
@@ -7,13 +7,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from app.guard import EVENTS, is_own_file
+from app.guard import EVENTS, FILE, is_own_origin
 from app.photos import Limits
 
 UPLOAD = "/gradio_api/upload"
 MOST = 1 << 20  # bytes of a body that is no file
-KEPT_S, LOOK_S = 3600, 600  # how long Gradio keeps a file, and how often it looks for older ones
+KEPT_S, LOOK_S = (
+    3600,
+    600,
+)  # seconds: Gradio keeps a file so long, and looks for older ones so often
 FULL = "this page has no more room for photos: try again in an hour"
 
 
@@ -24,10 +28,17 @@ class Uploads:
     """
 
     def __init__(self, folder: Path, limits: Limits, own: Iterable[Path] = ()):
-        self.folder, self.own = folder, set(map(str, own))
+        self.folder, self.own = folder.resolve(), {str(path.resolve()) for path in own}
         self.bytes = 2 * limits.photos * limits.upload_bytes
         self.files = 100 * limits.photos
         self._room, self._next = True, 0.0
+
+    def holds(self, path: Any) -> bool:
+        """Whether it is the path of a file in the folder, wherever it leads."""
+        try:
+            return os.path.isabs(path) and Path(path).resolve().is_relative_to(self.folder)
+        except (TypeError, ValueError, OSError, RuntimeError):
+            return False
 
     def has_room(self) -> bool:
         """Whether more may be kept; the folder is looked through once a second at most."""
@@ -97,7 +108,7 @@ class Bodies:
                     scope, receive, send
                 )
                 return
-        if scope["path"] in EVENTS and not names_own_files(body, Headers(scope=scope)):
+        if scope["path"] in EVENTS and not self._names_uploads(body, Headers(scope=scope)):
             line = "a file that was not uploaded to this page: upload it first"
             await JSONResponse({"error": line}, 400)(scope, receive, send)
             return
@@ -108,20 +119,29 @@ class Bodies:
 
         await self.app(scope, again, send)
 
+    def _names_uploads(self, body: bytes, headers) -> bool:
+        """Whether each "path" and "url" within the JSON is that of an uploaded file, or null.
 
-def names_own_files(body: bytes, headers) -> bool:
-    """Whether each "path" and "url" within the JSON is of a file of this page, or nothing."""
-    try:
-        left: list[Any] = [json.loads(body)]
-    except (ValueError, RecursionError):
-        return False
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            files = (value.get("path"), value.get("url"))
-            if not all(file is None or is_own_file(file, headers) for file in files):
-                return False
-            left.extend(value.values())
-        elif isinstance(value, list):
-            left.extend(value)
-    return True
+        Gradio fetches a path that is an address, and copies any other file of the machine.
+        """
+        try:
+            left: list[Any] = [json.loads(body)]
+        except (ValueError, RecursionError):
+            return False
+        while left:
+            value = left.pop()
+            if isinstance(value, dict):
+                path, url = value.get("path"), value.get("url")
+                if path is not None and not self.uploads.holds(path):
+                    return False
+                if url is not None and not self._is_uploads_url(url, headers):
+                    return False
+                left.extend(value.values())
+            elif isinstance(value, list):
+                left.extend(value)
+        return True
+
+    def _is_uploads_url(self, url: Any, headers) -> bool:
+        if not isinstance(url, str) or not is_own_origin(url, headers):
+            return False
+        return self.uploads.holds(unquote(urlsplit(url).path.partition(FILE)[2]))

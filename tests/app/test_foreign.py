@@ -125,6 +125,7 @@ def test_no_event_fetches_an_address(page, foreign, route, scheme):
         {"path": here, "url": through},
         {"path": here, "url": f"{page}/gradio_api/file={address}"},
         {"path": quote(address, safe="")},
+        {"path": here, "url": f"{page}/gradio_api/file=/etc/hostname"},
         [{"deeper": {"path": address, "meta": meta}}],
     ):
         found = {**file, "meta": meta} if isinstance(file, dict) else file
@@ -132,6 +133,15 @@ def test_no_event_fetches_an_address(page, foreign, route, scheme):
         status, _, answer = ask_with_json(f"{page}/gradio_api/{route}", sent)
         assert status in (400, 404) and list(json.loads(answer)) == ["error"], file
     assert asked == []
+
+
+def test_no_other_file_of_the_machine_is_captioned(page, files):
+    event, folder = caption_event(page), uploaded(page).rpartition("/")[0]
+    outside = str(files / "photo.jpg")
+    for path in (outside, folder + "/../../../../../../../.." + outside, "photo.jpg", "", 1, "\0"):
+        for meta in ({"_type": "gradio.FileData"}, {}):
+            sent = {**event, "data": [{"path": path, "meta": meta}, *event["data"][1:]]}
+            assert ask_with_json(f"{page}/gradio_api/queue/join", sent)[0] == 400
 
 
 def test_a_photo_that_was_uploaded_is_captioned(page):
