@@ -94,7 +94,9 @@ class Targets:
         self.decodes = encoder_decoder(model)
         if self.decodes:
             if shifted:
-                raise ValueError(f"{type(model).__name__} takes no shift_labels; give labels")
+                raise ValueError(
+                    f"{type(model).__name__} takes labels; give these for shift_labels"
+                )
             self.rows, given = None, {}  # what the batch says of positions is of the encoder's
         else:
             self._leave_out_firsts(given)
