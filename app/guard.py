@@ -84,9 +84,15 @@ def is_own_origin(address: str, headers) -> bool:
 
 
 def is_from_this_page(scope, headers) -> bool:
-    """Whether no other page has a browser make the request; following a link is allowed."""
-    if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        visits = scope["method"] == "GET" and headers.get("sec-fetch-mode") == "navigate"
+    """Whether no other page has a browser make the request; following a link is allowed.
+
+    Pages cannot set Sec-Fetch-Site. Browsers send it over TLS and to localhost alone.
+    """
+    site = headers.get("sec-fetch-site", "none")
+    if site == "same-origin":
+        return True
+    if site != "none":
+        visits = scope.get("method") == "GET" and headers.get("sec-fetch-mode") == "navigate"
         if not visits or GRADIO in scope["path"]:
             return False
     origin = headers.get("origin")

@@ -137,7 +137,7 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                 file.flush()
             except ClientDisconnect:
                 return error("gone away", GONE)
-            # A place is taken by who has sent all, so that slow callers keep none from others.
+            # A request takes a place once its body is read, so that slow callers hold none.
             if not places.acquire(blocking=False):
                 return error("too many are waiting: try again in a while", 503)
             gone = threading.Event()

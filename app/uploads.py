@@ -14,10 +14,8 @@ from app.photos import Limits
 
 UPLOAD = "/gradio_api/upload"
 MOST = 1 << 20  # bytes of a body that is no file
-KEPT_S, LOOK_S = (
-    3600,
-    600,
-)  # seconds: Gradio keeps a file so long, and looks for older ones so often
+KEPT_S = 3600  # seconds for which Gradio keeps a file
+LOOK_S = 600  # seconds after which Gradio looks for older files again
 FULL = "this page has no more room for photos: try again in an hour"
 
 

@@ -13,7 +13,8 @@
 #   LATEST   1: the newest versions that the requirements allow
 #
 # Where VENV or PYTHON is set, the active environment is passed over. What is installed has the
-# versions of requirements-lock.txt, which were tested together. pip reads its PIP_* variables.
+# versions of requirements-lock.txt, which were tested together on Python 3.9 to 3.13; a later one
+# takes the newest. pip reads its PIP_* variables.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -112,8 +113,9 @@ make_environment() {
 }
 
 install() {
-    local lock="requirements-lock.txt" versions="the newest versions" hint=""
-    if [[ ${LATEST:-} != 1 ]]; then
+    local lock="requirements-lock.txt" versions="the newest versions" hint="" minor
+    minor="$(version_of "$interpreter")"
+    if [[ ${LATEST:-} != 1 ]] && ((${minor#3.} <= 13)); then # the lock is for Python 3.9 to 3.13
         versions="the versions of $lock" hint="; LATEST=1 takes newer versions"
         # Unlike the option -c, it holds where pip builds a package from its source, too.
         export PIP_CONSTRAINT="$lock${PIP_CONSTRAINT:+ $PIP_CONSTRAINT}"

@@ -137,9 +137,7 @@ class _Losses:
             if reverse:
                 d_logits += subset.mul_(in_subset * scale)
             if smoothing:
-                d_logits -= mle * smoothing / self.head.possible * scale
-                if self.head.ruled_out is not None:
-                    d_logits.masked_fill_(self.head.ruled_out, 0)
+                self.head.subtract_(d_logits, mle * smoothing / self.head.possible * scale)
             asked = in_all - mle * smoothing + in_subset
             self.head.add_(d_logits, label, -asked * scale)
             piece.add_gradients(d_logits)

@@ -124,12 +124,9 @@ class Head:
 
     def mean(self, logits: Tensor) -> Tensor:
         """(R, 1), over the words that are not ruled out."""
-        if self.ruled_out is None:
-            total = logits.sum(1, keepdim=True)
-        else:
-            total = logits.masked_fill_(self.ruled_out, 0).sum(1, keepdim=True)
-            logits.masked_fill_(self.ruled_out, float("-inf"))
-        return self._sum(total) / self.possible
+        if self.ruled_out is not None:
+            logits = logits.masked_fill(self.ruled_out, 0)
+        return self._sum(logits.sum(1, keepdim=True)) / self.possible
 
     @cached_property
     def ruled_out(self) -> Optional[Tensor]:
@@ -148,6 +145,13 @@ class Head:
         if self.ruled_out is None:
             return self.vocabulary
         return self.vocabulary - self._sum(self.ruled_out.sum()).to(self.wide)
+
+    def subtract_(self, d_logits: Tensor, values: Tensor) -> None:
+        """Subtract `values` (R, 1) from `d_logits` (R, V) of the words that are not ruled out."""
+        if self.ruled_out is None:
+            d_logits -= values
+        else:
+            d_logits.addcmul_(values, (~self.ruled_out).to(d_logits.dtype), value=-1)
 
     def _sum(self, tensor: Tensor) -> Tensor:
         """Over the processes that divide the words."""

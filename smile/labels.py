@@ -5,7 +5,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-# No model gives a word that can be so low a logit; -inf and the least float16 are below.
+# Logits at or below it are masks (-inf, the minimum of float16), not predictions.
 RULED_OUT = torch.finfo(torch.float16).min / 2
 
 

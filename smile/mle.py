@@ -28,7 +28,7 @@ def mle_loss(
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     weights: floats of tokens (B, N) or of rows (B,). Returns a scalar, or (B, N) with reduction
     "none". Unlike `F.cross_entropy`, the mean over no labelled token is 0, and labels are smoothed
-    over the words that can be, not those that the model rules out. BLIP smooths them by 0.1.
+    over the words whose logits are not masked. BLIP smooths them by 0.1.
     """
     check_smoothing(label_smoothing)
     check_shapes(logits, labels)
@@ -46,20 +46,20 @@ def mle_loss(
     ).view_as(labels)
     if apart:
         possible = logits > RULED_OUT
-        log_p = logits.log_softmax(2).where(possible, 0)
-        mean = log_p.sum(2) / possible.sum(2).clamp(min=1)
-        losses = (1 - label_smoothing) * losses - label_smoothing * mean
+        mean = logits.where(possible, 0).sum(2) / possible.sum(2).clamp(min=1)
+        losses = (1 - label_smoothing) * losses
+        losses = losses + label_smoothing * (logits.logsumexp(2) - mean)
     return reduce(losses, labels, ignore_index, reduction, weights)
 
 
 def _may_rule_out(logits: Tensor) -> bool:
-    """Whether some word cannot be. An accelerator would have to be waited for to know that none."""
+    """Whether a logit may be a mask. True off the CPU, where a look would wait for the device."""
     if logits.device.type != "cpu" or torch.compiler.is_compiling():
         return True
     return not bool((logits > RULED_OUT).all())
 
 
 def check_smoothing(label_smoothing: float) -> None:
-    """Raise ValueError for a share of the probability that is none."""
+    """Raise ValueError unless 0 <= label_smoothing <= 1."""
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing is {label_smoothing}; give a number from 0 to 1")

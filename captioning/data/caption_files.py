@@ -84,13 +84,12 @@ def read_references(path: Union[str, PathLike]) -> References:
 def ids_by_name(references: Path) -> dict[str, ImageId]:
     """The id of each image that a file of references names by its file."""
     document = read_json(references) if is_json(references) else []
-    if isinstance(document, list):
-        return {sample.image: sample.image_id for sample in read_annotations(references)}
     entries = document.get("images") if isinstance(document, dict) else None
-    entries = entries if isinstance(entries, list) else []
-    entries = [entry for entry in entries if isinstance(entry, dict)]
-    found = {entry.get("file_name"): entry.get("id") for entry in entries}
-    return {name: image_id for name, image_id in found.items() if isinstance(name, str)}
+    karpathy = isinstance(entries, list) and "annotations" not in document
+    if isinstance(document, list) or karpathy:
+        return {sample.image: sample.image_id for sample in read_annotations(references)}
+    entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+    return {e["file_name"]: e.get("id") for e in entries if isinstance(e.get("file_name"), str)}
 
 
 def named_in(path: str, names: Collection[str]) -> Optional[str]:

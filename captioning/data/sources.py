@@ -161,8 +161,10 @@ def _folder_within(image_root: str, path: Path, first: str) -> str:
     if path.is_dir() and not is_store(image_root):
         folder = os.path.relpath(path, image_root)
         return "" if folder == os.curdir else folder
-    folder = path.stem.partition("captions_")[2]
-    return folder if folder and Path(image_root, folder, first).is_file() else ""
+    folder = path.stem[len("captions_") :] if path.stem.startswith("captions_") else ""
+    if folder and not Path(image_root, first).exists():
+        return folder if Path(image_root, folder, first).is_file() else ""
+    return ""
 
 
 def references(config, split: str) -> dict[ImageId, list[str]]:

@@ -59,10 +59,11 @@ def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: 
     """Raise UserError where photos that a checkpoint has learned may be in another split here."""
     before = (content or {}).get("config")
     same_data = isinstance(before, dict) and before.get("train_file") == config.train_file
-    if same_data and config.split and before.get("split") not in (None, config.split):
+    if same_data and config.split and before.get("split") != config.split:
         raise UserError(
-            f"{name} has learned train_file with split {before['split']}, and now it is "
-            f"{config.split}, which would test it on photos that it has learned: set it as it was"
+            f"{name} was trained on train_file with split {before.get('split') or 'unset'}, now "
+            f"split is {config.split}: it would be tested on photos that it was trained on; set "
+            "split as it was, or start from another checkpoint"
         )
 
 
