@@ -197,6 +197,12 @@ def test_a_page_elsewhere_is_refused(page, path, host, headers):
         {"Host": "page.example:443", "Origin": "https://page.example"},
         {"X_Forwarded_Host": "page.example, 10.0.0.1", "Origin": "https://page.example"},
         {"Sec_Fetch_Site": "same-origin"},
+        # A proxy that passes on the host without its port.
+        {
+            "Host": "page.example",
+            "Origin": "https://page.example:8",
+            "Sec_Fetch_Site": "same-origin",
+        },
         {"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate"},
         {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"},  # a link to the page
     ],

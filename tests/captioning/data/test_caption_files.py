@@ -80,6 +80,15 @@ def test_the_lines_of_bulk_captioning_have_the_ids_that_references_give_their_im
     assert list(kept) == ["222_cd5.jpg", "x.jpg"] and lacking == [7]
 
 
+def test_the_ids_that_references_give_the_names_of_images(write):
+    sentences = [{"raw": "a dog"}]
+    photo = {"filename": "111_ab5.jpg", "imgid": 3, "sentences": sentences, "split": "test"}
+    assert ids_by_name(write({"images": [photo]})) == {"111_ab5.jpg": 3}  # Karpathy's
+    rows = [{"file_name": "a.jpg", "id": 1}, {"file_name": ["a"], "id": 2}, {"id": 3}, "b.jpg"]
+    captions = [{"image_id": 1, "caption": "a dog"}]
+    assert ids_by_name(write({"images": rows, "annotations": captions})) == {"a.jpg": 1}
+
+
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.json: no such file"):
         read_predictions(tmp_path / "nowhere.json")

@@ -66,6 +66,13 @@ def test_weights_are_not_tested_on_photos_that_they_have_learned(divided, traine
     assert divided("--evaluate", "split={val: 0.2, test: 0.25, seed: 42}", "seed=7") == 0
 
 
+def test_weights_that_learned_the_whole_file_are_tested_on_no_part_of_it(divided, capsys):
+    whole = ["val_file=captions.txt", "test_file=captions.txt", "max_epoch=1"]
+    assert divided(*whole, output="whole") == 0
+    assert divided("--evaluate", SPLIT, output="whole") == 2
+    assert "was trained on train_file with split unset" in capsys.readouterr().err
+
+
 def test_a_second_stage_is_rewarded_by_the_training_captions_alone(divided, trained):
     given = [f"pretrained={trained / 'checkpoint_best.pth'}", "reward={cider: 1.0}", SPLIT]
     assert divided(*given, "max_epoch=1", "reward_samples=2", output="rewarded") == 0
