@@ -30,7 +30,7 @@ def test_parts_are_logged_of_any_device(tmp_path):
         labels, items = a_batch()
         found = {name: torch.ones((), device=END) for name in ("mle", "smile")}
         trainer._inner._smile.parts = {**found, "aux_loss": torch.ones((), device=BEGIN)}
-        trainer._keep({"labels": labels, "segments": labels}, 1, 1, items)
+        trainer._keep({"labels": labels, "segments": labels}, 1, items)
         sums = trainer._trained.sums
         assert {name: value.device for name, value in sums.items()} == {
             **{"loss_mle": END, "loss_smile": END, "aux_loss": BEGIN}
