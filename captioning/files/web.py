@@ -14,6 +14,9 @@ CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # until connected, without a byte, 
 LARGEST = 1 << 30  # bytes of a body
 UNPACKED = 1 << 28  # of one that is sent compressed, of which a few bytes may stand for any number
 REST_S = 60  # before a server that does not answer is asked again
+OUTAGE = (
+    10  # files without an answer, after which one that has answered before is waited for no more
+)
 
 
 class Refused(Exception):
@@ -70,16 +73,23 @@ async def _private(host: Optional[str]) -> list[bool]:
 class Patience:
     """How often a server may be asked for a file.
 
-    One that gave no answer for two files in a row is asked once, and then not for a minute, so that
-    a list with a thousand of its files does not wait for each of them. One that takes its time is
-    asked twice.
+    One that gave no answer for two files in a row is asked once a minute. Until then a file waits
+    where the server has answered before and may have an outage; where it never has, or not for ten
+    files, it fails at once, so that a list with a thousand of them ends. A server that takes its
+    time is asked twice.
     """
 
     def __init__(self) -> None:
-        self.files, self.until = 0, 0.0
+        self.files, self.until, self.answered = 0, 0.0, False
 
-    def resting(self) -> bool:
-        return self.files > 1 and time.monotonic() < self.until
+    def allows(self) -> bool:
+        """Whether a file may be asked for, where need be after a pause."""
+        left = self.until - time.monotonic()
+        if self.files > 1 and left > 0:
+            if not self.answered or self.files >= OUTAGE:
+                return False
+            time.sleep(left)
+        return True
 
     def is_over(self, tries: int, error: Exception) -> bool:
         """After so many tries of a file, of which the last ended so."""
@@ -89,6 +99,7 @@ class Patience:
         """How the last try of a file ended."""
         silent = isinstance(error, _SILENT)
         self.files = self.files + 1 if silent else 0
+        self.answered = self.answered or not silent
         self.until = time.monotonic() + REST_S
 
 

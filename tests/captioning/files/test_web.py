@@ -7,6 +7,7 @@ import threading
 import time
 import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,8 @@ DATA = bytes(range(256)) * 40
 
 @pytest.fixture
 def server(monkeypatch):
-    """Return a server: of DATA, and of what `answers` has by path: headers and body, or seconds.
+    """Return a server: of DATA, and of what `answers` has by path: headers and body, seconds
+    of silence, or None for a file that is not there.
 
     requests: the paths that it was asked for.
     """
@@ -33,6 +35,9 @@ def server(monkeypatch):
             answer = server.answers.get(self.path, ({}, DATA))
             if isinstance(answer, float):
                 time.sleep(answer)
+                return
+            if answer is None:
+                self.send_error(404)
                 return
             headers, body = answer
             self.send_response(302 if "Location" in headers else 200)
@@ -136,6 +141,37 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
     with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
         stores.whole(names[3])
     assert stores.whole(names[8]) == DATA
+
+
+def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic, clock.sleep = lambda: clock.now, lambda s: setattr(clock, "now", clock.now + s)
+    monkeypatch.setattr(web, "time", clock)
+    monkeypatch.setattr(web, "SILENCE_S", 0.1)
+    monkeypatch.setattr(web, "OUTAGE", 4)
+    names = [f"{server.url}/{number}.jpg" for number in range(10)]
+    tries = {1: 2, 2: 2, 3: 1, 5: 2, 6: 2, 7: 1, 8: 1}
+    server.answers.update({f"/{number}.jpg": 1.0 for number in tries})
+    minutes = []
+    for number, name in enumerate(names[:9]):
+        if number in tries:
+            with pytest.raises(stores.StoreError, match=f"asked {tries[number]} times in vain"):
+                stores.whole(name)
+        else:
+            assert stores.whole(name) == DATA
+        minutes.append(clock.now / 60)
+    assert minutes == [0, 0, 0, 1, 2, 2, 2, 3, 4]
+    with pytest.raises(stores.StoreError, match="its server does not answer"):  # nor will it
+        stores.whole(names[9])
+
+
+def test_a_file_that_is_not_there_is_an_answer(server, monkeypatch):
+    monkeypatch.setattr(web, "SILENCE_S", 0.1)
+    server.answers.update({"/a.jpg": 1.0, "/b.jpg": None, "/c.jpg": 1.0})
+    for name, told in [("a", "asked 2 times"), ("b", "no such file"), ("c", "asked 2 times")]:
+        with pytest.raises(UserError, match=told):
+            stores.whole(f"{server.url}/{name}.jpg")
+    assert stores.whole(f"{server.url}/d.jpg") == DATA
 
 
 def test_a_server_that_is_not_there_is_no_missing_file(server, monkeypatch):
