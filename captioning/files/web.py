@@ -1,7 +1,6 @@
 """Servers of https: how long one is waited for, what it may send, and where it may lead."""
 
 import asyncio
-import ipaddress
 import time
 from collections import defaultdict
 from typing import Any, Optional
@@ -9,6 +8,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
+
+from BLIP.download import private
 
 CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # until connected, without a byte, until the last byte
 LARGEST = 1 << 30  # bytes of a body
@@ -58,16 +59,11 @@ class _Answer(aiohttp.ClientResponse):
 async def _check_redirect(session: Any, context: Any, about: Any) -> None:
     """Refuse to be led into a private network by one who is outside of it."""
     target = about.url.join(URL(about.response.headers.get("Location", "")))
-    if any(await _private(target.host)) and not all(await _private(about.url.host)):
+    inside, begin = await asyncio.gather(
+        *(asyncio.to_thread(private, str(url), session.trust_env) for url in (target, about.url))
+    )
+    if any(inside) and not all(begin):
         raise Refused(f"its server leads to {target.host}, which is in a private network")
-
-
-async def _private(host: Optional[str]) -> list[bool]:
-    """Of each address of a host, whether it is of this machine or network alone."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None) if host else []
-    addresses = {ipaddress.ip_address(each[4][0]) for each in found}
-    addresses = {getattr(address, "ipv4_mapped", None) or address for address in addresses}
-    return [not address.is_global for address in addresses]
 
 
 class Patience:

@@ -1,6 +1,5 @@
 """Servers that send too much, lead elsewhere, or say nothing, asked by http in https's place."""
 
-import asyncio
 import contextlib
 import gzip
 import threading
@@ -13,6 +12,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp reads https://")
 
+import fsspec
 from fsspec.implementations.http import HTTPFileSystem
 
 from captioning.files import stores, web
@@ -90,10 +90,7 @@ def test_nor_is_more_than_the_part_that_was_asked_for(server):
 def test_nobody_is_led_into_a_private_network(server, monkeypatch):
     """Of the two names of this machine one is taken for a public host's."""
 
-    async def private(host):
-        return [host != "localhost"]
-
-    monkeypatch.setattr(web, "_private", private)
+    monkeypatch.setattr(web, "private", lambda url, proxies: ["localhost" not in url])
     public = server.url.replace("127.0.0.1", "localhost")
     for to in (server.url, public):
         server.answers[f"/to/{to}"] = {"Location": f"{to}/a.jpg"}, b""
@@ -106,17 +103,19 @@ def test_nobody_is_led_into_a_private_network(server, monkeypatch):
         assert stores.whole(f"{begin}/to/{to}") == DATA
 
 
-@pytest.mark.parametrize(
-    "host, private",
-    [
-        *((host, True) for host in ("127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254")),
-        *((host, True) for host in ("100.64.0.1", "0.0.0.0", "::1", "fe80::1", "fd00::1")),
-        *((host, True) for host in ("::ffff:127.0.0.1", "localhost")),
-        *((host, False) for host in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8")),
-    ],
-)
-def test_what_a_private_network_is(host, private):
-    assert set(asyncio.run(web._private(host))) == {private}
+def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
+    """The server is the proxy, which is asked by the whole address."""
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", "10.0.0.2")
+    monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"trust_env": True}})
+    first = "http://first.invalid/a.jpg"
+    for to in ("http://second.invalid/b.jpg", "http://10.0.0.1/b.jpg"):
+        server.answers[first] = {"Location": to}, b""
+        assert stores.whole(first) == DATA
+        assert server.requests[-2:] == [first, to]
+    server.answers[first] = {"Location": "http://10.0.0.2/b.jpg"}, b""
+    with pytest.raises(UserError, match=r"leads to 10\.0\.0\.2, which is in a private"):
+        stores.whole(first)
 
 
 def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server, monkeypatch):
