@@ -58,7 +58,8 @@ class _Answer(aiohttp.ClientResponse):
 
 async def _check_redirect(session: Any, context: Any, about: Any) -> None:
     """Refuse to be led into a private network by one who is outside of it."""
-    target = about.url.join(URL(about.response.headers.get("Location", "")))
+    headers = about.response.headers
+    target = about.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
     inside, begin = await asyncio.gather(
         *(asyncio.to_thread(private, str(url), session.trust_env) for url in (target, about.url))
     )

@@ -40,7 +40,7 @@ def server(monkeypatch):
                 self.send_error(404)
                 return
             headers, body = answer
-            self.send_response(302 if "Location" in headers else 200)
+            self.send_response(302 if {"Location", "URI"} & headers.keys() else 200)
             for name, value in {"Content-Length": len(body), **headers}.items():
                 self.send_header(name, str(value))
             self.end_headers()
@@ -98,6 +98,10 @@ def test_nobody_is_led_into_a_private_network(server, monkeypatch):
         stores.whole(f"{public}/to/{server.url}")
     with pytest.raises(UserError, match=r"leads to 127\.0\.0\.1"):
         stores.stamp(f"{public}/to/{server.url}")
+    for headers in ({"URI": f"{server.url}/a.jpg"}, {"Location": "", "URI": f"{server.url}/a.jpg"}):
+        server.answers["/b.jpg"] = headers, b""
+        with pytest.raises(UserError, match=r"leads to 127\.0\.0\.1"):
+            stores.whole(f"{public}/b.jpg")
     assert "/a.jpg" not in server.requests
     for begin, to in [(public, public), (server.url, server.url), (server.url, public)]:
         assert stores.whole(f"{begin}/to/{to}") == DATA
