@@ -25,13 +25,12 @@ class Refused(Exception):
 
 
 async def client(**settings: Any) -> aiohttp.ClientSession:
-    """The session that fsspec asks for."""
+    """The session that fsspec asks for; settings: its user's, which come before ours."""
     traces = aiohttp.TraceConfig()
     traces.on_request_redirect.append(_check_redirect)
     timeout = aiohttp.ClientTimeout(WHOLE_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-    return aiohttp.ClientSession(
-        response_class=_Answer, trace_configs=[traces], timeout=timeout, **settings
-    )
+    ours = {"response_class": _Answer, "trace_configs": [traces], "timeout": timeout}
+    return aiohttp.ClientSession(**{**ours, **settings})
 
 
 class _Answer(aiohttp.ClientResponse):

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp reads https://")
 
+import aiohttp
 import fsspec
 from fsspec.implementations.http import HTTPFileSystem
 
@@ -144,6 +145,15 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
     with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
         stores.whole(names[3])
     assert stores.whole(names[8]) == DATA
+
+
+def test_how_long_a_server_may_take_is_its_users_to_say(server, monkeypatch):
+    settings = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.1)}}
+    monkeypatch.setitem(fsspec.config.conf, "http", settings)
+    server.answers["/a.jpg"] = 1.0
+    with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
+        stores.whole(f"{server.url}/a.jpg")
+    assert stores.whole(f"{server.url}/b.jpg") == DATA
 
 
 def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypatch):
