@@ -122,9 +122,20 @@ def _check_tls(url: str) -> None:
         )
 
 
-def _private(url: str) -> list[bool]:
-    """Of each address of its host, whether it is of this machine or network alone."""
-    found = socket.getaddrinfo(urlsplit(url).hostname, None)
+def private(url: str, proxies: bool = True) -> list[bool]:
+    """Of each address of its host, whether it is of this machine or network alone.
+
+    A host without an address here has no such one, nor has one that is asked through a proxy of the
+    environment, which looks it up itself. proxies: whether these are used.
+    """
+    parts = urlsplit(url)
+    proxied = proxies and parts.scheme in urllib.request.getproxies()
+    if proxied and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return [False]
+    try:
+        found = socket.getaddrinfo(parts.hostname, None)
+    except socket.gaierror:
+        return [False]
     addresses = [ipaddress.ip_address(each[4][0]) for each in found]
     return [not (getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses]
 
@@ -134,7 +145,7 @@ class _TlsRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         _check_tls(newurl)
-        if any(_private(newurl)) and not all(_private(req.full_url)):
+        if any(private(newurl)) and not all(private(req.full_url)):
             raise DownloadError(
                 f"{without_secrets(req.full_url)} leads to {urlsplit(newurl).hostname}, which is "
                 "in a private network: fetch it yourself and give its path"

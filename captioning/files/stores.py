@@ -323,7 +323,7 @@ def tried(address: str, ask: Callable[[], T]) -> T:
     """
     web = _web(address)
     patience = web and web.patience_with(address)
-    if patience and patience.resting():
+    if patience and not patience.allows():
         raise StoreError(f"{address}: its server does not answer: try again in a minute")
     for attempt in range(1, TRIES + 1):
         if attempt > 1:
@@ -339,6 +339,8 @@ def tried(address: str, ask: Callable[[], T]) -> T:
                 patience.end(None)
             return found
         if refusal := _refusal(problem):
+            if patience:
+                patience.end(None)
             raise refusal(address)
         if patience and patience.is_over(attempt, problem):
             break

@@ -1,7 +1,6 @@
 """Servers of https: how long one is waited for, what it may send, and where it may lead."""
 
 import asyncio
-import ipaddress
 import time
 from collections import defaultdict
 from typing import Any, Optional
@@ -10,10 +9,15 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
+from BLIP.download import private
+
 CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # until connected, without a byte, until the last byte
 LARGEST = 1 << 30  # bytes of a body
 UNPACKED = 1 << 28  # of one that is sent compressed, of which a few bytes may stand for any number
 REST_S = 60  # before a server that does not answer is asked again
+OUTAGE = (
+    10  # files without an answer, after which one that has answered before is waited for no more
+)
 
 
 class Refused(Exception):
@@ -21,13 +25,12 @@ class Refused(Exception):
 
 
 async def client(**settings: Any) -> aiohttp.ClientSession:
-    """The session that fsspec asks for."""
+    """The session that fsspec asks for; settings: its user's, which come before ours."""
     traces = aiohttp.TraceConfig()
     traces.on_request_redirect.append(_check_redirect)
     timeout = aiohttp.ClientTimeout(WHOLE_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-    return aiohttp.ClientSession(
-        response_class=_Answer, trace_configs=[traces], timeout=timeout, **settings
-    )
+    ours = {"response_class": _Answer, "trace_configs": [traces], "timeout": timeout}
+    return aiohttp.ClientSession(**{**ours, **settings})
 
 
 class _Answer(aiohttp.ClientResponse):
@@ -54,32 +57,35 @@ class _Answer(aiohttp.ClientResponse):
 
 async def _check_redirect(session: Any, context: Any, about: Any) -> None:
     """Refuse to be led into a private network by one who is outside of it."""
-    target = about.url.join(URL(about.response.headers.get("Location", "")))
-    if any(await _private(target.host)) and not all(await _private(about.url.host)):
+    headers = about.response.headers
+    target = about.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
+    inside, begin = await asyncio.gather(
+        *(asyncio.to_thread(private, str(url), session.trust_env) for url in (target, about.url))
+    )
+    if any(inside) and not all(begin):
         raise Refused(f"its server leads to {target.host}, which is in a private network")
-
-
-async def _private(host: Optional[str]) -> list[bool]:
-    """Of each address of a host, whether it is of this machine or network alone."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None) if host else []
-    addresses = {ipaddress.ip_address(each[4][0]) for each in found}
-    addresses = {getattr(address, "ipv4_mapped", None) or address for address in addresses}
-    return [not address.is_global for address in addresses]
 
 
 class Patience:
     """How often a server may be asked for a file.
 
-    One that gave no answer for two files in a row is asked once, and then not for a minute, so that
-    a list with a thousand of its files does not wait for each of them. One that takes its time is
-    asked twice.
+    One that gave no answer for two files in a row is asked once a minute. Until then a file waits
+    where the server has answered before and may have an outage; where it never has, or not for ten
+    files, it fails at once, so that a list with a thousand of them ends. A server that takes its
+    time is asked twice.
     """
 
     def __init__(self) -> None:
-        self.files, self.until = 0, 0.0
+        self.files, self.until, self.answered = 0, 0.0, False
 
-    def resting(self) -> bool:
-        return self.files > 1 and time.monotonic() < self.until
+    def allows(self) -> bool:
+        """Whether a file may be asked for, where need be after a pause."""
+        left = self.until - time.monotonic()
+        if self.files > 1 and left > 0:
+            if not self.answered or self.files >= OUTAGE:
+                return False
+            time.sleep(left)
+        return True
 
     def is_over(self, tries: int, error: Exception) -> bool:
         """After so many tries of a file, of which the last ended so."""
@@ -89,6 +95,7 @@ class Patience:
         """How the last try of a file ended."""
         silent = isinstance(error, _SILENT)
         self.files = self.files + 1 if silent else 0
+        self.answered = self.answered or not silent
         self.until = time.monotonic() + REST_S
 
 

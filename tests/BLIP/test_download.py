@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import hashlib
+import socket
 import ssl
 import threading
 import time
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from BLIP.download import DownloadError, _private, download, fetch, without_secrets
+from BLIP.download import DownloadError, download, fetch, private, without_secrets
 from captioning.files import stores
 from tests.soak.processes import Processes
 
@@ -138,7 +139,7 @@ def test_a_redirect_within_tls_is_followed(server, tmp_path):
 def test_a_redirect_into_a_private_network_is_not(server, tmp_path, monkeypatch):
     """Of this one machine a part is taken for a public host's."""
     path = "/inside/file.bin"
-    monkeypatch.setattr("BLIP.download._private", lambda url: [urlsplit(url).path == path])
+    monkeypatch.setattr("BLIP.download.private", lambda url: [urlsplit(url).path == path])
     with pytest.raises(
         DownloadError, match=r"leads to 127\.0\.0\.1, which is in a private network"
     ):
@@ -148,12 +149,77 @@ def test_a_redirect_into_a_private_network_is_not(server, tmp_path, monkeypatch)
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
+@pytest.fixture
+def proxy(server, monkeypatch):
+    """The only way out: what the proxy is asked for, by host and port, is the server's."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_CONNECT(self):
+            proxy.asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            with socket.socket() as there:
+                there.connect(server.server_address)
+                threading.Thread(target=self.pass_on, args=(self.connection, there)).start()
+                self.pass_on(there, self.connection)
+
+        def pass_on(self, one, other):
+            with contextlib.suppress(OSError):
+                while data := one.recv(1 << 16):
+                    other.sendall(data)
+                other.shutdown(socket.SHUT_WR)
+
+        def log_message(self, *_):
+            pass
+
+    def known(host, port, *rest, **more):
+        if port != proxy.server_port:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return getaddrinfo(host, port, *rest, **more)
+
+    proxy, getaddrinfo = ThreadingHTTPServer(("127.0.0.1", 0), Handler), socket.getaddrinfo
+    proxy.asked = []
+    monkeypatch.setattr(socket, "getaddrinfo", known)
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.server_port}")
+    monkeypatch.setenv("no_proxy", "inside")
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    yield proxy
+    proxy.shutdown()
+    proxy.server_close()
+
+
+def test_a_redirect_is_followed_where_a_proxy_alone_knows_the_hosts(server, proxy, tmp_path):
+    download(f"{server.url}/to/{server.url}/file.bin", tmp_path / "file.bin")
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+    assert proxy.asked == [server.url.partition("://")[2]] * 2
+
+
+def test_but_not_to_a_private_host_that_is_asked_without_the_proxy(
+    server, proxy, tmp_path, monkeypatch
+):
+    inside, known = [(socket.AF_INET, None, None, "", ("10.0.0.1", 0))], socket.getaddrinfo
+
+    def resolved(host, *rest, **more):
+        return inside if host == "inside" else known(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with pytest.raises(DownloadError, match="leads to inside, which is in a private network"):
+        download(f"{server.url}/to/https://inside/file.bin", tmp_path / "file.bin")
+    assert len(proxy.asked) == 1
+
+
 @pytest.mark.parametrize(
-    "host, private",
-    [("127.0.0.1", True), ("[::ffff:10.0.0.1]", True), ("100.64.0.1", True), ("8.8.8.8", False)],
+    "host, inside",
+    [
+        *((host, True) for host in ("127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254")),
+        *((host, True) for host in ("100.64.0.1", "0.0.0.0", "[::1]", "[fe80::1]", "[fd00::1]")),
+        *((host, True) for host in ("[::ffff:127.0.0.1]", "[::ffff:10.0.0.1]", "localhost")),
+        *((host, False) for host in ("8.8.8.8", "[2606:4700::1111]", "[::ffff:8.8.8.8]")),
+        ("not.known.invalid", False),
+    ],
 )
-def test_what_a_private_network_is(host, private):
-    assert set(_private(f"https://{host}/a.pth")) == {private}
+def test_what_a_private_network_is(host, inside):
+    assert set(private(f"https://{host}/a.pth")) == {inside}
 
 
 def test_a_server_that_is_not_who_it_says_is_refused(server, tmp_path, monkeypatch):

@@ -1,17 +1,19 @@
 """Servers that send too much, lead elsewhere, or say nothing, asked by http in https's place."""
 
-import asyncio
 import contextlib
 import gzip
 import threading
 import time
 import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp reads https://")
 
+import aiohttp
+import fsspec
 from fsspec.implementations.http import HTTPFileSystem
 
 from captioning.files import stores, web
@@ -22,7 +24,8 @@ DATA = bytes(range(256)) * 40
 
 @pytest.fixture
 def server(monkeypatch):
-    """Return a server: of DATA, and of what `answers` has by path: headers and body, or seconds.
+    """Return a server: of DATA, and of what `answers` has by path: headers and body, seconds
+    of silence, or None for a file that is not there.
 
     requests: the paths that it was asked for.
     """
@@ -34,8 +37,11 @@ def server(monkeypatch):
             if isinstance(answer, float):
                 time.sleep(answer)
                 return
+            if answer is None:
+                self.send_error(404)
+                return
             headers, body = answer
-            self.send_response(302 if "Location" in headers else 200)
+            self.send_response(302 if {"Location", "URI"} & headers.keys() else 200)
             for name, value in {"Content-Length": len(body), **headers}.items():
                 self.send_header(name, str(value))
             self.end_headers()
@@ -85,10 +91,7 @@ def test_nor_is_more_than_the_part_that_was_asked_for(server):
 def test_nobody_is_led_into_a_private_network(server, monkeypatch):
     """Of the two names of this machine one is taken for a public host's."""
 
-    async def private(host):
-        return [host != "localhost"]
-
-    monkeypatch.setattr(web, "_private", private)
+    monkeypatch.setattr(web, "private", lambda url, proxies: ["localhost" not in url])
     public = server.url.replace("127.0.0.1", "localhost")
     for to in (server.url, public):
         server.answers[f"/to/{to}"] = {"Location": f"{to}/a.jpg"}, b""
@@ -96,22 +99,28 @@ def test_nobody_is_led_into_a_private_network(server, monkeypatch):
         stores.whole(f"{public}/to/{server.url}")
     with pytest.raises(UserError, match=r"leads to 127\.0\.0\.1"):
         stores.stamp(f"{public}/to/{server.url}")
+    for headers in ({"URI": f"{server.url}/a.jpg"}, {"Location": "", "URI": f"{server.url}/a.jpg"}):
+        server.answers["/b.jpg"] = headers, b""
+        with pytest.raises(UserError, match=r"leads to 127\.0\.0\.1"):
+            stores.whole(f"{public}/b.jpg")
     assert "/a.jpg" not in server.requests
     for begin, to in [(public, public), (server.url, server.url), (server.url, public)]:
         assert stores.whole(f"{begin}/to/{to}") == DATA
 
 
-@pytest.mark.parametrize(
-    "host, private",
-    [
-        *((host, True) for host in ("127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254")),
-        *((host, True) for host in ("100.64.0.1", "0.0.0.0", "::1", "fe80::1", "fd00::1")),
-        *((host, True) for host in ("::ffff:127.0.0.1", "localhost")),
-        *((host, False) for host in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8")),
-    ],
-)
-def test_what_a_private_network_is(host, private):
-    assert set(asyncio.run(web._private(host))) == {private}
+def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
+    """The server is the proxy, which is asked by the whole address."""
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", "10.0.0.2")
+    monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"trust_env": True}})
+    first = "http://first.invalid/a.jpg"
+    for to in ("http://second.invalid/b.jpg", "http://10.0.0.1/b.jpg"):
+        server.answers[first] = {"Location": to}, b""
+        assert stores.whole(first) == DATA
+        assert server.requests[-2:] == [first, to]
+    server.answers[first] = {"Location": "http://10.0.0.2/b.jpg"}, b""
+    with pytest.raises(UserError, match=r"leads to 10\.0\.0\.2, which is in a private"):
+        stores.whole(first)
 
 
 def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server, monkeypatch):
@@ -136,6 +145,46 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
     with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
         stores.whole(names[3])
     assert stores.whole(names[8]) == DATA
+
+
+def test_how_long_a_server_may_take_is_its_users_to_say(server, monkeypatch):
+    settings = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.1)}}
+    monkeypatch.setitem(fsspec.config.conf, "http", settings)
+    server.answers["/a.jpg"] = 1.0
+    with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
+        stores.whole(f"{server.url}/a.jpg")
+    assert stores.whole(f"{server.url}/b.jpg") == DATA
+
+
+def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic, clock.sleep = lambda: clock.now, lambda s: setattr(clock, "now", clock.now + s)
+    monkeypatch.setattr(web, "time", clock)
+    monkeypatch.setattr(web, "SILENCE_S", 0.1)
+    monkeypatch.setattr(web, "OUTAGE", 4)
+    names = [f"{server.url}/{number}.jpg" for number in range(10)]
+    tries = {1: 2, 2: 2, 3: 1, 5: 2, 6: 2, 7: 1, 8: 1}
+    server.answers.update({f"/{number}.jpg": 1.0 for number in tries})
+    minutes = []
+    for number, name in enumerate(names[:9]):
+        if number in tries:
+            with pytest.raises(stores.StoreError, match=f"asked {tries[number]} times in vain"):
+                stores.whole(name)
+        else:
+            assert stores.whole(name) == DATA
+        minutes.append(clock.now / 60)
+    assert minutes == [0, 0, 0, 1, 2, 2, 2, 3, 4]
+    with pytest.raises(stores.StoreError, match="its server does not answer"):  # nor will it
+        stores.whole(names[9])
+
+
+def test_a_file_that_is_not_there_is_an_answer(server, monkeypatch):
+    monkeypatch.setattr(web, "SILENCE_S", 0.1)
+    server.answers.update({"/a.jpg": 1.0, "/b.jpg": None, "/c.jpg": 1.0})
+    for name, told in [("a", "asked 2 times"), ("b", "no such file"), ("c", "asked 2 times")]:
+        with pytest.raises(UserError, match=told):
+            stores.whole(f"{server.url}/{name}.jpg")
+    assert stores.whole(f"{server.url}/d.jpg") == DATA
 
 
 def test_a_server_that_is_not_there_is_no_missing_file(server, monkeypatch):
