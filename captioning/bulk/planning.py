@@ -45,10 +45,11 @@ class Tally:
     settings: set[str] = field(default_factory=set)
 
 
-def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
+def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tuple[Plan, Tally]:
     """Write the plan of what is to be done, and mend what needs no captioner.
 
-    Raises UserError.
+    resumed: an earlier plan of the same command has just been finished; photos that have a line in
+    `out` or `failed` are left out, whatever `existing` is. Raises UserError.
     """
     tally = Tally()
     written: dict[str, list[str]] = {}  # captions by image, empty where nobody asks for them
@@ -71,7 +72,11 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
     # A name that no other plan has had: another machine may for a while see what was there before.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with staged(request.parts / name) as file:
-        for entry in (_tars if in_tars else _images)(request, written, failed, tally):
+        if in_tars:
+            entries = _tars(request, written, failed, tally)
+        else:
+            entries = _images(request, written, failed, tally, resumed)
+        for entry in entries:
             file.write(json_line(entry))
             count += 1
     if not tally.found and not count:
@@ -113,23 +118,30 @@ def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
             yield line
 
 
-def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
+def _images(
+    request: Request, written, failed, tally: Tally, resumed: bool
+) -> Iterator[dict[str, Any]]:
     sidecars = Sidecars(request.sidecar, request.files()) if request.sidecar else None
     known = ExistingCaptions(request.captions) if request.captions else None
+    keeps = request.keeps()
     for item in request.images():
         tally.found += 1
         old = written.get(item.image)
+        finished = resumed and not keeps and (old is not None or item.image in failed)
         if sidecars:
-            beside = sidecars.look(item.image, read=not request.keeps())
-            if old is not None and request.keeps() and not beside:
+            beside = sidecars.look(item.image, read=not (keeps or finished))
+            if old is not None and keeps and not beside:
                 tally.no_sidecar.add(item.image)
             old = beside or old
         if known:
             in_file = known.of(item.image)  # asked in any case, as it sees which images there are
             old = in_file if old is None else old
-        if request.keeps() and old is not None:
+        if finished:
+            tally.skipped += item.image in written
+            tally.failed += item.image not in written
+        elif keeps and old is not None:
             tally.skipped += 1
-        elif request.keeps() and item.image in failed and not request.retry_failed:
+        elif keeps and item.image in failed and not request.retry_failed:
             tally.failed += 1
         else:
             kept = None if request.existing == "overwrite" else old or None

@@ -91,3 +91,32 @@ def test_images_that_come_while_a_run_is_unfinished_are_captioned(
     for line in before:
         times = 2 if existing == "append" else 1
         assert after[line["image"]] == " ".join([line["caption"]] * times)
+
+
+@pytest.mark.parametrize("existing", ["overwrite", "append", "prepend"])
+@pytest.mark.parametrize("where", ["beside", "in a file"])
+def test_images_that_come_with_captions_are_captioned_as_well(
+    run, run_in_part, photos, expected, existing, where, tmp_path
+):
+    """Which in an undisturbed run would get another caption, too."""
+
+    source, late = min(photos.glob("scene*.png")), photos / "aa.png"
+    (photos / "bad.png").write_text("no image")
+    if where == "beside":
+        source.with_suffix(".txt").write_text("a tag\n")
+        flags = ["--sidecar"]
+    else:
+        rows = "".join(f"{path.name},a tag\n" for path in (source, late, photos / "bad.png"))
+        (tmp_path / "tags.csv").write_text(f"image,caption\n{rows}")
+        flags = ["--captions", str(tmp_path / "tags.csv")]
+    flags += ["--existing", existing]
+    run_in_part(photos, *flags)
+    shutil.copy(source, late)
+    if where == "beside":
+        late.with_suffix(".txt").write_text("a tag\n")
+    lines, said = run(photos, *flags)
+    after = {line["image"]: line["caption"] for line in lines}
+    assert len(lines) == len(after) == 11 and "skipped 0, failed 1" in said
+    new = expected(source)[0][0]
+    words = {"overwrite": [new], "append": ["a tag", new], "prepend": [new, "a tag"]}[existing]
+    assert after[str(source)] == after[str(late)] == " ".join(words)
