@@ -5,16 +5,16 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from captioning.bulk import tars
 from captioning.bulk.existing import ExistingCaptions
-from captioning.bulk.request import Request, require
+from captioning.bulk.request import Request, require, stamp_if_any
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove_plan
-from captioning.bulk.sidecars import Sidecars
-from captioning.files import stores
+from captioning.bulk.sidecars import AT_ONCE, Sidecars
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand
 from captioning.files.writing import json_line, staged, write_lines
@@ -160,16 +160,19 @@ def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str,
     done = next(read_lines(request.marker), {}).get("tars", {})
     left_alone = {} if request.retry_failed else failed
     urls = dict.fromkeys(expand(request.source))
+    # Before any is read: what is replaced meanwhile is then read anew by the next call.
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        stamps = dict(zip(urls, pool.map(stamp_if_any, urls)))
     captions_in, failed_in = _by_tar(written, urls), _by_tar(left_alone, urls)
     for url in urls:
         own, lost = captions_in.get(url, {}), failed_in.get(url, {})
-        entry: dict[str, Any] = {"tar": url}
+        entry: dict[str, Any] = {"tar": url, "stamp": stamps[url]}
         tally.found += 1
         if request.keeps():
             tally.skipped += len(own)
             tally.failed += len(lost) + (url in left_alone)
             known = [*own, *lost]
-            if _is_done(request, url, done.get(url), known):
+            if _is_done(request, url, stamps[url], done.get(url), known):
                 continue
             if known:
                 entry["skip"] = known
@@ -189,12 +192,12 @@ def _by_tar(images: dict[str, Any], urls: Collection[str]) -> dict[str, dict[str
     return found
 
 
-def _is_done(request: Request, url: str, record: Any, known: list[str]) -> bool:
+def _is_done(request: Request, url: str, stamp: Any, record: Any, known: list[str]) -> bool:
     """Whether every image of a tar is known; --verify looks into it."""
     if not request.verify:
         # An older version kept its size alone.
         before = record and record.get("stamp", [record.get("bytes")])
-        same = before and stores.stamp(url)[: len(before)] == before
+        same = before and stamp and stamp[: len(before)] == before
         return bool(same) and not (request.retry_failed and record["failed"])
     names = set(known)
     try:
