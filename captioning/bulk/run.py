@@ -8,7 +8,7 @@ from typing import Any, Callable, Protocol
 from captioning.bulk import stored_output
 from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.planning import Tally, make_plan
-from captioning.bulk.request import Request
+from captioning.bulk.request import OF_THE_IMAGES, Request
 from captioning.bulk.shards import Plan, find, parts_of, remove_plan
 from captioning.bulk.work import Count, disks_told_of, done_before
 from captioning.files.reading import read_lines
@@ -80,7 +80,7 @@ class BulkCaptioning:
             remove_plan(self.request.parts)
             return
         before = plan.header["settings"]
-        for name in sorted({*before, *self.settings}):
+        for name in sorted({*before, *(self.settings.keys() - set(OF_THE_IMAGES))}):
             was, now = before.get(name), self.settings.get(name)
             if was != now:
                 raise UserError(
@@ -157,7 +157,7 @@ class BulkCaptioning:
             if folder := self.request.tars():
                 parts = parts_of(self.request.parts, plan)
                 folder.record(
-                    {n: of for part in parts for n, of in part.counts()["written"].items()}
+                    {n: of for part in parts for n, of in part.counts().get("written", {}).items()}
                 )
         if self.request.parquet:
             write_parquet(self.request.out, self.request.parquet)

@@ -1,5 +1,6 @@
 """Which images there are is a part of an unfinished run; those that come later are captioned."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,15 +12,16 @@ from captioning.bulk.shards import Part
 
 @pytest.fixture
 def run_in_part(run, monkeypatch):
-    """Return a function that captions two images and is stopped; see `run`."""
+    """Return a function that captions some batches of two and is stopped; see `run`."""
 
-    def call(*given):
+    def call(*given, stop_after=1):
         with monkeypatch.context() as patch:
-            add = Part.add
+            add, left = Part.add, iter(range(1, stop_after))
 
             def stop(self, lines):
                 add(self, lines)
-                os.kill(os.getpid(), signal.SIGTERM)
+                if next(left, None) is None:
+                    os.kill(os.getpid(), signal.SIGTERM)
 
             patch.setattr(Part, "add", stop)
             _, said = run(*given, "--batch_size", "2", "--num_workers", "0")
@@ -66,6 +68,24 @@ def test_an_unfinished_run_has_its_images(
     assert len(lines) == (10 if "photos" in one and not flags else 9)
     lines, _ = run(told(two), "--existing", existing, *map(told, others))
     assert len(lines) > 9 or two == one
+
+
+def test_an_unfinished_run_of_an_older_version_goes_on(run, run_in_part, photos, tmp_path):
+    """Whose plan does not say which images there are, nor its markers what the tars have to be."""
+    flags = ["--shard_size", "2", "--write-shards", str(tmp_path / "tars")]
+    run_in_part(photos, *flags, stop_after=2)
+    parts = tmp_path / "out" / "captions.jsonl.parts"
+    header, marker = parts / "plan.json", parts / "000000.done"
+    plan, counts = json.loads(header.read_text()), json.loads(marker.read_text())
+    assert list(counts.pop("written")) == ["00000.tar"] and plan.pop("before", None) is None
+    for name in ("input", "glob", "root", "column", "recursive"):
+        del plan["settings"][name]
+    header.write_text(json.dumps(plan) + "\n")
+    marker.write_text(json.dumps(counts) + "\n")
+    _, said = run(photos, *flags, "--num_beams", "1", code=2)
+    assert "an unfinished run had num_beams None, and now it is 1" in said
+    lines, said = run(photos, *flags)
+    assert len(lines) == 10 and "going on" in said and "done 10" in said
 
 
 def test_a_folder_is_the_same_however_it_is_written(run, run_in_part, photos):
