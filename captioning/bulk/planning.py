@@ -66,7 +66,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
                 f"{request.told(request.out)}: {tally.damaged} lines are damaged, "
                 f"{tally.repeated} repeat an image: --verify mends it"
             )
-        write_lines(request.out, _first_lines(request.out, Tally()))
+        write_lines(request.out, _first_lines(request.out, Tally()), request.parts)
     remove_plan(request.parts)
     in_tars = request.in_tars
     # A name that no other plan has had: another machine may for a while see what was there before.
