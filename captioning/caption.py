@@ -26,7 +26,7 @@ from captioning.bulk import served_options, stored_output
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.many import ManyActors
 from captioning.bulk.model import Captioning
-from captioning.bulk.request import EXISTING, Request
+from captioning.bulk.request import EXISTING, OF_THE_IMAGES, Request
 from captioning.bulk.run import BulkCaptioning, Engine
 from captioning.bulk.work import OneProcess
 from captioning.config import Config, keys_of
@@ -58,7 +58,6 @@ DECODING = {
 # What makes captions what they are: another value makes an unfinished run another run.
 OF_THE_RUN = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
 OF_THE_RUN += ("write_shards",)
-OF_THE_IMAGES = ("input", "glob", "root", "column", "recursive")  # which there are
 # The keys of a configuration that the flags of these names set.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 

@@ -5,16 +5,16 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from captioning.bulk import tars
 from captioning.bulk.existing import ExistingCaptions
-from captioning.bulk.request import Request, require
+from captioning.bulk.request import Request, require, stamp_if_any
 from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove_plan
-from captioning.bulk.sidecars import Sidecars
-from captioning.files import stores
+from captioning.bulk.sidecars import AT_ONCE, Sidecars
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand
 from captioning.files.writing import json_line, staged, write_lines
@@ -45,10 +45,11 @@ class Tally:
     settings: set[str] = field(default_factory=set)
 
 
-def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
+def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tuple[Plan, Tally]:
     """Write the plan of what is to be done, and mend what needs no captioner.
 
-    Raises UserError.
+    resumed: an earlier plan of the same command has just been finished; photos that have a line in
+    `out` or `failed` are left out, whatever `existing` is. Raises UserError.
     """
     tally = Tally()
     written: dict[str, list[str]] = {}  # captions by image, empty where nobody asks for them
@@ -65,13 +66,17 @@ def make_plan(request: Request, settings: dict[str, Any]) -> tuple[Plan, Tally]:
                 f"{request.told(request.out)}: {tally.damaged} lines are damaged, "
                 f"{tally.repeated} repeat an image: --verify mends it"
             )
-        write_lines(request.out, _first_lines(request.out, Tally()))
+        write_lines(request.out, _first_lines(request.out, Tally()), request.parts)
     remove_plan(request.parts)
     in_tars = request.in_tars
     # A name that no other plan has had: another machine may for a while see what was there before.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with staged(request.parts / name) as file:
-        for entry in (_tars if in_tars else _images)(request, written, failed, tally):
+        if in_tars:
+            entries = _tars(request, written, failed, tally)
+        else:
+            entries = _images(request, written, failed, tally, resumed)
+        for entry in entries:
             file.write(json_line(entry))
             count += 1
     if not tally.found and not count:
@@ -113,23 +118,30 @@ def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
             yield line
 
 
-def _images(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
+def _images(
+    request: Request, written, failed, tally: Tally, resumed: bool
+) -> Iterator[dict[str, Any]]:
     sidecars = Sidecars(request.sidecar, request.files()) if request.sidecar else None
     known = ExistingCaptions(request.captions) if request.captions else None
+    keeps = request.keeps()
     for item in request.images():
         tally.found += 1
         old = written.get(item.image)
+        finished = resumed and not keeps and (old is not None or item.image in failed)
         if sidecars:
-            beside = sidecars.look(item.image, read=not request.keeps())
-            if old is not None and request.keeps() and not beside:
+            beside = sidecars.look(item.image, read=not (keeps or finished))
+            if old is not None and keeps and not beside:
                 tally.no_sidecar.add(item.image)
             old = beside or old
         if known:
             in_file = known.of(item.image)  # asked in any case, as it sees which images there are
             old = in_file if old is None else old
-        if request.keeps() and old is not None:
+        if finished:
+            tally.skipped += item.image in written
+            tally.failed += item.image not in written
+        elif keeps and old is not None:
             tally.skipped += 1
-        elif request.keeps() and item.image in failed and not request.retry_failed:
+        elif keeps and item.image in failed and not request.retry_failed:
             tally.failed += 1
         else:
             kept = None if request.existing == "overwrite" else old or None
@@ -148,16 +160,19 @@ def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str,
     done = next(read_lines(request.marker), {}).get("tars", {})
     left_alone = {} if request.retry_failed else failed
     urls = dict.fromkeys(expand(request.source))
+    # Before any is read: what is replaced meanwhile is then read anew by the next call.
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        stamps = dict(zip(urls, pool.map(stamp_if_any, urls)))
     captions_in, failed_in = _by_tar(written, urls), _by_tar(left_alone, urls)
     for url in urls:
         own, lost = captions_in.get(url, {}), failed_in.get(url, {})
-        entry: dict[str, Any] = {"tar": url}
+        entry: dict[str, Any] = {"tar": url, "stamp": stamps[url]}
         tally.found += 1
         if request.keeps():
             tally.skipped += len(own)
             tally.failed += len(lost) + (url in left_alone)
             known = [*own, *lost]
-            if _is_done(request, url, done.get(url), known):
+            if _is_done(request, url, stamps[url], done.get(url), known):
                 continue
             if known:
                 entry["skip"] = known
@@ -177,12 +192,12 @@ def _by_tar(images: dict[str, Any], urls: Collection[str]) -> dict[str, dict[str
     return found
 
 
-def _is_done(request: Request, url: str, record: Any, known: list[str]) -> bool:
+def _is_done(request: Request, url: str, stamp: Any, record: Any, known: list[str]) -> bool:
     """Whether every image of a tar is known; --verify looks into it."""
     if not request.verify:
         # An older version kept its size alone.
         before = record and record.get("stamp", [record.get("bytes")])
-        same = before and stores.stamp(url)[: len(before)] == before
+        same = before and stamp and stamp[: len(before)] == before
         return bool(same) and not (request.retry_failed and record["failed"])
     names = set(known)
     try:

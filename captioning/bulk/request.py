@@ -20,6 +20,8 @@ from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
 
 EXISTING = ("skip", "overwrite", "append", "prepend")
+# Settings of an unfinished run that say which images there are; plans of older versions lack them.
+OF_THE_IMAGES = ("input", "glob", "root", "column", "recursive")
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 import itertools
 import time
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Protocol
 
 from captioning.bulk import stored_output
 from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.planning import Tally, make_plan
-from captioning.bulk.request import Request
+from captioning.bulk.request import OF_THE_IMAGES, Request
 from captioning.bulk.shards import Plan, find, parts_of, remove_plan
 from captioning.bulk.work import Count, disks_told_of, done_before
 from captioning.files.reading import read_lines
@@ -49,30 +48,16 @@ class BulkCaptioning:
         with ExitStack() as held:
             self._to_disk(lambda: self._begin(held))
             resumed = find(self.request.parts) is not None
-            rest = self._rest() if resumed else self.request
             if resumed:
                 self._finish()
-            if rest is not None:
+            # Images may have come since the unfinished plan was made.
+            if not resumed or self.request.keeps() or not self.request.in_tars:
                 if resumed:
                     before, self.failed = self.captioned, 0  # which the next plan counts again
-                self._to_disk(lambda: self._plan(rest))
+                self._to_disk(lambda: self._plan(resumed))
                 self.tally.skipped -= before
                 self._finish()
             self._to_disk(self._end)
-
-    def _rest(self) -> Optional[Request]:
-        """What is asked for once the unfinished plan is finished; None for nothing.
-
-        After one that overwrites or appends: captions of images that have come since it was made.
-        """
-        request, plan = self.request, find(self.request.parts)
-        if request.keeps():
-            return request
-        entries = (entry for shard in range(len(plan)) for entry in plan.entries(shard))
-        planned = {entry["image"] for entry in entries if "tar" not in entry}
-        with disks_told_of(request):
-            come = planned and any(item.image not in planned for item in request.images())
-        return replace(request, existing="skip") if come else None
 
     def _to_disk(self, do: Callable[[], None]) -> None:
         with disks_told_of(self.request):
@@ -95,7 +80,7 @@ class BulkCaptioning:
             remove_plan(self.request.parts)
             return
         before = plan.header["settings"]
-        for name in sorted({*before, *self.settings}):
+        for name in sorted({*before, *(self.settings.keys() - set(OF_THE_IMAGES))}):
             was, now = before.get(name), self.settings.get(name)
             if was != now:
                 raise UserError(
@@ -104,9 +89,9 @@ class BulkCaptioning:
                 )
         say(f"going on with {self.named}")
 
-    def _plan(self, request: Request) -> None:
+    def _plan(self, resumed: bool) -> None:
         older = self._is_older_than_the_weights()
-        plan, self.tally = make_plan(request, self.settings)
+        plan, self.tally = make_plan(self.request, self.settings, resumed)
         if self.request.address and self._has_to_merge(plan):
             stored_output.keep_plan(self.request, plan)
         tally = self.tally
@@ -172,7 +157,7 @@ class BulkCaptioning:
             if folder := self.request.tars():
                 parts = parts_of(self.request.parts, plan)
                 folder.record(
-                    {n: of for part in parts for n, of in part.counts()["written"].items()}
+                    {n: of for part in parts for n, of in part.counts().get("written", {}).items()}
                 )
         if self.request.parquet:
             write_parquet(self.request.out, self.request.parquet)

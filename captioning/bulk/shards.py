@@ -78,10 +78,10 @@ class Plan:
         return len(self._offsets)
 
     def entries(self, shard: int) -> list[dict[str, Any]]:
-        """{"image", "image_id", "old"} or {"tar", "skip", "old"}, what is empty left out.
+        """{"image", "image_id", "old"} or {"tar", "stamp", "skip", "old"}, what is empty left out.
 
         old: captions that are there, of an image, or in a tar by image. skip: images of a tar that
-        have one.
+        have one. stamp: of the tar when the plan was made.
         """
         with open(self._path, "rb") as file:
             file.seek(self._offsets[shard])

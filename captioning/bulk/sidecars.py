@@ -10,7 +10,7 @@ from captioning.files import stores, uploads
 from captioning.files.writing import replace_text
 from captioning.runtime.errors import UserError
 
-AT_ONCE = 16  # files that are brought to a store at a time
+AT_ONCE = 16  # files of a store that are written, or asked for, at a time
 
 
 class Sidecars:

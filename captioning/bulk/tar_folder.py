@@ -70,13 +70,18 @@ class TarFolder:
         return {name: hashed.manifest()}
 
     def drop(self, numbers: range) -> None:
-        """Remove those tars, and what was begun of others, where the folder is this run's."""
+        """Remove those tars, and what was begun of others, where the folder is this run's.
+
+        It is nobody's then, if no tar is left.
+        """
         found = self._read()
         if found is None or found["out"] != self.out:
             return
         for number in self.numbers().intersection(numbers):
             self._remove(stores.joined(self.place, name_of(number)))
         self.clear()
+        if not self.numbers():
+            self.release()
 
     def clear(self) -> None:
         """Remove what a killed program, or an actor that was lost, had begun to write."""

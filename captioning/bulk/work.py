@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 
 from captioning.bulk import reading, stored_output, tars
 from captioning.bulk.model import Captioning
-from captioning.bulk.request import Request, stamp_if_any
+from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, Part, Plan, parts_of
 from captioning.bulk.sidecars import Sidecars
 from captioning.files.writing import write_lines
@@ -103,8 +103,8 @@ def write_beside(
         counts["written"] = folder.write(
             number, lambda file: tars.write(file, number, captioned, tar)
         )
-    # Without a stamp, as of a tar that has gone, it is looked for anew.
-    return counts if tar is None else {"tar": tar, "stamp": stamp_if_any(tar), **counts}
+    # Without a stamp, as of a tar that was not there, it is looked for anew.
+    return counts if tar is None else {"tar": tar, "stamp": entries[0].get("stamp"), **counts}
 
 
 @contextmanager

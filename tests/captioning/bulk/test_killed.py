@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from captioning import caption
-from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.bulk.conftest import killed_at, read_lines
 from tests.soak.processes import Processes
 
 # Told by Python of every file that is opened, renamed, linked, removed or cut off.
@@ -86,3 +86,15 @@ def test_killed_at_random_it_writes_what_it_would_have(until_done, photos, tmp_p
         assert tar.read_bytes() == (tmp_path / "b" / "tars" / tar.name).read_bytes()
     assert not [path for path in photos.rglob("*.staged")]
     assert len(read_lines(tmp_path / "b" / "captions.jsonl")) == 10
+
+
+def test_what_a_kill_leaves_of_mending_is_removed(run, checkpoint, photos, tmp_path):
+    whole, _ = run(photos)
+    out = tmp_path / "out" / "captions.jsonl"
+    out.write_text(out.read_text() + "torn")
+    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu", "--verify"]
+    killed = Processes(caption.main, given, tmp_path / "said", hook=killed_at(out.name))
+    assert killed.wait() == [-signal.SIGKILL] and out.read_text().endswith("torn")
+    lines, said = run(photos, "--verify")
+    assert lines == whole and "1 damaged lines" in said
+    assert sorted(path.name for path in out.parent.iterdir()) == [out.name, f"{out.name}.done"]

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tarfile
 
 import pytest
@@ -14,24 +13,12 @@ from captioning import caption
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, uploads
 from captioning.runtime.errors import UserError
+from tests.captioning.bulk.conftest import killed_at
 from tests.soak.processes import Processes
 
 
-def killed_at(name):
-    """A hook: the process is killed by -9 before a file is given that name."""
-
-    def hook(rank):
-        def audit(event, given):
-            if event == "os.rename" and str(given[1]).endswith(name):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(audit)
-
-    return hook
-
-
 def killed_at_upload(name):
-    """The same of a file in a store."""
+    """A hook: the process is killed by -9 before a file of that name is brought to a store."""
 
     def hook(rank):
         original = uploads.upload
@@ -126,7 +113,23 @@ def test_restarted_none_of_the_former_tars_stay(call, tmp_path, elsewhere):
     assert lines == [json.loads(line) for line in out.open()]
     assert {line["settings"]["num_beams"] for line in lines} == {1}
     if elsewhere:
-        assert [path.name for path in folder.iterdir()] == ["owner.json"]
+        assert not list(folder.iterdir())
+        assert call(tmp_path / "b.jsonl", "--write-shards", folder)[0] == 0
+
+
+def test_restarted_without_tars_a_run_owns_none_but_those_it_has_finished(call, photos, tmp_path):
+    out, flags = tmp_path / "a.jsonl", ["--write-shards", tmp_path / "tars"]
+    assert call(out, *flags, hook=killed_at("/00004.tar"))[0] == -signal.SIGKILL
+    assert call(out, "--restart")[0] == 0
+    assert not list((tmp_path / "tars").iterdir())
+    again = [*flags, "--existing", "overwrite"]
+    assert call(out, *again)[0] == 0
+    before = tars(tmp_path / "tars")
+    assert call(out, *again, hook=killed_at("/00007.tar"))[0] == -signal.SIGKILL
+    assert call(out, "--restart")[0] == 0
+    assert tars(tmp_path / "tars") == before and len(before) == 5
+    code, said = call(tmp_path / "b.jsonl", *flags)
+    assert code == 2 and f"has the tars of {out}" in said
 
 
 def test_tars_of_captions_that_are_written_outlive_a_restart(call, photos, tmp_path):

@@ -15,6 +15,7 @@ from PIL import Image
 
 from captioning.bulk import tars
 from captioning.bulk.reading import ShardImages
+from captioning.bulk.shards import Part
 from captioning.data import ShardDataset, Shards, training_transform
 from captioning.files.tars import expand
 from captioning.runtime.errors import UserError
@@ -257,6 +258,26 @@ def test_a_tar_replaced_by_one_of_its_size_is_read(run, photos, tmp_path):
     assert run(tar)[0] == again
 
 
+def test_a_tar_replaced_while_it_is_captioned_is_read_by_the_next_call(
+    run, photos, tmp_path, monkeypatch
+):
+    first, second = sorted(photos.rglob("*.png"))[:2]
+    tar, seal = tmp_path / "a.tar", Part.seal
+    write_members(tar, [("a.png", first.read_bytes())])
+    write_members(tmp_path / "b.tar", [("b.png", second.read_bytes())])
+
+    def replace(self):
+        (tmp_path / "b.tar").replace(tar)
+        seal(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Part, "seal", replace)
+        lines, _ = run(tar)
+    assert [line["image_id"] for line in lines] == ["a"]
+    assert [line["image_id"] for line in run(tar)[0]] == ["a", "b"]
+    assert "done 0, skipped 2" in run(tar)[1]
+
+
 def test_a_tar_that_an_older_version_has_done_is_done(run, photos, tmp_path, monkeypatch):
     tar, marker = tmp_path / "a.tar", tmp_path / "out" / "captions.jsonl.done"
     write_tar(tar, sorted(photos.rglob("*.png"))[:2])
@@ -299,8 +320,6 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch
 
 
 def test_photos_gone_before_a_shard_is_written_are_left_out(run, photos, tmp_path, monkeypatch):
-    from captioning.bulk.shards import Part
-
     seal = Part.seal
 
     def lose(self):
