@@ -170,8 +170,8 @@ class Targets:
         return found
 
     def _prompts(self, labels: Tensor) -> Optional[Tensor]:
-        """bool (B,): whether labels (B, N) next to media tokens are of no caption: before them; or
-        after them where these have labels too, or where a text begins by a special token."""
+        """bool (B,): whether scored labels (B, N) next to media tokens are of no caption: before
+        them; or after them where these have labels too, or a text begins by a special token."""
         tokens = labels if self.tokens is None else self.tokens.to(labels.device)
         if self.shifted:
             labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # where they stand
@@ -179,12 +179,13 @@ class Targets:
             return None
         media, labelled = media_of(self.model, tokens), labels != IGNORED
         begins = is_one_of(labels, configured(self.model, "bos_token_id"))
-        before = labelled[:, :-1] & ~media[:, :-1] & media[:, 1:]
+        rows = torch.zeros_like(labels) if self.rows is None else self.rows
+        same = rows[:, 1:] == rows[:, :-1]
+        scored = labelled & nn.functional.pad(same, (1, 0))  # a text's first token is not
+        before = scored[:, :-1] & ~media[:, :-1] & media[:, 1:]
         after = labelled[:, 1:] & ~media[:, 1:] & media[:, :-1]
         beside = before | (after & (labelled[:, :-1] | begins[:, 1:]))
-        if self.rows is not None:
-            beside &= self.rows[:, 1:] == self.rows[:, :-1]
-        return beside.any(1)
+        return (beside & same).any(1)
 
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
         """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that
