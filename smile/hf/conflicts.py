@@ -73,4 +73,7 @@ def conflicts(trainer: Any) -> Iterator[str]:
     parallel = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     for kind in ("cp", "sp"):
         if getattr(parallel, f"{kind}_enabled", False):
-            yield f'{kind}_size divides captions between processes; leave it out or give "mle"'
+            yield (
+                f"{kind}_size divides captions between processes; leave it out or give "
+                'objective="mle"'
+            )
