@@ -61,9 +61,10 @@ class Targets:
     with. Truncation, which goes by whole captions, leaves them out.
 
     read_values: False where only the scored labels are asked for. Otherwise the device is waited
-    for once, to look for rows that are packed without saying so and for labelled prompts, unless
-    the objective is MLE, to which captions are the same. from_hidden: whether the objective is made
-    of hidden states. ValueError for such rows, and for shapes that do not match.
+    for once, to look for an attention mask that lets packed captions see each other and, unless the
+    objective is MLE, to which captions are the same, for rows that are packed without saying so and
+    for labelled prompts. from_hidden: whether the objective is made of hidden states. ValueError
+    for such rows, and for shapes that do not match.
     """
 
     def __init__(
@@ -132,7 +133,8 @@ class Targets:
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
 
     def _look(self, given, labels: Tensor, captions: Optional[Tensor], from_hidden: bool) -> None:
-        """Take the captions for segments where a row has several; ValueError where it has others.
+        """Take the captions for segments where a row has several. Raises ValueError for packed
+        rows or labelled prompts.
 
         labels: (B, N) as they were given.
         """
@@ -156,7 +158,7 @@ class Targets:
         self.labels = refuse(found, [*wrong], self.labels)
 
     def _signs(self, given, labels: Tensor, captions: Tensor) -> dict[str, Optional[Tensor]]:
-        """By what is to be said of them, rows (B,) that seem to have other captions."""
+        """error line -> rows (B,) it applies to."""
         found = {}
         if self.rows is None:
             mask = given.get("attention_mask")

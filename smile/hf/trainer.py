@@ -84,7 +84,7 @@ class SmileLossMixin:
         return self._with_objective(super().call_model_init(*args, **kwargs))
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        """And what the objective remembers, of each process its own."""
+        """Also saves the objective's state, one file per process."""
         super()._save_optimizer_and_scheduler(output_dir)
         if state := self.smile_objective.state():
             os.makedirs(output_dir, exist_ok=True)  # as processes but the first may find it
