@@ -23,6 +23,7 @@ from smile.hf.families import (
     without_media,
 )
 from smile.hf.refusal import refuse
+from smile.mixture import scores_first_token
 from smile.objective import Objective
 
 OF_A_BATCH = ("segments", "weights")  # what the objective takes of it besides labels
@@ -58,7 +59,8 @@ class Targets:
     Special tokens at the beginning of an encoder-decoder model's labels (`<s>`, a language) are
     captions of one token each: first-token MLE scores them over the whole vocabulary, as it does
     the first word after them, since `generate` has to predict those that it is not forced to begin
-    with. Truncation, which goes by whole captions, leaves them out.
+    with. Truncation, which goes by whole captions, leaves them out, as does SMILE alone without
+    first-token MLE, by which they would lose nothing.
 
     read_values: False where only the scored labels are asked for. Otherwise the device is waited
     for once, to look for an attention mask that lets packed captions see each other and, unless the
@@ -103,7 +105,9 @@ class Targets:
             self._leave_out_firsts(given)
         captions = None
         if segments is None and objective.weights.keys() != {"mle"}:
-            captions = self._captions("truncation" in objective.weights)
+            only_smile = objective.weights.keys() == {"smile"}
+            unscored = only_smile and not scores_first_token("smile", objective.first_token_mle)
+            captions = self._captions(unscored or "truncation" in objective.weights)
         if read_values:
             self._look(given, labels, captions, from_hidden)
 
@@ -120,14 +124,14 @@ class Targets:
             begins = nn.functional.pad(begins & (labels[:, :-1] != IGNORED), (1, 0))
             self.labels = self.labels.masked_fill(begins, IGNORED)
 
-    def _captions(self, truncated: bool) -> Tensor:
+    def _captions(self, without_openings: bool) -> Tensor:
         """int64 (B, N), the number of the caption that a label is of."""
         if not self.decodes:
             return captions_of_turns(self.labels, self.rows)
         special = is_one_of(self.labels, opening_tokens(self.model))
         words = (self.labels != IGNORED) & ~special
         opening = special & (words.cumsum(1) == 0)
-        if truncated:
+        if without_openings:
             self.labels = self.labels.masked_fill(opening, IGNORED)
         number = opening.cumsum(1)
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
