@@ -117,7 +117,7 @@ def blocks(
     start = lengths.cumsum(0) - lengths
     place = torch.arange(len(order), device=order.device) - start[caption[order]]
     # The power of 2 that a length is at most, in whole numbers: MPS has no float64.
-    size = torch.bucketize(lengths, lengths.new_tensor([1 << n for n in range(63)]))
+    size = torch.bucketize(lengths, 1 << torch.arange(63, device=lengths.device))
     for of_this_size in (size == each for each in size.unique()):
         longest = lengths[of_this_size].max()
         number = of_this_size.cumsum(0) - 1  # of a caption within its block

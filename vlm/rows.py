@@ -1,9 +1,9 @@
 """Photos, questions and captions as the rows that a model reads.
 
 A tensor of a photo is of its text if it has as many places as its `input_ids`; all others are of
-its pixels. Text is padded at the left to be written on, and at the right in training. What a place
-of the text has more than a number of, as which pictures it sees, an answer has as the question's
-last place.
+its pixels. Text is padded at the left to be written on, and at the right in training. Per-token
+tensors with more than two dimensions (cross_attention_mask) repeat the question's last position for
+the answer.
 """
 
 from collections.abc import Sequence

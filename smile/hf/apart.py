@@ -26,8 +26,8 @@ SEEN = (
 
 
 def keeps_apart(model: nn.Module, run: Callable, given: dict, rows: int) -> Optional[bool]:
-    """Whether a text stays what it is where the one before it is another; None if it cannot be
-    told, as of a model that takes no words alone, or whose logits are all 0 before it is trained.
+    """Whether a text stays what it is where the one before it is another; None if the model cannot
+    run on input_ids alone or context changes none of its logits, as where all are 0.
 
     run: of inputs, the logits (rows, N, V). given: the batch, of which words and places are tried.
     rows: how many, as some attention sees no texts in several; `cu_seq_lens_q` is of one.
@@ -66,7 +66,7 @@ def keeps_apart(model: nn.Module, run: Callable, given: dict, rows: int) -> Opti
     if not context > 0:
         return None
     # No text sees the one after it: what changes there is rounding, of experts or of 8 bits. Where
-    # nothing does, what comes later may still be rounded otherwise, but less than context matters.
+    # nothing does, allow rounding up to a tenth of the context's effect.
     rounding = _change(logits[:, before], other_second[:, before])
     precision = max(torch.finfo(kind).eps for kind in (model.dtype, computed_in(logits)))
     bound = 10 * rounding + max(min(precision, context / 10), 1e-6)

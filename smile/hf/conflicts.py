@@ -6,10 +6,10 @@ from typing import Any
 
 
 def losses(trainer: type, mixin: type) -> list[type]:
-    """The classes after `mixin` with a compute_loss that is asked, that of transformers last.
+    """The classes after `mixin` with a compute_loss of their own, in MRO order.
 
-    That of TRL's SFTTrainer is passed over: it reads a loss off its own head, or figures off
-    logits. It is the next one above that of transformers that takes a `formatting_func` for texts.
+    TRL's SFTTrainer is skipped: it reads a loss off its own head, or figures off logits. It is
+    recognised by its `formatting_func` argument, and is the last but one.
     """
     after = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
     found = [base for base in after if "compute_loss" in vars(base)]
@@ -23,10 +23,12 @@ def losses(trainer: type, mixin: type) -> list[type]:
 def other_losses(trainer: type, mixin: type) -> Iterator[str]:
     for base in losses(trainer, mixin)[:-1]:
         takes = _takes(base).values()
-        if takes and all(each.kind is not each.VAR_KEYWORD for each in takes):
+        fixed = takes and all(each.kind is not each.VAR_KEYWORD for each in takes)
+        asks_another = "compute_loss" in inspect.unwrap(base.compute_loss).__code__.co_names
+        if fixed and not asks_another:
             yield (
-                f"{base.__name__} has a loss of its own; leave SmileLossMixin out, or give its "
-                "__init__ **kwargs if its compute_loss asks that of Trainer"
+                f"{base.__name__} has a loss of its own; leave SmileLossMixin out, or have its "
+                "compute_loss return super().compute_loss(...)"
             )
 
 
@@ -71,4 +73,7 @@ def conflicts(trainer: Any) -> Iterator[str]:
     parallel = getattr(getattr(trainer, "accelerator", None), "parallelism_config", None)
     for kind in ("cp", "sp"):
         if getattr(parallel, f"{kind}_enabled", False):
-            yield f'{kind}_size divides captions between processes; leave it out or give "mle"'
+            yield (
+                f"{kind}_size divides captions between processes; leave it out or give "
+                'objective="mle"'
+            )

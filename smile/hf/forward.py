@@ -39,6 +39,8 @@ from smile.hf.packed import OF_A_BATCH, Targets
 from smile.hf.refusal import refuse
 from smile.objective import Objective, ObjectiveOutput
 
+TRIES = 8  # steps in which a model is asked whether it keeps texts of a row apart
+
 
 @dataclass(eq=False)
 class _Settings:
@@ -50,8 +52,9 @@ class _Settings:
     calls: Calls
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_last: Any = None  # under these forwards, found so in their first step
-    # Whether texts of a row are, by whether a batch has several rows and by the form of its places.
-    apart: dict[tuple, Optional[bool]] = field(default_factory=dict)
+    # Whether texts of a row are, as found in each step until it is known, by whether a batch has
+    # several rows and by the form of its places.
+    apart: dict[tuple, list[Optional[bool]]] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count(1).__next__)  # for `refuse`
 
 
@@ -189,15 +192,15 @@ def _refuse_leaks(model, settings, below, given, rows: Tensor) -> None:
     tensors = [name for name in PLACES if isinstance(given.get(name), Tensor)]
     form = tuple((name, given[name].shape[:-2]) for name in tensors)
     several = len(rows) > 1
-    if settings.apart.get((several, form)) is None:
 
-        def run(inputs: dict) -> Tensor:
-            return logits_of(model, settings.calls.run(Running(model), below, inputs))
+    def run(inputs: dict) -> Tensor:
+        return logits_of(model, settings.calls.run(Running(model), below, inputs))
 
-        for n in (1, 2):  # by all processes at once, whatever their rows
-            if settings.apart.get((n > 1, form)) is None:
-                settings.apart[n > 1, form] = keeps_apart(model, run, given, n)
-    if settings.apart[several, form] is False and (rows != rows[:, :1]).any():
+    for n in (1, 2):  # by all processes at once, whatever their rows
+        found = settings.apart.setdefault((n > 1, form), [])
+        if found.count(None) == len(found) < TRIES:
+            found.append(keeps_apart(model, run, given, n))
+    if settings.apart[several, form][-1] is False and (rows != rows[:, :1]).any():
         settings.apart = {}  # it can be given another attention, and tried again
         raise ValueError(f"{type(model).__name__} {SEEN}")
 

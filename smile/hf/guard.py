@@ -184,8 +184,8 @@ def refuse_other_loss(model: nn.Module, given: dict) -> None:
 
 
 def reads_figures(given: dict) -> bool:
-    """Whether TRL's SFTTrainer before 1.15 calls, to read figures of its loss off the output: it
-    names use_cache. The mixin names keep_logits."""
+    """Whether TRL's SFTTrainer before 1.15 calls, to read figures of its loss off the output, or
+    another caller that names use_cache and num_items_in_batch. The mixin names keep_logits."""
     of_trainer = "use_cache" in given and given.get("num_items_in_batch") is not None
     return of_trainer and given.get("keep_logits") is None
 

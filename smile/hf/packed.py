@@ -23,6 +23,7 @@ from smile.hf.families import (
     without_media,
 )
 from smile.hf.refusal import refuse
+from smile.mixture import scores_first_token
 from smile.objective import Objective
 
 OF_A_BATCH = ("segments", "weights")  # what the objective takes of it besides labels
@@ -58,12 +59,14 @@ class Targets:
     Special tokens at the beginning of an encoder-decoder model's labels (`<s>`, a language) are
     captions of one token each: first-token MLE scores them over the whole vocabulary, as it does
     the first word after them, since `generate` has to predict those that it is not forced to begin
-    with. Truncation, which goes by whole captions, leaves them out.
+    with. Truncation, which goes by whole captions, leaves them out, as does SMILE alone without
+    first-token MLE, by which they would lose nothing.
 
     read_values: False where only the scored labels are asked for. Otherwise the device is waited
-    for once, to look for rows that are packed without saying so and for labelled prompts, unless
-    the objective is MLE, to which captions are the same. from_hidden: whether the objective is made
-    of hidden states. ValueError for such rows, and for shapes that do not match.
+    for once, to look for an attention mask that lets packed captions see each other and, unless the
+    objective is MLE, to which captions are the same, for rows that are packed without saying so and
+    for labelled prompts. from_hidden: whether the objective is made of hidden states. ValueError
+    for such rows, and for shapes that do not match.
     """
 
     def __init__(
@@ -102,7 +105,9 @@ class Targets:
             self._leave_out_firsts(given)
         captions = None
         if segments is None and objective.weights.keys() != {"mle"}:
-            captions = self._captions("truncation" in objective.weights)
+            only_smile = objective.weights.keys() == {"smile"}
+            unscored = only_smile and not scores_first_token("smile", objective.first_token_mle)
+            captions = self._captions(unscored or "truncation" in objective.weights)
         if read_values:
             self._look(given, labels, captions, from_hidden)
 
@@ -119,20 +124,21 @@ class Targets:
             begins = nn.functional.pad(begins & (labels[:, :-1] != IGNORED), (1, 0))
             self.labels = self.labels.masked_fill(begins, IGNORED)
 
-    def _captions(self, truncated: bool) -> Tensor:
+    def _captions(self, without_openings: bool) -> Tensor:
         """int64 (B, N), the number of the caption that a label is of."""
         if not self.decodes:
             return captions_of_turns(self.labels, self.rows)
         special = is_one_of(self.labels, opening_tokens(self.model))
         words = (self.labels != IGNORED) & ~special
         opening = special & (words.cumsum(1) == 0)
-        if truncated:
+        if without_openings:
             self.labels = self.labels.masked_fill(opening, IGNORED)
         number = opening.cumsum(1)
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
 
     def _look(self, given, labels: Tensor, captions: Optional[Tensor], from_hidden: bool) -> None:
-        """Take the captions for segments where a row has several; ValueError where it has others.
+        """Take the captions for segments where a row has several. Raises ValueError for packed
+        rows or labelled prompts.
 
         labels: (B, N) as they were given.
         """
@@ -156,7 +162,7 @@ class Targets:
         self.labels = refuse(found, [*wrong], self.labels)
 
     def _signs(self, given, labels: Tensor, captions: Tensor) -> dict[str, Optional[Tensor]]:
-        """By what is to be said of them, rows (B,) that seem to have other captions."""
+        """error line -> rows (B,) it applies to."""
         found = {}
         if self.rows is None:
             mask = given.get("attention_mask")
@@ -170,8 +176,8 @@ class Targets:
         return found
 
     def _prompts(self, labels: Tensor) -> Optional[Tensor]:
-        """bool (B,): whether labels (B, N) next to media tokens are of no caption: before them; or
-        after them where these have labels too, or where a text begins by a special token."""
+        """bool (B,): whether scored labels (B, N) next to media tokens are of no caption: before
+        them; or after them where these have labels too, or a text begins by a special token."""
         tokens = labels if self.tokens is None else self.tokens.to(labels.device)
         if self.shifted:
             labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # where they stand
@@ -179,12 +185,13 @@ class Targets:
             return None
         media, labelled = media_of(self.model, tokens), labels != IGNORED
         begins = is_one_of(labels, configured(self.model, "bos_token_id"))
-        before = labelled[:, :-1] & ~media[:, :-1] & media[:, 1:]
+        rows = torch.zeros_like(labels) if self.rows is None else self.rows
+        same = rows[:, 1:] == rows[:, :-1]
+        scored = labelled & nn.functional.pad(same, (1, 0))  # a text's first token is not
+        before = scored[:, :-1] & ~media[:, :-1] & media[:, 1:]
         after = labelled[:, 1:] & ~media[:, 1:] & media[:, :-1]
         beside = before | (after & (labelled[:, :-1] | begins[:, 1:]))
-        if self.rows is not None:
-            beside &= self.rows[:, 1:] == self.rows[:, :-1]
-        return beside.any(1)
+        return (beside & same).any(1)
 
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
         """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that

@@ -6,8 +6,8 @@ Nothing of either is imported: what a trainer has is looked at when it is there.
 import inspect
 import os
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class SmileLossMixin:
         return self._with_objective(super().call_model_init(*args, **kwargs))
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        """And what the objective remembers, of each process its own."""
+        """Also saves the objective's state, one file per process."""
         super()._save_optimizer_and_scheduler(output_dir)
         if state := self.smile_objective.state():
             os.makedirs(output_dir, exist_ok=True)  # as processes but the first may find it
@@ -111,12 +111,20 @@ class SmileLossMixin:
 
     def get_batch_samples(self, *args, **kwargs):
         """The batches to accumulate, and what their losses are divided by."""
-        batches, items = super().get_batch_samples(*args, **kwargs)
+        batches, _ = super().get_batch_samples(*args, **kwargs)
         self._steps = len(batches)
-        return batches, items if items is None else self._items(batches)
+        return batches, self._items(batches)
 
-    def _items(self, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
-        """The number of labels that are scored, or the sum of their weights, in all processes."""
+    def _get_num_items_in_batch(self, batches, *_):
+        """For evaluation, whole rows of which are given here; a step's are counted above, once."""
+        return None if self.model.training else self._items(batches)
+
+    def _items(self, batches: Sequence[Mapping[str, Tensor]]) -> Optional[Tensor]:
+        """The number of labels that are scored, or the sum of their weights, in all processes;
+        None where the trainer counts, or there are no labels."""
+        labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
+        if not (self.model_accepts_loss_kwargs and batches and labelled):
+            return None
         items = sum(count(*self._scored(batch), IGNORED) for batch in batches)
         if self._processes() > 1:
             items = self.accelerator.gather(items.to(self.args.device)).sum()
@@ -165,7 +173,6 @@ class SmileLossMixin:
         inputs["keep_logits"] = wanted or not self._from_hidden
         steps, items = self._steps if training else 1, num_items_in_batch
         if items is not None:
-            items = items if training else self._items([inputs])
             # Given in the batch, so that no trainer scales the loss by what it has counted itself.
             # The sum over tokens is divided by what is in all of these, and the rest is not.
             inputs["num_items_in_batch"] = _divided(items, steps * self._processes())

@@ -8,6 +8,7 @@ import transformers
 
 from smile import Objective
 from smile.hf import use_smile
+from smile.hf.forward import TRIES
 from tests.smile import hf_models
 from tests.smile.hf_steps import GPT2, LLAMA, made
 
@@ -16,7 +17,7 @@ TOKENS = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
 BOUNDS = torch.tensor([0, 3, 8], dtype=torch.int32)
 PACKED = {"input_ids": TOKENS, "labels": TOKENS, "position_ids": POSITIONS}
-SINGLE = {**PACKED, "position_ids": torch.arange(8)[None]}
+SINGLE = {**PACKED, "position_ids": torch.arange(TRIES)[None]}
 SEEN = "lets captions of a packed row see each other"
 
 
@@ -188,12 +189,26 @@ def test_a_head_of_zeros_tells_nothing_until_it_is_trained():
     assert model(**PACKED).loss.isfinite()
     model = use_smile(leaking())
     if not hasattr(model.config, "word_embed_proj_dim"):
-        return  # its head is its embedding
+        pytest.skip("its head is its embedding")
     model.lm_head.weight = torch.nn.Parameter(torch.zeros_like(model.lm_head.weight))
     assert model(**PACKED).loss.isfinite()
     torch.nn.init.normal_(model.lm_head.weight)
     with pytest.raises(ValueError, match=SEEN):
         model(**PACKED)
+
+
+@needs_llama
+def test_a_model_of_which_nothing_can_be_told_is_not_tried_for_ever():
+    model = use_smile(made(LLAMA).model)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    calls = []
+    model.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    for _ in range(TRIES):
+        model(**PACKED)
+    assert len(calls) > TRIES
+    calls.clear()
+    model(**PACKED)
+    assert len(calls) == 1
 
 
 @needs_llama

@@ -118,13 +118,26 @@ def test_a_language_that_no_configuration_names_has_to_be_named(name):
     assert_is(loss, model, batch)
 
 
-def test_truncation_goes_by_captions_without_their_beginning():
+@pytest.mark.parametrize(
+    "objective",
+    [Objective({"truncation": 0.5, "smile": 0.5}), Objective("smile", first_token_mle=False)],
+    ids=["truncation", "no first-token MLE"],
+)
+def test_captions_without_their_beginning(objective):
     model, batch, *_ = made(BART)
     batch["labels"] = labels = opened(batch["labels"], START)
     logits = model(**batch).logits
-    objective = {"truncation": 0.5, "smile": 0.5}
     alone = labels.masked_fill(torch.arange(labels.size(1)) == 0, -100)
-    assert_is(Objective(objective)(logits, alone).loss, model, batch, objective)
+    assert_is(objective(logits, alone).loss, model, batch, objective)
+
+
+def test_mle_in_a_mixture_scores_the_beginning():
+    model, batch, *_ = made(BART)
+    batch["labels"] = labels = opened(batch["labels"], START)
+    logits = model(**batch).logits
+    objective = Objective({"mle": 0.5, "smile": 0.5}, first_token_mle=False)
+    segments = (torch.arange(labels.size(1)) > 0).long().expand(3, -1)
+    assert_is(objective(logits, labels, segments).loss, model, batch, objective)
 
 
 def test_the_trainers_division_is_by_what_is_scored(tmp_path):

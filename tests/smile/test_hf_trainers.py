@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 
 from smile import Objective
@@ -18,6 +19,7 @@ from tests.smile.trainer_parts import (
     SmileSFTTrainer,
     SmileTrainer,
     check,
+    datasets,
     definition,
     found,
     ids,
@@ -26,6 +28,7 @@ from tests.smile.trainer_parts import (
     make,
     rows,
     t5,
+    tokenizer,
 )
 
 peft = pytest.importorskip("peft")
@@ -194,6 +197,24 @@ MODELS = {"decoder": llama, "encoder and decoder": t5}
 def test_a_step_of_transformers_trainers(objective, cls, model, step, tmp_path):
     expected = definition(model(), rows(), objective)
     check(make(cls, tmp_path, model=model(), objective=objective, **STEPS[step]), expected)
+
+
+@pytest.mark.parametrize("step", ["accumulated", "accumulated in uneven parts"])
+def test_labels_that_are_shifted_already(step, tmp_path):
+    """A batch has them in the place of labels."""
+    pad = transformers.DataCollatorForSeq2Seq(tokenizer())
+
+    def collate(parts):
+        batch = pad(parts)
+        batch["shift_labels"] = F.pad(batch.pop("labels")[:, 1:], (0, 1), value=-100)
+        return batch
+
+    options = {"data_collator": collate, "label_names": ["shift_labels"], **STEPS[step]}
+    data = datasets.Dataset.from_list(rows())
+    trainer = make(SmileTrainer, tmp_path, eval_dataset=data, **options)
+    expected = definition(llama(), rows(), MIXTURE)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected[0], rel=1e-6)
+    check(trainer, expected)
 
 
 def test_a_packed_step_of_trainer(tmp_path):

@@ -108,6 +108,24 @@ def test_a_loss_may_be_changed_above_the_mixin(tmp_path):
     assert twice == pytest.approx(2 * single)
 
 
+def test_a_trainer_of_ones_own_may_change_the_loss(tmp_path):
+    class Own(transformers.Trainer):
+        def __init__(self, model, args, data_collator, train_dataset, callbacks):
+            super().__init__(
+                model, args, data_collator, train_dataset=train_dataset, callbacks=callbacks
+            )
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            return (2 * loss, outputs) if return_outputs else 2 * loss
+
+    class SmileOwn(SmileLossMixin, Own):
+        pass
+
+    single, twice = (make(cls, tmp_path).train().training_loss for cls in (SmileTrainer, SmileOwn))
+    assert twice == pytest.approx(2 * single)
+
+
 def test_weights_that_a_collator_drops(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, data=[{**row, "weights": 2.0} for row in rows()])
     with pytest.raises(ValueError, match="weights of the data set is not in its batches"):

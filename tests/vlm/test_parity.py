@@ -45,7 +45,8 @@ def test_mle_is_the_models_own_loss(name, make_vlm, vlm_folder, vlm_photos):
     expected = loss_and_gradients(own, batch, labels)
     # Some make logits float32 before their loss; a norm of BLIP-2's query tokens, which are zeros,
     # enlarges that: 2e-4 with transformers 5.20.
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+    rtol = 1e-3 if name.startswith("Blip2") else 1e-4
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-6)
     assert found[1]
 
 
