@@ -15,9 +15,8 @@ CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # until connected, without a byte, 
 LARGEST = 1 << 30  # bytes of a body
 UNPACKED = 1 << 28  # of one that is sent compressed, of which a few bytes may stand for any number
 REST_S = 60  # before a server that does not answer is asked again
-OUTAGE = (
-    10  # files without an answer, after which one that has answered before is waited for no more
-)
+# Files without an answer, after which a server that has answered before is waited for no more.
+OUTAGE = 10
 
 
 class Refused(Exception):
