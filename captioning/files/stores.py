@@ -301,7 +301,7 @@ def system_of(address: str) -> tuple[Any, str]:
 
 
 def _web(address: str) -> Optional[ModuleType]:
-    """What there is for servers of https, for the address of one."""
+    """The module `web` for an address of https, None for others. Raises UserError."""
     if LIBRARIES[address.partition("://")[0]] != "aiohttp":
         return None
     try:
