@@ -86,9 +86,8 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
         problem = None
         for place, answer in zip(left, answers):
             if isinstance(answer, Exception):
-                refusal = _refusal(answer)
-                problem = problem if refusal else answer
-                found[place] = refusal and refusal(parts[place][0])
+                found[place] = _refusal(parts[place][0], answer)
+                problem = problem if found[place] else answer
             elif len(answer) == parts[place][2]:
                 found[place] = answer
             else:
@@ -338,10 +337,10 @@ def tried(address: str, ask: Callable[[], T]) -> T:
             if patience:
                 patience.end(None)
             return found
-        if refusal := _refusal(problem):
+        if refusal := _refusal(address, problem):
             if patience:
                 patience.end(None)
-            raise refusal(address)
+            raise refusal
         if patience and patience.is_over(attempt, problem):
             break
     if patience:
@@ -352,15 +351,16 @@ def tried(address: str, ask: Callable[[], T]) -> T:
     )
 
 
-def _refusal(error: Exception) -> Any:
-    """What makes the UserError of an answer that will stay the same; None where it may not."""
+def _refusal(address: str, error: Exception) -> Optional[UserError]:
+    """What to raise for an answer that will stay the same; None where it may not."""
+    web = _web(address)
     if isinstance(error, FileNotFoundError):
-        return lambda address: Missing(f"{address}: no such file or bucket")
-    if type(error).__name__ == "Refused":  # of `web`
-        return lambda address: UserError(f"{address}: {error}")
+        return Missing(f"{address}: no such file or bucket")
+    if web and isinstance(error, web.Refused):
+        return UserError(f"{address}: {error}")
     denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
     if denied or type(error).__name__ == "NoCredentialsError":
-        return lambda address: StoreError(
+        return StoreError(
             f"{address}: not allowed: give credentials as "
             f"{LIBRARIES[address.partition('://')[0]]} finds them"
         )
