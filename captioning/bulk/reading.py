@@ -66,7 +66,7 @@ class ShardImages(IterableDataset):
             yield Batch(shard, [], None, last=True)
 
     def _batch(self, shard: int, sources: Iterator[dict[str, Any]]) -> Batch:
-        """The next images; of none in a tar is the file held while another's is read."""
+        """The next images. The bytes of a tar's are dropped one by one, not kept for the batch."""
         entries, images, doubtful = [], [], None
         for entry in itertools.islice(sources, self.batch_size):
             entries.append(entry)

@@ -5,7 +5,6 @@ A store's own library finds the credentials. They are in no address, and so in n
 
 import io
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import Any, BinaryIO, Callable, Optional, TypeVar
 from urllib.parse import urlsplit
 
+from BLIP.download import without_secrets
 from captioning.runtime.errors import UserError
 
 T = TypeVar("T")
@@ -23,8 +23,6 @@ PAGE = 1000  # names that S3 gives at once
 PIECE = 1 << 22  # bytes that are read at once of a file that is read from end to end
 TRIES = 6
 PAUSE_S = 0.5  # after the first failure; each further one is twice as long
-
-_HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # and a port
 
 
 class StoreError(UserError):
@@ -56,19 +54,6 @@ def check_address(address: str) -> None:
         )
 
 
-def without_secrets(address: str) -> str:
-    """An address as it may be shown: without its user, query and fragment. A path as it is.
-
-    As that of `BLIP.download`, which imports nothing from here, and is slow to import.
-    """
-    found = re.match(r"([^/?#]*://)([^/?#]*@)?([^/?#@]*)([^?#]*)", address)
-    if not found:
-        return address
-    scheme, _, host, path = found.groups()
-    # A password with a slash, which no valid address has, would be left as the host and its port.
-    return f"{scheme}{host}{path}" if _HOST.fullmatch(host) else f"{scheme}..."
-
-
 def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
     """The bytes of (address, first byte, number of bytes) of one store, asked for all at once.
 
@@ -86,9 +71,8 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
         problem = None
         for place, answer in zip(left, answers):
             if isinstance(answer, Exception):
-                refusal = _refusal(answer)
-                problem = problem if refusal else answer
-                found[place] = refusal and refusal(parts[place][0])
+                found[place] = _refusal(parts[place][0], answer)
+                problem = problem if found[place] else answer
             elif len(answer) == parts[place][2]:
                 found[place] = answer
             else:
@@ -301,7 +285,7 @@ def system_of(address: str) -> tuple[Any, str]:
 
 
 def _web(address: str) -> Optional[ModuleType]:
-    """What there is for servers of https, for the address of one."""
+    """The module `web` for an address of https, None for others. Raises UserError."""
     if LIBRARIES[address.partition("://")[0]] != "aiohttp":
         return None
     try:
@@ -338,10 +322,10 @@ def tried(address: str, ask: Callable[[], T]) -> T:
             if patience:
                 patience.end(None)
             return found
-        if refusal := _refusal(problem):
+        if refusal := _refusal(address, problem):
             if patience:
                 patience.end(None)
-            raise refusal(address)
+            raise refusal
         if patience and patience.is_over(attempt, problem):
             break
     if patience:
@@ -352,15 +336,16 @@ def tried(address: str, ask: Callable[[], T]) -> T:
     )
 
 
-def _refusal(error: Exception) -> Any:
-    """What makes the UserError of an answer that will stay the same; None where it may not."""
+def _refusal(address: str, error: Exception) -> Optional[UserError]:
+    """What to raise for an answer that will stay the same; None where it may not."""
+    web = _web(address)
     if isinstance(error, FileNotFoundError):
-        return lambda address: Missing(f"{address}: no such file or bucket")
-    if type(error).__name__ == "Refused":  # of `web`
-        return lambda address: UserError(f"{address}: {error}")
+        return Missing(f"{address}: no such file or bucket")
+    if web and isinstance(error, web.Refused):
+        return UserError(f"{address}: {error}")
     denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
     if denied or type(error).__name__ == "NoCredentialsError":
-        return lambda address: StoreError(
+        return StoreError(
             f"{address}: not allowed: give credentials as "
             f"{LIBRARIES[address.partition('://')[0]]} finds them"
         )

@@ -108,5 +108,5 @@ def patience_with(address: str) -> Patience:
 
 
 def cause(error: Exception) -> Exception:
-    """What fsspec, asked about a file, takes for one that is not there."""
+    """The refusal or silence that fsspec reports as a missing file, or else the error itself."""
     return error.__cause__ if isinstance(error.__cause__, (Refused, *_SILENT)) else error

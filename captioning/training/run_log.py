@@ -19,11 +19,17 @@ from captioning.files.writing import refusals_told, write_json, write_text
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
 
+# An address in a word: in quotes up to the next, else up to what ends an item, or to another one.
+_ADDRESS = re.compile(
+    r"""(["'])?\w[\w+.-]*://.*?"""
+    r"""(?=(?(1)\1|(?:[\]}]*(?:,\s|$)|[\s,\[\]{}"']+\w[\w+.-]*://))|$)""",
+    re.DOTALL,
+)
+
 
 def command(words: Sequence[str]) -> str:
-    """As a shell takes it, with addresses, as words or as values of keys, without their secrets."""
-    parted = (re.fullmatch(r"(\w+=)?(.*)", word, re.DOTALL) for word in words)
-    return shlex.join((found[1] or "") + without_secrets(found[2]) for found in parted)
+    """As a shell takes it, with addresses, wherever in a word they are, without their secrets."""
+    return shlex.join(_ADDRESS.sub(lambda found: without_secrets(found[0]), w) for w in words)
 
 
 def record_run(config: Config, folder: Path, **more: Any) -> None:

@@ -108,6 +108,17 @@ def test_nobody_is_led_into_a_private_network(server, monkeypatch):
         assert stores.whole(f"{begin}/to/{to}") == DATA
 
 
+def test_a_refusal_is_told_by_its_type_and_not_by_its_name(monkeypatch):
+    monkeypatch.setattr(stores, "TRIES", 1)
+
+    def ask():
+        raise type("Refused", (Exception,), {})("S3CR3T")
+
+    for address in ("s3://bucket/a.jpg", "https://host/a.jpg"):
+        with pytest.raises(stores.StoreError, match=r"asked 1 times in vain \(Refused\)"):
+            stores.tried(address, ask)
+
+
 def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
     """The server is the proxy, which is asked by the whole address."""
     monkeypatch.setenv("http_proxy", server.url)

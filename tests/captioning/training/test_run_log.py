@@ -1,6 +1,7 @@
 """What a run leaves to read, and what it shows."""
 
 import json
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from tensorboard.summary.writer import event_file_writer
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import part_of, progress, say
-from captioning.training.run_log import RunLog, record_run
+from captioning.training.run_log import RunLog, command, record_run
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,33 @@ def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypa
     assert record["command"].endswith("--config run.yaml pretrained=https://host/a.pth")
     assert load_config(tmp_path / "config.yaml").pretrained == "https://host/a.pth"
     assert not [path for path in tmp_path.iterdir() if "SECRET" in path.read_text()]
+
+
+@pytest.mark.parametrize(
+    "word, shown",
+    [
+        (
+            "train_file=[https://h/a.tar, https://me:SECRET@h2/b.tar?X=SECRET]",
+            "train_file=[https://h/a.tar, https://h2/b.tar]",
+        ),
+        (
+            "train_file=[https://h/a?X=SECRET,https://SECRET@h/b#SECRET]",
+            "train_file=[https://h/a,https://h/b]",
+        ),
+        (
+            """x={"a": ["https://me:SECRET@h/a?X=1, SECRET"], 'b': 's3://b/c', d: 1}""",
+            """x={"a": ["https://h/a"], 'b': 's3://b/c', d: 1}""",
+        ),
+        ("[[https://h/a?SECRET], [https://h/b?SECRET]]", "[[https://h/a], [https://h/b]]"),
+        ("--url=https://me:SE'CRET@h/a?X='SECRET&u=https://SECRET", "--url=https://h/a"),
+        ('"https://h/a?SECRET', '"https://h/a'),
+        ("https://me:SEC RET@h/a", "https://h/a"),
+        ("s3://bucket/a, b.tar", "s3://bucket/a, b.tar"),
+        ("photos/what?#1@home.png", "photos/what?#1@home.png"),
+    ],
+)
+def test_a_command_is_shown_without_the_secrets_in_its_words(word, shown):
+    assert shlex.split(command(["train.py", word, "seed=5"])) == ["train.py", shown, "seed=5"]
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(scenes_config, tmp_path):
