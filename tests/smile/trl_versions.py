@@ -28,6 +28,7 @@ WAYS = {
     "padded": {"per_device_train_batch_size": 2},
     "accumulated": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2},
     "packed": {"packing": True, "max_length": 20},
+    "mixture": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2},
 }
 
 
@@ -84,9 +85,10 @@ def train(cls, folder, way, from_hidden, seen) -> str:
 
     from smile import Objective
     from smile.hf import SmileLossMixin, use_smile
-    from tests.smile.trainer_parts import datasets, definition, llama, logs, make, rows
+    from tests.smile.trainer_parts import MIXTURE, datasets, definition, llama, logs, make, rows
 
     objective, model, options = Objective("smile"), llama(), dict(WAYS[way])
+    objective = MIXTURE if way == "mixture" else objective
     if issubclass(cls, SmileLossMixin):
         options.update(objective=objective, from_hidden=from_hidden)
     else:
