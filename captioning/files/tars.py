@@ -43,7 +43,7 @@ class Tar(tarfile.TarFile):
     def each(self) -> Iterator[tarfile.TarInfo]:
         """Yield the members, none of which is kept. Raises TarError, EOFError and what a
         decompressor does."""
-        while (member := self.next()) is not None:
+        for member in self:  # not by next(), which Python 3.9 fails in at the end of an empty tar
             self.members, self.pax_headers = [], {}
             self.fileobj.left = LARGEST_HEADERS
             yield member
