@@ -279,7 +279,7 @@ MUTATIONS = [
     Mutation(
         "packed captions that see each other are trained",
         "smile/hf/forward.py",
-        "if settings.apart[several, form] is False and (rows != rows[:, :1]).any():",
+        "if settings.apart[several, form][-1] is False and (rows != rows[:, :1]).any():",
         "if False:",
         "tests/smile/test_hf_apart.py",
     ),
