@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from BLIP.download import DownloadError, download, fetch, private, without_secrets
+from captioning.files import stores
 from tests.soak.processes import Processes
 
 CONTENT = bytes(range(256)) * 4000
@@ -380,4 +381,4 @@ def test_no_error_shows_what_an_address_keeps_secret(server, tmp_path, monkeypat
     ],
 )
 def test_what_of_an_address_may_be_shown(address, shown):
-    assert without_secrets(address) == shown
+    assert without_secrets(address) == stores.without_secrets(address) == shown
