@@ -33,7 +33,7 @@ UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 def test_the_release_that_is_installed(tmp_path, capsys):
     assert trl_versions.here(str(tmp_path))
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.endswith("padded, accumulated, packed: right") for line in lines) == 2
+    assert sum(line.endswith("padded, accumulated, packed, mixture: right") for line in lines) == 2
 
 
 def set_chunked(model):
