@@ -17,7 +17,7 @@ from captioning.rewards.workers import Rewards
 from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
 from captioning.training.fine_tuning import FineTuning
-from captioning.training.self_critical import SelfCritical
+from captioning.training.self_critical import SelfCritical, start_of
 from decoding import Generated
 from tests.soak.runs import Run
 
@@ -103,6 +103,14 @@ def test_a_reward_knows_which_captions_came_to_their_end():
     output = SelfCritical(toy, config, Rewards({"worth": worth}))(None, [[""]], [0])
     assert worth.asked == [[False, True, True, False]]
     assert list(output.parts) == ["reward", "baseline", "length"]  # one reward is not named again
+    # The baseline of a caption is the mean reward of the others.
+    torch.testing.assert_close(output.parts["baseline"], output.parts["reward"])
+
+
+@pytest.mark.parametrize("reward, kl", [({"facts": 1.0}, 0.0), (None, 0.5)])
+def test_a_run_without_a_kl_loads_no_second_captioner(reward, kl):
+    config = SimpleNamespace(reward=reward, reward_kl=kl)
+    assert start_of(config, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("baseline", ["others", "greedy"])
