@@ -19,6 +19,7 @@ from captioning.training import fine_tuning
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.self_critical import SelfCritical, start_of
 from decoding import Generated
+from smile import ObjectiveOutput
 from tests.soak.runs import Run
 
 END, WORDS, LONGEST = 0, 3, 3
@@ -105,6 +106,24 @@ def test_a_reward_knows_which_captions_came_to_their_end():
     assert list(output.parts) == ["reward", "baseline", "length"]  # one reward is not named again
     # The baseline of a caption is the mean reward of the others.
     torch.testing.assert_close(output.parts["baseline"], output.parts["reward"])
+
+
+class WithLikelihood(Toy):
+    def forward(self, image, captions):
+        loss = torch.tensor(5.0, dtype=torch.float64)
+        return ObjectiveOutput(loss, {"mle": loss}, torch.tensor(1))
+
+
+def test_the_loss_of_the_objective_is_added_to_that_of_the_reward():
+    settings = {"reward_temperature": 1.0, "reward_baseline": "others", "reward_kl": 0.0}
+    settings |= {"reward": {"worth": 1.0}, "reward_samples": 2, "max_tokens": LONGEST}
+    outputs = []
+    for objective in (None, "mle"):
+        toy, config = WithLikelihood(1), SimpleNamespace(**settings, objective=objective)
+        toy.dealt = [[1, 2, 1], [1, 2, END]]
+        outputs.append(SelfCritical(toy, config, Rewards({"worth": Worth()}))(None, [[""]], [0]))
+    torch.testing.assert_close(outputs[1].loss, outputs[0].loss + 5)
+    assert outputs[1].parts["mle"] == 5 and "mle" not in outputs[0].parts
 
 
 @pytest.mark.parametrize("reward, kl", [({"facts": 1.0}, 0.0), (None, 0.5)])
