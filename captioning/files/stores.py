@@ -5,7 +5,6 @@ A store's own library finds the credentials. They are in no address, and so in n
 
 import io
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +22,6 @@ PAGE = 1000  # names that S3 gives at once
 PIECE = 1 << 22  # bytes that are read at once of a file that is read from end to end
 TRIES = 6
 PAUSE_S = 0.5  # after the first failure; each further one is twice as long
-
-_HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # and a port
 
 
 class StoreError(UserError):
@@ -57,16 +54,12 @@ def check_address(address: str) -> None:
 
 
 def without_secrets(address: str) -> str:
-    """An address as it may be shown: without its user, query and fragment. A path as it is.
-
-    As that of `BLIP.download`, which imports nothing from here, and is slow to import.
-    """
-    found = re.match(r"([^/?#]*://)([^/?#]*@)?([^/?#@]*)([^?#]*)", address)
-    if not found:
+    """An address as it may be shown: without its user, query and fragment. A path as it is."""
+    if "://" not in address:
         return address
-    scheme, _, host, path = found.groups()
-    # A password with a slash, which no valid address has, would be left as the host and its port.
-    return f"{scheme}{host}{path}" if _HOST.fullmatch(host) else f"{scheme}..."
+    from BLIP.download import without_secrets  # needs BLIP's libraries
+
+    return without_secrets(address)
 
 
 def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
