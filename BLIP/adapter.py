@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adapters.lora import CONFIG, Lora, adapted
 from BLIP.blip import BlipCaptioner
-from BLIP.checkpoint import CheckpointError, read_checkpoint
+from BLIP.weights.checkpoint import CheckpointError, read_checkpoint
 
 # They are one weight, which the objective reads without calling either layer.
 TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")

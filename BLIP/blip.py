@@ -55,7 +55,7 @@ class BlipCaptioner(nn.Module):
         self.new_step = CachedStep  # or another maker of step functions, called as it is
         self.generating = nullcontext  # or another maker of contexts, to encode and generate in
         self.max_positions = text_decoder.config.max_position_embeddings
-        self.smallest_batch, self.skips_weights = 1, False
+        self.min_batch_size, self.has_unused_parameters = 1, False
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
@@ -108,7 +108,7 @@ class BlipCaptioner(nn.Module):
             return self.visual_encoder(image)
 
     @torch.inference_mode()
-    def reread(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (n - p, V) of the ids (n,) after the prompt, and the cross-attention (n - p, P).
 
         encoded: of one image, (1, 1 + P, width). The attention is to the patches, the mean over

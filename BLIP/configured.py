@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from adapters.lora import CONFIG
 from BLIP.adapter import put_adapter, weights_that_stay
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
-from BLIP.checkpoint import load_weights
-from BLIP.download import without_secrets
-from BLIP.int8_linear import check_int8
+from BLIP.kernels.int8_linear import check_int8
+from BLIP.weights.checkpoint import load_weights
+from BLIP.weights.download import without_secrets
 
 ASKS = False
 

@@ -25,18 +25,18 @@ from torch import Tensor
 from adapters.lora import CONFIG, Lora, merge
 from BLIP.adapter import put_adapter, weights_that_stay
 from BLIP.blip import MED_CONFIG, PROMPT, BlipCaptioner, build_captioner
-from BLIP.checkpoint import (
+from BLIP.med import MedConfig, TextDecoder, read_med_config
+from BLIP.tokenizer import CaptionTokenizer
+from BLIP.vit import NEEDED_SIZES, VIT_SIZES, ImageEncoder
+from BLIP.weights.checkpoint import (
     DERIVED,
     POSITION_EMBEDDING,
     CheckpointError,
     load_weights,
     read_checkpoint,
 )
-from BLIP.download import without_secrets
-from BLIP.med import MedConfig, TextDecoder, read_med_config
-from BLIP.pickled import first_line
-from BLIP.tokenizer import CaptionTokenizer
-from BLIP.vit import NEEDED_SIZES, VIT_SIZES, ImageEncoder
+from BLIP.weights.download import without_secrets
+from BLIP.weights.safe_load import first_line
 from smile import Objective
 
 PATCH = "visual_encoder.patch_embed.proj.weight"
@@ -180,8 +180,8 @@ def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, folder)
     state = {k: v.contiguous() for k, v in to_hf_names(captioner.state_dict()).items()}
-    with whole_file(folder / "model.safetensors") as staged:
-        save_file(state, staged, metadata={"format": "pt"})
+    with whole_file(folder / "model.safetensors") as atomic_write:
+        save_file(state, atomic_write, metadata={"format": "pt"})
     config = hf_config(captioner)
     size = config["vision_config"]["image_size"]
     added = {token: words.bert.token_to_id(token) for token in ADDED}
@@ -262,14 +262,14 @@ def _check_sizes(state: Mapping[str, Tensor], settings: Mapping) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A file to write that takes the place of `path` when the block has ended well."""
-    staged = path.parent / f".{path.name}.{os.getpid()}"
+    atomic_write = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        yield staged
-        os.replace(staged, path)
+        yield atomic_write
+        os.replace(atomic_write, path)
     except Exception as error:  # torch and safetensors have types of their own for a full disk
         raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
     finally:
-        staged.unlink(missing_ok=True)
+        atomic_write.unlink(missing_ok=True)
 
 
 def write_vocabulary(words: CaptionTokenizer, folder: Path) -> None:
@@ -366,8 +366,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             save_hf(captioner_of(**given), folder)
             return f"wrote {folder}"
         content = read_hf(folder)
-        with whole_file(Path(given["checkpoint"])) as staged:
-            torch.save(content, staged)
+        with whole_file(Path(given["checkpoint"])) as atomic_write:
+            torch.save(content, atomic_write)
         return f"wrote {given['checkpoint']}"
 
     return exit_code(program)

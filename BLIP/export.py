@@ -88,8 +88,8 @@ class StepGraph(nn.Module):
 def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False) -> None:
     """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt, all or none. Needs
     onnxscript, and onnxruntime for `int8`."""
-    with _taking_their_places(Path(folder)) as staged:
-        _write(captioner, staged, int8)
+    with _taking_their_places(Path(folder)) as temporary:
+        _write(captioner, temporary, int8)
 
 
 @contextmanager
@@ -99,10 +99,10 @@ def _taking_their_places(folder: Path) -> Iterator[Path]:
     captioner.json, without which nobody reads the others, goes first and comes last.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as staged:
-        yield Path(staged)
+    with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as temporary:
+        yield Path(temporary)
         (folder / SETTINGS).unlink(missing_ok=True)
-        for path in sorted(Path(staged).iterdir(), key=lambda path: path.name == SETTINGS):
+        for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == SETTINGS):
             os.replace(path, folder / path.name)
 
 
@@ -171,10 +171,10 @@ def to_int8(path: Path) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with whole_file(path) as staged, _unwarned():
+    with whole_file(path) as temporary, _unwarned():
         quantize_dynamic(
             path,
-            staged,
+            temporary,
             op_types_to_quantize=["MatMul"],
             per_channel=True,
             reduce_range=True,

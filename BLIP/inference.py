@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from adapters.lora import is_adapted, merge
-from BLIP.inference_linear import InferenceLinear
-from BLIP.int8_linear import HalfEmbedding, int8_linear
-from BLIP.static_step import StaticSteps
+from BLIP.kernels.inference_linear import InferenceLinear
+from BLIP.kernels.int8_linear import HalfEmbedding, int8_linear
+from BLIP.kernels.static_step import StaticSteps
 
 
 def inference_copy(

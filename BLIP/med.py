@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from BLIP.attention import attention
-from BLIP.lean_linear import lean_linear
-from BLIP.real_tokens import RealTokens, real_tokens
+from BLIP.kernels.attention import attention
+from BLIP.kernels.recompute_linear import recompute_linear
+from BLIP.kernels.unpadding import RealTokens, real_tokens
 from smile import Objective, ObjectiveOutput
 
 KeysValues = tuple[Tensor, Tensor]  # each (rows or images, heads, places, H / heads)
@@ -118,7 +118,7 @@ class AddAndNorm(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor, residual: Tensor, before: Optional[Callable] = None) -> Tensor:
-        return self.LayerNorm(self.dropout(lean_linear(x, self.dense, before)) + residual)
+        return self.LayerNorm(self.dropout(recompute_linear(x, self.dense, before)) + residual)
 
 
 class Attention(nn.Module):
@@ -139,7 +139,7 @@ class Attention(nn.Module):
 
     def keys_values(self, source: Tensor, real: Optional[RealTokens] = None) -> KeysValues:
         """source (rows or images, places, width)."""
-        made = (lean_linear(source, self.self[name]) for name in ("key", "value"))
+        made = (recompute_linear(source, self.self[name]) for name in ("key", "value"))
         key, value = (real.padded(each) if real else each for each in made)
         return self._split(key), self._split(value)
 
@@ -153,7 +153,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         # The k rows of an image are one long query over its keys, which are thus not copied.
         groups = keys_values[0].size(0)
-        query = lean_linear(hidden, self.self["query"])
+        query = recompute_linear(hidden, self.self["query"])
         query = real.padded(query) if real else query
         query = self._split(query.reshape(groups, -1, hidden.size(-1)))
         dropout = self.dropout if self.training else 0.0
@@ -198,7 +198,7 @@ class Layer(nn.Module):
         """What the layer makes of keys and values that are there."""
         hidden = self.attention(hidden, own, mask, is_causal, real)
         hidden = self.crossattention(hidden, image, real=real)
-        return self.output(lean_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
+        return self.output(recompute_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
 
 
 class Predictions(nn.Module):

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from adapters.lora import CONFIG
 from BLIP.adapter import base_of
-from BLIP.checkpoint import CheckpointError, read_checkpoint
 from BLIP.convert import captioner_of, exit_code, whole_file
-from BLIP.download import without_secrets
+from BLIP.weights.checkpoint import CheckpointError, read_checkpoint
+from BLIP.weights.download import without_secrets
 
 
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
@@ -41,8 +41,8 @@ def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
     captioner = captioner_of(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)
     config = {**content["config"], "lora": None}
-    with whole_file(target) as staged:
-        torch.save({"model": captioner.state_dict(), "config": config}, staged)
+    with whole_file(target) as atomic_write:
+        torch.save({"model": captioner.state_dict(), "config": config}, atomic_write)
     return f"{target} holds {base} with the adapter merged into it"
 
 

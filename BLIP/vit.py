@@ -11,8 +11,8 @@ from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from BLIP.attention import attention
-from BLIP.lean_linear import lean_linear
+from BLIP.kernels.attention import attention
+from BLIP.kernels.recompute_linear import recompute_linear
 
 VIT_SIZES = {
     "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
@@ -31,17 +31,17 @@ class ImageAttention(Attention):
     """timm's, (B, N, D) -> (B, N, D), with the kernel of `attention` and the norm before it."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        joined = lean_linear(x, self.qkv, norm)
+        joined = recompute_linear(x, self.qkv, norm)
         heads = joined.unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         # Each of the three is (B, heads, N, D / heads).
-        return lean_linear(attention(*heads).transpose(1, 2).flatten(2), self.proj)
+        return recompute_linear(attention(*heads).transpose(1, 2).flatten(2), self.proj)
 
 
 class ImageMlp(Mlp):
     """timm's, (B, N, D) -> (B, N, D), with the norm before it."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        return lean_linear(lean_linear(x, self.fc1, norm), self.fc2, F.gelu)
+        return recompute_linear(recompute_linear(x, self.fc1, norm), self.fc2, F.gelu)
 
 
 class RecomputableBlock(Block):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
 
-from app.gathering import Gone
+from app.dynamic_batcher import Gone
 from app.guard import Guard, is_local
 from app.metrics import Metrics
 from app.options import Options, defaults_of, read_options

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
-from app.gathering import Gathering, Gone
+from app.dynamic_batcher import DynamicBatcher, Gone
 from app.options import Options
 from app.photos import WIDEST, Limits, PhotoError, read_photo
 from captioning.config import Config
 from captioning.models.build import preprocessing_of
-from captioning.models.word_by_word import END, SpokenCaption, captions_word_by_word
+from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
@@ -27,7 +27,7 @@ class Caption(NamedTuple):
     """One checkpoint's caption of one photo, word by word, and the settings it was made with."""
 
     checkpoint: Checkpoint
-    details: SpokenCaption
+    details: ScoredCaption
     settings: dict[str, Any]
 
     def record(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class CaptionService:
 
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
-        self.gathering = Gathering(self._captions, limits.batch)
+        self.gathering = DynamicBatcher(self._captions, limits.batch)
         # Always the same threads: malloc keeps memory for each that ever decoded.
         self._decoders = ThreadPoolExecutor(DECODED_AT_ONCE)
 
@@ -129,7 +129,7 @@ class CaptionService:
         images = preprocessing_of(config).join([each.image for each in asked])
         with prompted(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
-            told = captions_word_by_word(captioner, images.to(checkpoint.device), settings)
+            told = scored_captions(captioner, images.to(checkpoint.device), settings)
             used = {**options.used(), "prompt": captioner.prompt or config.prompt}
         return [Caption(checkpoint, details, used) for details in told]
 

@@ -19,7 +19,7 @@ from app.options import Options
 from app.photos import WIDEST
 from app.service import Caption, Captioned, CaptionService
 from captioning.files.writing import json_line
-from captioning.models.word_by_word import END, SpokenCaption
+from captioning.models.score_tokens import END, ScoredCaption
 from captioning.report.picture import data_uri, embedded
 
 GAZE_SIDE = 64  # pixels; the browser stretches it over the photo, whatever that one's shape
@@ -90,7 +90,7 @@ def about(service: CaptionService, address: str) -> str:
     )
 
 
-def gaze_pictures(gaze: Tensor) -> list[str]:
+def attention_pictures(attention_map: Tensor) -> list[str]:
     """A data: URI for each word's attention (words, G, G), interpolated; its maximum is white.
 
     What was not looked at is transparent.
@@ -98,7 +98,7 @@ def gaze_pictures(gaze: Tensor) -> list[str]:
     import matplotlib
 
     size = (GAZE_SIDE, GAZE_SIDE)
-    lit = F.interpolate(gaze.unsqueeze(1), size=size, mode="bicubic", align_corners=False)
+    lit = F.interpolate(attention_map.unsqueeze(1), size=size, mode="bicubic", align_corners=False)
     lit = lit[:, 0].clamp(min=0)  # (words, GAZE_SIDE, GAZE_SIDE)
     lit = (lit / lit.amax((1, 2), keepdim=True).clamp(min=1e-9)).numpy()
     colours = matplotlib.colormaps["inferno"](lit, bytes=True)  # (words, GAZE_SIDE, GAZE_SIDE, 4)
@@ -106,11 +106,15 @@ def gaze_pictures(gaze: Tensor) -> list[str]:
     return [data_uri(Image.fromarray(frame), "PNG", compress_level=6) for frame in colours]
 
 
-def _words(details: SpokenCaption) -> list[dict[str, Any]]:
+def _words(details: ScoredCaption) -> list[dict[str, Any]]:
     """The text, the percentage and the picture of the gaze, if any, of each word but END."""
-    gaze = [None] * len(details.words) if details.gaze is None else gaze_pictures(details.gaze)
+    attention_map = (
+        [None] * len(details.words)
+        if details.attention_map is None
+        else attention_pictures(details.attention_map)
+    )
     return [
         {"text": word, "percent": round(100 * p, 1), "gaze": picture}
-        for word, p, picture in zip(details.words, details.probabilities.tolist(), gaze)
+        for word, p, picture in zip(details.words, details.probabilities.tolist(), attention_map)
         if word != END
     ]

@@ -82,12 +82,12 @@ class ClassicCaptioner(nn.Module):
         self.attention_penalty = attention_penalty
         self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
         self.forcing = teacher_forcing, teacher_forcing_k
-        self.max_positions, self.skips_weights = None, False
+        self.max_positions, self.has_unused_parameters = None, False
         self._unsaid = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
 
     @property
-    def smallest_batch(self) -> int:
-        return self.encoder.smallest_batch
+    def min_batch_size(self) -> int:
+        return self.encoder.min_batch_size
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once.
@@ -146,7 +146,7 @@ class ClassicCaptioner(nn.Module):
         return self.tokenizer.decode(ids[len(self.prompt_ids) :])
 
     @torch.inference_mode()
-    def reread(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         """What it makes of an image's annotations (1, P, D) before each of the ids (n,) it said.
 
         Returns logits (n - p, V) of those after the prompt and, for a captioner that looks at the

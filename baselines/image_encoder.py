@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baselines.kept_features import KeptFeatures
+from baselines.feature_cache import KeptFeatures
 from baselines.timm_network import TimmNetwork
 from baselines.torchvision_network import IMAGENET_MEAN, IMAGENET_STD, torchvision_network
 from baselines.weight_files import reason
@@ -86,7 +86,7 @@ class ImageEncoder(nn.Module):
         return self.network(image) if self.kept is None else self.kept(image, keep=self.training)
 
     @property
-    def smallest_batch(self) -> int:
+    def min_batch_size(self) -> int:
         """How many images training takes at least: batch statistics are of two values or more."""
         normalised = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
         in_network = self.finetune and normalised and self.one_place

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from BLIP import BlipCaptioner, build_captioner
-from BLIP.checkpoint import DERIVED
 from BLIP.convert import hf_config, to_hf_names
 from BLIP.med import Attention, KeysValues, TextDecoder
 from BLIP.tokenizer import SPECIAL_TOKENS
+from BLIP.weights.checkpoint import DERIVED
 from decoding import Decoded, DecodingSettings, decode
 from smile import Objective
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks.captioners import NaiveCaptioner, our_captioner, their_captioner
 from benchmarks.measure import Work, alternate, program, row, timed
 from BLIP import BlipCaptioner, inference_copy
-from BLIP.int8_linear import has_int8
+from BLIP.kernels.int8_linear import has_int8
 from decoding import DecodingSettings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -16,8 +16,8 @@ from torch import nn
 from benchmarks.captioners import our_captioner
 from benchmarks.captioning import NEVER_ENDS, SMALL_BATCH
 from benchmarks.measure import alternate, program, row
-from BLIP.inference_linear import InferenceLinear
-from BLIP.int8_linear import HalfEmbedding, HalfLinear, Int8Linear, has_int8
+from BLIP.kernels.inference_linear import InferenceLinear
+from BLIP.kernels.int8_linear import HalfEmbedding, HalfLinear, Int8Linear, has_int8
 from decoding import DecodingSettings
 
 PEER = "fp32"

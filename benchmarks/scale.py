@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioning.bulk import many, planning
+from captioning.bulk import planning, ray_engine
+from captioning.bulk.actor_pool import Crew
 from captioning.bulk.cluster import CPUS, Cluster
-from captioning.bulk.crew import Crew
-from captioning.bulk.many import ManyActors
+from captioning.bulk.ray_engine import ManyActors
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
 
@@ -88,7 +88,7 @@ class Watch:
         self._missing: set[int] = set()
 
     def install(self) -> None:
-        give, lose, lost = many._Work._give, Crew.lose, many._Work._lost
+        give, lose, lost = ray_engine._Work._give, Crew.lose, ray_engine._Work._lost
 
         def given(work, hand, shard):
             self.handed += 1
@@ -113,7 +113,7 @@ class Watch:
                     self._missing.add(part.shard)
             lost(work, hand, sender, error)
 
-        many._Work._give, Crew.lose, many._Work._lost = given, losing, missed
+        ray_engine._Work._give, Crew.lose, ray_engine._Work._lost = given, losing, missed
 
 
 def measured(given: argparse.Namespace, images: int, size: int, folder: Path) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def measured(given: argparse.Namespace, images: int, size: int, folder: Path) ->
         began.update(planned=peak(), plan_cpu=time.process_time() - start_cpu)
         while sum(hand.at_once > 0 for hand in self.crew.hands) < given.machines * given.actors:
             self.crew.tend(request, given.shards)
-            many._Work(self.crew, request).gather()
+            ray_engine._Work(self.crew, request).gather()
         wall, work = time.monotonic(), time.process_time()
         caption(self, *arguments)
         began.update(wall=time.monotonic() - wall, work=time.process_time() - work)

@@ -21,9 +21,9 @@ from benchmarks.measure import Work, alternate, peak_memory, program, row
 from smile import Objective
 from smile.hf import undo
 from vlm.captioner import VlmCaptioner
+from vlm.image_batch import Pictures
 from vlm.library import check_library, model_of
-from vlm.pictures import Pictures
-from vlm.question import question_of
+from vlm.prompt import question_of
 
 OWN = "the model's own"
 OURS = {"MLE": "mle", "0.01 MLE + 0.99 SMILE": {"mle": 0.01, "smile": 0.99}, "SMILE": "smile"}

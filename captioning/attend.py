@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from PIL import Image
 
 from captioning.data import load_image
-from captioning.files.writing import refusals_told, staged
+from captioning.files.writing import atomic_write, refusals_told
 from captioning.models.build import load_trained, preprocessing_of
-from captioning.models.word_by_word import END, SpokenCaption, gaze
+from captioning.models.score_tokens import END, ScoredCaption, attention_map
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import exit_code_unwatched
@@ -30,7 +30,7 @@ LONGEST_STRIP = 16  # how many times as long as wide a photo may be
 DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels of a photo beyond these only take time
 
 
-def draw(found: SpokenCaption, photo: Image.Image, path: Path) -> None:
+def draw(found: ScoredCaption, photo: Image.Image, path: Path) -> None:
     """A PNG of the photo and, for each word, the photo lit where the captioner looked.
 
     The attention is interpolated over the photo; in each frame its highest value is white.
@@ -41,7 +41,7 @@ def draw(found: SpokenCaption, photo: Image.Image, path: Path) -> None:
     grey.thumbnail((DRAWN_WIDTH, photo.height))
     width, height = grey.size
     lit = F.interpolate(
-        found.gaze.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
+        found.attention_map.unsqueeze(1), size=(height, width), mode="bicubic", align_corners=False
     )[:, 0].clamp(min=0)  # (words, height, width)
     columns = min(len(found.words) + 1, FRAMES_A_ROW)
     rows = math.ceil((len(found.words) + 1) / columns)
@@ -56,7 +56,7 @@ def draw(found: SpokenCaption, photo: Image.Image, path: Path) -> None:
         axis.imshow(grey, cmap="gray", alpha=0.6)
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
-    with refusals_told(path), staged(path) as file:
+    with refusals_told(path), atomic_write(path) as file:
         figure.savefig(file, format="png")
 
 
@@ -86,7 +86,7 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
         )
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     image = preprocessing_of(config).one(photo).to(device)
-    found = gaze(captioner, image, config.decoding_settings())
+    found = attention_map(captioner, image, config.decoding_settings())
     draw(found, photo, output)
     print(visible(" ".join(word for word in found.words if word != END)))
     print(f"the picture is {output}", file=sys.stderr)

@@ -24,11 +24,11 @@ import torch
 
 from captioning.bulk import served_options, stored_output
 from captioning.bulk.cluster import Cluster
-from captioning.bulk.many import ManyActors
+from captioning.bulk.local_engine import OneProcess
 from captioning.bulk.model import Captioning
+from captioning.bulk.ray_engine import ManyActors
 from captioning.bulk.request import EXISTING, OF_THE_IMAGES, Request
 from captioning.bulk.run import BulkCaptioning, Engine
-from captioning.bulk.work import OneProcess
 from captioning.config import Config, keys_of
 from captioning.files import stores
 from captioning.files.images import is_image

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from captioning.runtime.program import FAILED
-from captioning.runtime.stopping import PARENT, SIGNALS
+from captioning.runtime.signals import PARENT, SIGNALS
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

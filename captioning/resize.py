@@ -24,8 +24,8 @@ from PIL import Image
 from captioning.data.image import decode, open_image
 from captioning.files.images import images_in
 from captioning.files.reading import read_json
-from captioning.files.writing import refusals_told, staged, staged_files, write_json
-from captioning.runtime import stopping
+from captioning.files.writing import atomic_write, atomic_writes, refusals_told, write_json
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import progress, say
@@ -73,7 +73,7 @@ def make_small(name: str, source: Path, target: Path, side: int) -> Outcome:
     path = target / name
     with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with staged(path) as file:
+        with atomic_write(path) as file:
             file.write(content)
     return Outcome(done)
 
@@ -92,7 +92,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
     if not found:
         raise UserError(f"{source} holds no images")
     _keep_to(side, target)
-    for leftover in staged_files(target):
+    for leftover in atomic_writes(target):
         leftover.unlink()
     todo = [name for name in found if not (target / name).exists()]
     counts = Counter({**dict.fromkeys(DONE, 0), "there already": len(found) - len(todo)})
@@ -107,8 +107,8 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
                     say(outcome.reason)
                 counts[outcome.done] += 1
                 bar.update()
-                if stopping.asked():
-                    raise stopping.Stopped
+                if signals.stop_requested():
+                    raise signals.Stopped
     finally:
         pool.shutdown(cancel_futures=True)
     return counts

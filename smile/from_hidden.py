@@ -18,7 +18,7 @@ from smile.alternatives.in_pieces import Alternatives, Earlier, Piece
 from smile.captions import blocks
 from smile.head import POSITIONS, Head, recorded, slices
 from smile.labels import caption_types, count, first_labelled, reduce
-from smile.mixture import Given, Mixture
+from smile.mixture import LossInputs, Mixture
 from smile.sharded import ShardedHead, agree
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
@@ -26,7 +26,7 @@ from smile.subsetting import random_subset_loss, reverse_subset_excludes
 HERE = -100  # the ignore_index of labels that count a caption's own words
 
 
-def loss_and_parts(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], given: Given):
+def loss_and_parts(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], given: LossInputs):
     """The loss, a scalar or (B, N), the parts (len(weights), ...), and the gradients of hidden,
     weight and bias for a d_loss of 1, each None where it is not wanted or waits."""
     losses, gradients = losses_and_gradients(

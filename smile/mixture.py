@@ -62,7 +62,7 @@ def _built(parameters: str) -> dict[str, TokenLoss]:
     return {name: ALTERNATIVES[name](**of_it) for name, of_it in given.items()}
 
 
-class Given(NamedTuple):
+class LossInputs(NamedTuple):
     """What has no gradient: labels (B, N); words (B, N, R), drawn for random subsetting; segments
     and weights (B, N), each of the three perhaps None; which losses, and how they are reduced; what
     is made of logits, the dtype in which they are computed, which of hidden states, weight and

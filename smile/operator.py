@@ -12,7 +12,7 @@ from torch import Tensor
 from smile.from_hidden import loss_and_parts, losses_and_gradients
 from smile.head import Transform, computed_in
 from smile.labels import check_labels, check_weights
-from smile.mixture import Given, Mixture
+from smile.mixture import LossInputs, Mixture
 from smile.sharded import Shards
 
 NO_SECOND = "the objective from hidden states has no second derivative; give it logits instead"
@@ -45,7 +45,9 @@ def mixture_from_hidden(
             shared = (shards.group.group_name, shards.first, shards.vocabulary)
         how = (mixture.text(), reduction, *transform, dtype, wanted, *shared)
         return _operator(hidden, weight, bias, *without_gradient, *how)[:2]
-    given = Given(*without_gradient, mixture, reduction, transform, dtype, tuple(wanted), shards)
+    given = LossInputs(
+        *without_gradient, mixture, reduction, transform, dtype, tuple(wanted), shards
+    )
     return _MixtureFromHidden.apply(hidden, weight, bias, given)
 
 
@@ -94,7 +96,7 @@ def _given(*arguments):
 
         shards = Shards(_resolve_process_group(group), first, vocabulary)
     how = (Mixture.from_text(text), reduction, Transform(scale, softcap), dtype, tuple(wanted))
-    return Given(*tensors, *how, shards)
+    return LossInputs(*tensors, *how, shards)
 
 
 @torch.library.custom_op(

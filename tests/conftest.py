@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from tests.tiny_run import TINY_RUN
 
 # At the first backward autograd starts a thread for each kind of device known by then, and what is
@@ -54,7 +54,7 @@ def one_meteor():
 def asked_by_nobody():
     """A request to stop is for the program of one test, and not for what comes after it."""
     yield
-    stopping._asked = stopping._launcher = None
+    signals._asked = signals._launcher = None
 
 
 @pytest.fixture(scope="session")

@@ -178,7 +178,7 @@ def _training_step(device: str) -> list[torch.Tensor]:
 
 
 def _captions(device: str, compiled: bool = False, **settings: Any) -> list[torch.Tensor]:
-    from BLIP.static_step import StaticSteps
+    from BLIP.kernels.static_step import StaticSteps
     from decoding import DecodingSettings
 
     captioner = _captioner(device)
@@ -193,7 +193,7 @@ def _reread(device: str) -> list[torch.Tensor]:
     captioner = _captioner(device)
     encoded, ids = captioner.encode(_photos(device)), torch.tensor([5, 6, 7, 8, 9], device=device)
     likelihoods = captioner.log_likelihoods(encoded, ids.expand(2, 2, -1))
-    return [likelihoods, *captioner.reread(encoded[:1], ids)]
+    return [likelihoods, *captioner.score_tokens(encoded[:1], ids)]
 
 
 def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:

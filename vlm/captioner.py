@@ -14,14 +14,14 @@ from smile.hf import last_parts, use_smile
 from smile.hf.families import IGNORED, encoder_decoder, in_step
 from smile.hf.head import language_head
 from smile.objective import captions_an_image
-from vlm.drawing import draw
-from vlm.gaze import with_cross_attention
+from vlm.attention_map import with_cross_attention
+from vlm.collate import answered, decoded, questions
+from vlm.feature_reuse import SeenOnce
+from vlm.generation import draw
+from vlm.image_batch import Pictures
 from vlm.library import blocks_of
-from vlm.once import SeenOnce
-from vlm.pictures import Pictures
-from vlm.question import PROBE, Question, read_by
-from vlm.rows import answered, decoded, questions
-from vlm.words import Words
+from vlm.prompt import PROBE, Question, read_by
+from vlm.tokenization import Words
 
 LONGEST = ("max_position_embeddings", "n_positions")
 
@@ -29,7 +29,7 @@ LONGEST = ("max_position_embeddings", "n_positions")
 class VlmCaptioner(nn.Module):
     """The objective is made of hidden states in training, so no step has all logits."""
 
-    prompt, smallest_batch, skips_weights = "", 1, True
+    prompt, min_batch_size, has_unused_parameters = "", 1, True
 
     def __init__(self, model: nn.Module, question: Question, objective: Objective, max_tokens: int):
         super().__init__()
@@ -113,17 +113,19 @@ class VlmCaptioner(nn.Module):
         captions = [[words.decode(row[row != words.pad]) for row in rows] for rows in ids]
         return Generated(captions, ids, scores.unflatten(0, (len(encoded), -1)))
 
-    def reread(self, encoded: Pictures, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    def score_tokens(self, encoded: Pictures, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         batch, labels = self._answered(self._read(encoded), [ids.tolist()])
-        gaze = None
+        attention_map = None
         if self.decodes:
-            output, gaze = with_cross_attention(self.model, batch, self.question.image_token)
+            output, attention_map = with_cross_attention(
+                self.model, batch, self.question.image_token
+            )
         else:
             output = self.model(**batch)
         tokens = batch.get("input_ids")
         logits, labels = in_step(_base(self.model), output.logits, labels, tokens=tokens)
         said = labels[0] != IGNORED
-        return logits[0, said], None if gaze is None else gaze[said]
+        return logits[0, said], None if attention_map is None else attention_map[said]
 
     def log_likelihoods(self, encoded: Pictures, ids: Tensor, temperature: float = 1.0) -> Tensor:
         """Never asked for: `reward` is refused."""

@@ -7,9 +7,9 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 
 from adapters.lora import CONFIG, adapted
+from vlm.image_batch import Pictures
 from vlm.library import check_library, recompute
-from vlm.pictures import Pictures
-from vlm.question import question_of
+from vlm.prompt import question_of
 
 ASKS = True
 

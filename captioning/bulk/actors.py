@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Callable, NamedTuple, Optional
 
 from captioning.bulk import reading
+from captioning.bulk.local_engine import disks_told_of, write_beside
 from captioning.bulk.model import Captioning
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Handed, Line, Made
-from captioning.bulk.work import disks_told_of, write_beside
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import keep_said
 

@@ -10,7 +10,7 @@ from captioning.bulk.shards import BASE, Line, Plan, captions_of, parts_of
 from captioning.files.manifest import Hashed
 from captioning.files.reading import read_lines
 from captioning.files.uploads import written
-from captioning.files.writing import held, json_line, staged, write_lines
+from captioning.files.writing import atomic_write, held, json_line, write_lines
 
 ROWS = 10_000  # of a parquet file that are held at once
 
@@ -31,7 +31,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
     base = read_lines(request.parts / BASE)
     base = (line for line in base if line and line["image"] not in again)
     images = 0
-    with staged(request.out, request.parts) as file:
+    with atomic_write(request.out, request.parts) as file:
         out = Hashed(file)
         for line in itertools.chain(base, made()):
             if "error" not in line:

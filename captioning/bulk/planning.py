@@ -17,7 +17,7 @@ from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove
 from captioning.bulk.sidecars import AT_ONCE, Sidecars
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand
-from captioning.files.writing import json_line, staged, write_lines
+from captioning.files.writing import atomic_write, json_line, write_lines
 from captioning.runtime.errors import UserError
 
 # Of a folder or list: images a shard, at least and at most, and so many shards in between. Were it
@@ -71,7 +71,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
     in_tars = request.in_tars
     # A name that no other plan has had: another machine may for a while see what was there before.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
-    with staged(request.parts / name) as file:
+    with atomic_write(request.parts / name) as file:
         if in_tars:
             entries = _tars(request, written, failed, tally)
         else:

@@ -15,7 +15,7 @@ from captioning.bulk import tars
 from captioning.captioners.interface import Images
 from captioning.data import load_image
 from captioning.files import stores
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
 
@@ -161,7 +161,7 @@ def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:
         batch_size=None,
         collate_fn=_as_it_is,
         num_workers=min(workers, len(dataset.shards)),
-        worker_init_fn=stopping.ignore,
+        worker_init_fn=signals.ignore,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # DataLoader draws from the caller's otherwise
     )

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from typing import Any, Callable, Protocol
 
 from captioning.bulk import stored_output
+from captioning.bulk.local_engine import Count, disks_told_of, done_before
 from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.request import OF_THE_IMAGES, Request
 from captioning.bulk.shards import Plan, find, parts_of, remove_plan
-from captioning.bulk.work import Count, disks_told_of, done_before
 from captioning.files.reading import read_lines
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress, say

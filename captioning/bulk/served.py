@@ -17,7 +17,7 @@ from captioning.bulk.request import Request
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
 from captioning.files.chat import ChatServer, NoAnswer
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
 KEY = "CAPTION_API_KEY"  # of the environment
@@ -125,9 +125,9 @@ class Served:
             try:
                 return asked.result(timeout=PATIENCE_S)
             except TimeoutError:
-                if stopping.asked():
+                if signals.stop_requested():
                     self._give_up()
-                    raise stopping.Stopped from None
+                    raise signals.Stopped from None
 
     def _asked_for(self, batch: Batch) -> Batch:
         if batch.image is None:

@@ -70,16 +70,16 @@ class Captioner(Protocol):
 
     prompt, prompt_ids: what every caption starts with, not scored and not in what is generated, and
     its ids, int64 (p,); both empty where the package ASKS. The page sets both for a while.
-    max_positions: the tokens that a row can have, None for any number. smallest_batch: the images
-    that a training step takes at least. skips_weights: a step may leave some without a gradient.
+    max_positions: the tokens that a row can have, None for any number. min_batch_size: the images
+    that a training step takes at least. has_unused_parameters: a step may leave some without a gradient.
     """
 
     tokenizer: Tokenizer
     prompt: str
     prompt_ids: Tensor
     max_positions: Optional[int]
-    smallest_batch: int
-    skips_weights: bool
+    min_batch_size: int
+    has_unused_parameters: bool
 
     def forward(self, image: Images, captions: list[list[str]]) -> ObjectiveOutput:
         """The objective on k captions of each image, which is encoded once, if it can be.
@@ -104,7 +104,7 @@ class Captioner(Protocol):
     def generate_from(self, encoded: Any, settings: DecodingSettings) -> Generated:
         """`generate_details` of images that are encoded."""
 
-    def reread(self, encoded: Any, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    def score_tokens(self, encoded: Any, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         """What it thinks of each word of its own caption, ids (n,), of one image, (1, ...).
 
         Returns logits (n - p, V) before each id after the prompt and where it looks then, (n - p,

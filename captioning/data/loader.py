@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
 from captioning.data.image import normalise
 from captioning.data.randomness import derived_seed, permutation
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Loader(DataLoader):
             collate_fn=partial(_collate, join),
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            worker_init_fn=stopping.ignore,
+            worker_init_fn=signals.ignore,
             pin_memory=torch.cuda.is_available(),
             # DataLoader seeds its workers from here, else from the caller's random numbers.
             generator=torch.Generator(),

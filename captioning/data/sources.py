@@ -221,7 +221,7 @@ def fetched(url: str, path: Path, sha256: Optional[str]) -> Path:
     """
     if path.exists():
         return path
-    from BLIP.download import DownloadError, download  # only a missing file needs it
+    from BLIP.weights.download import DownloadError, download  # only a missing file needs it
 
     try:
         download(url, path, sha256=sha256, largest=LARGEST)

@@ -14,7 +14,7 @@ from captioning.files.images import is_image
 from captioning.files.reading import parse_json, read_lines
 from captioning.files.tars import LARGEST, Tar, is_sample, key_and_suffix
 from captioning.files.writing import refusals_told, write_lines
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
@@ -46,8 +46,8 @@ def summaries(tars: list[str]) -> list[dict[str, Any]]:
                 for tar, summary in zip(others, pool.map(_looked_into, others)):
                     found[tar] = summary
                     bar.update()
-    if stopping.asked():
-        raise stopping.Stopped
+    if signals.stop_requested():
+        raise signals.Stopped
     return list(found.values())
 
 
@@ -60,7 +60,7 @@ def _known(tar: str) -> Optional[dict[str, Any]]:
 
 def _looked_into(tar: str) -> Optional[dict[str, Any]]:
     """Read a tar, and keep what it holds; None once the program is asked to stop."""
-    if stopping.asked():
+    if signals.stop_requested():
         return None
     path, stamp = index_path(tar), stores.stamp(tar)
     rows = _read(tar)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from BLIP.pickled import PickledError, read_pickled
+from BLIP.weights.safe_load import PickledError, read_pickled
 from captioning.runtime.errors import UserError
 
 PARTS = ("train", "val")

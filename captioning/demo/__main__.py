@@ -16,9 +16,9 @@ from typing import Optional
 from captioning.demo.runs import Demo
 from captioning.demo.shown import Shown
 from captioning.metrics.meteor import scoring_for_jobs
+from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code_unwatched
 from captioning.runtime.progress import part_of
-from captioning.runtime.side_by_side import prepare
 
 # What runs import, some of it late: seconds, for each of five processes.
 IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")

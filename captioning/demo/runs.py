@@ -18,10 +18,10 @@ from captioning.models import checkpoints
 from captioning.report.comparison import compare
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import example_lines, write_report
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
+from captioning.runtime.job_runner import Job, cores, ranks_of, run_jobs
 from captioning.runtime.progress import say
-from captioning.runtime.side_by_side import Job, cores, ranks_of, run_jobs
 from captioning.scenes.make import SPLITS, make_scenes
 from captioning.training.validation_history import is_scored
 
@@ -108,7 +108,7 @@ class Demo:
         """Copies of what pre-training has learnt by then, in a process of its own."""
         folder = self.folder / "pretrain"
         while checkpoints.of_epochs(folder)[-1:] < [checkpoints.epoch_path(folder, EARLY - 1)]:
-            if stopping.asked():
+            if signals.stop_requested():
                 return None
             time.sleep(0.2)
         begun = checkpoints.weights_path(folder, EARLY - 1)
@@ -120,7 +120,7 @@ class Demo:
         for name in FIRST:
             overrides = [*self._overrides(FINETUNE, name), *given]
             code = self._program(FINETUNE, f"first/{name}", overrides)
-            if code or stopping.asked():
+            if code or signals.stop_requested():
                 return code
         return None
 
@@ -158,7 +158,7 @@ class Demo:
         overrides = self._overrides(FINETUNE, name)
         pretrained = f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}"
         code = self._program(FINETUNE, name, [*overrides, pretrained, IN_TRAINING])
-        if code or stopping.asked() or is_scored(self.scored(name)):
+        if code or signals.stop_requested() or is_scored(self.scored(name)):
             return code
         return self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 

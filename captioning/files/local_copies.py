@@ -10,7 +10,7 @@ from filelock import FileLock
 
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.writing import refusals_told, replace, staged
+from captioning.files.writing import atomic_write, refusals_told, replace
 from captioning.runtime.errors import UserError
 
 AT_ONCE = 8  # pieces that are asked for at a time
@@ -73,7 +73,7 @@ def fetch(address: str, path: Path, stamp: list) -> None:
         raise UserError(f"{address}: its server does not tell its size, nor serve parts of it")
     with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with staged(path) as file:
+        with atomic_write(path) as file:
             for first in range(0, size, AT_ONCE * stores.PIECE):
                 last = min(first + AT_ONCE * stores.PIECE, size)
                 starts = range(first, last, stores.PIECE)

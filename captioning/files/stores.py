@@ -57,7 +57,7 @@ def without_secrets(address: str) -> str:
     """An address as it may be shown: without its user, query and fragment. A path as it is."""
     if "://" not in address:
         return address
-    from BLIP.download import without_secrets  # needs BLIP's libraries
+    from BLIP.weights.download import without_secrets  # needs BLIP's libraries
 
     return without_secrets(address)
 

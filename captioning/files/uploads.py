@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable
 
 from captioning.files.stores import is_store, joined, stamp, stamps, system_of, tried
-from captioning.files.writing import require_folder, staged
+from captioning.files.writing import atomic_write, require_folder
 
 
 def upload(path: Path, address: str) -> list[Any]:
@@ -39,7 +39,7 @@ def written(name: str) -> Iterator[BinaryIO]:
     Raises OSError of this disk, where one for a store is collected, UserError of a store.
     """
     if not is_store(name):
-        with staged(Path(name)) as file:
+        with atomic_write(Path(name)) as file:
             yield file
         return
     with tempfile.TemporaryDirectory() as folder:

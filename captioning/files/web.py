@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yarl import URL
 
-from BLIP.download import private
+from BLIP.weights.download import private
 
 CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # until connected, without a byte, until the last byte
 LARGEST = 1 << 30  # bytes of a body

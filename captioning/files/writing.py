@@ -16,7 +16,7 @@ SUFFIX = ".staged"
 
 
 @contextlib.contextmanager
-def staged(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO]:
     """A file to write, which takes the name of `path` when the block has ended well.
 
     Until then it has another name, in the folder `within` of the same disk or else beside `path`,
@@ -87,7 +87,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def staged_files(folder: Path) -> Iterator[Path]:
+def atomic_writes(folder: Path) -> Iterator[Path]:
     """What a killed program had begun to write in a folder and those within it."""
     return folder.rglob(f".*{SUFFIX}")
 
@@ -124,7 +124,7 @@ def write_text(text: str, path: Path) -> None:
     """
     with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with staged(path) as file:
+        with atomic_write(path) as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))
 
 
@@ -143,5 +143,5 @@ def json_line(entry: Any) -> bytes:
 
 def write_lines(path: Path, entries: Iterable[Any], within: Optional[Path] = None) -> None:
     """Write a line of JSON for each entry; see `staged`. Raises OSError."""
-    with staged(path, within) as file:
+    with atomic_write(path, within) as file:
         file.writelines(map(json_line, entries))

@@ -15,7 +15,7 @@ from captioning.files.cache import cache_folder
 from captioning.metrics.bootstrap import ratio
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
 from captioning.metrics.judge import Judge
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
@@ -112,7 +112,7 @@ class Clair(Evaluator):
                 for done in as_completed(waiting):
                     found[waiting[done]] = done.result()
                     bar.update()
-                    if stopping.asked():
+                    if signals.stop_requested():
                         raise UserError("asked to stop")
             finally:
                 given_up.set()

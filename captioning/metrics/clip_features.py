@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.writing import staged
+from captioning.files.writing import atomic_write
 from captioning.metrics.clip import PREPROCESSING, Clip, read_clip
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Settings
 from captioning.metrics.over_ranks import batches_by_length, shared, together
@@ -88,7 +88,7 @@ class CachedFeatures:
         """Keep the features; a folder that cannot be written to is said, and no error."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with staged(self.path) as file:
+            with atomic_write(self.path) as file:
                 np.savez(file, features=features, files=np.array(self.files, dtype=str))
         except OSError as error:
             say(f"image features are not kept: {self.path.parent}: {error.strerror}")

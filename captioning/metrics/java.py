@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 
 MEMORY = r"^[1-9][0-9]*[kKmMgG]$"  # how Java writes an amount of memory
 
@@ -83,7 +83,7 @@ def _guard(process, time_limit, late, done):
     """Kill the process when it is late, or not wanted any more."""
     until = time.monotonic() + time_limit
     while not done.wait(min(0.2, max(0.0, until - time.monotonic()))):
-        if stopping.asked():
+        if signals.stop_requested():
             return _kill(process)
         if time.monotonic() >= until:
             late.set()

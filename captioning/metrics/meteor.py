@@ -11,7 +11,7 @@ import numpy as np
 
 from captioning.metrics.bootstrap import Estimate, intervals
 from captioning.metrics.java import JavaError, java_process
-from captioning.runtime.answering import NoAnswer, answering, ask
+from captioning.runtime.rpc import NoAnswer, answering, ask
 
 # Generous: it loads its paraphrases in seconds, and takes some milliseconds a caption.
 _SECONDS_TO_START = 120.0

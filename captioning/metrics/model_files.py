@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Optional
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 
-from BLIP.download import hub_file
-from BLIP.pickled import read_pickled
+from BLIP.weights.download import hub_file
+from BLIP.weights.safe_load import read_pickled
 from captioning.files.reading import read_json, read_text
 from captioning.runtime.errors import UserError, one_line
 

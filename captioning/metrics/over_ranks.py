@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.distributed import broadcast_from_main, gather_on_main, rank, world_size
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
@@ -58,7 +58,7 @@ def shared(
             for batch, prepared in _ahead(own, prepare):
                 parts.append((batch, compute(prepared)))
                 bar.update(min(len(batch) * world_size(), bar.total - bar.n))
-                if stopping.asked():
+                if signals.stop_requested():
                     raise UserError("asked to stop")
         return parts
 

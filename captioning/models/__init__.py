@@ -3,7 +3,7 @@
 Whatever here reads a checkpoint reads it from an object store, too.
 """
 
-from BLIP.download import FETCHERS, STORES
+from BLIP.weights.download import FETCHERS, STORES
 from captioning.models.checkpoints import fetched
 
 FETCHERS.update(dict.fromkeys(STORES, fetched))

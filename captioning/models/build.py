@@ -18,7 +18,7 @@ from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, load_config
 from captioning.data import MEAN, STD, Preprocessing, decode, preprocess_caption, read_split
 from captioning.files.stores import without_secrets
-from captioning.models.unfilled import Unfilled
+from captioning.models.skip_init import Unfilled
 from captioning.runtime.errors import UserError
 
 

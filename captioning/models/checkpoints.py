@@ -3,7 +3,7 @@
 checkpoint_04.pth is of the end of epoch 4, checkpoint_04_step00001200.pth of a place within it,
 after 1200 steps of the run. weights_04.pth are the weights of epoch 4 alone, which are kept where
 all are. Each has a manifest beside it, checkpoint_04.json, see `captioning.files.manifest`. One in
-parts is a folder of the same name, see `BLIP.in_parts`.
+parts is a folder of the same name, see `BLIP.weights.sharded_checkpoint`.
 """
 
 import math
@@ -15,19 +15,19 @@ from typing import Any, Optional, Union
 
 import torch
 
-from BLIP.checkpoint import check_finite, holds_tensors
-from BLIP.in_parts import REST, is_in_parts, read_rest
-from BLIP.pickled import read_pickled
+from BLIP.weights.checkpoint import check_finite, holds_tensors
+from BLIP.weights.safe_load import read_pickled
+from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
 from captioning.files.local_copies import local, local_folder
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
 from captioning.files.stores import Missing, check_address, has_folders, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
+    atomic_write,
+    atomic_writes,
     refusals_told,
     remove,
     replace,
-    staged,
-    staged_files,
     sync_folder,
 )
 from captioning.runtime.errors import UserError, one_line
@@ -45,7 +45,7 @@ def save(content: dict[str, Any], path: Path) -> None:
     """
     problem = None
     try:
-        with staged(path) as file:
+        with atomic_write(path) as file:
             hashed = Hashed(file)
             try:
                 torch.save(content, hashed)
@@ -105,7 +105,7 @@ def named(name: str) -> str:
     if has_folders(name):
         return _named_in_store(name.rstrip("/"))
     folder = Path(name)
-    if not os.path.isdir(name) or is_in_parts(folder):  # of a long address Path raises OSError
+    if not os.path.isdir(name) or is_sharded(folder):  # of a long address Path raises OSError
         return name
     found = best(folder) or next(reversed(saved(folder)), None)
     if found is None:
@@ -182,7 +182,7 @@ def tidy(folder: Path) -> None:
         for path in [*folder.glob("checkpoint_*.json"), *folder.glob("weights_*.json")]
         if _NAMED.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
     ]
-    for path in [*staged_files(folder), *orphans]:
+    for path in [*atomic_writes(folder), *orphans]:
         _remove(path)
 
 
@@ -226,14 +226,14 @@ def _link_parts(source: Path, folder: Path) -> None:
 
 
 def _copy(source: Path, path: Path) -> None:
-    with open(source, "rb") as file, staged(path) as copy:
+    with open(source, "rb") as file, atomic_write(path) as copy:
         shutil.copyfileobj(file, copy)
         _make_way(path)
 
 
 def _make_way(path: Path) -> None:
     """Remove a checkpoint in parts, which a file cannot replace. Raises OSError."""
-    if is_in_parts(path):
+    if is_sharded(path):
         remove(path)
 
 
@@ -243,7 +243,7 @@ def read(path: Path) -> dict[str, Any]:
     Of one in parts no tensors are read; "parts" is its folder then.
     """
     try:
-        in_parts = is_in_parts(path)
+        in_parts = is_sharded(path)
         content = {**read_rest(path), "parts": path} if in_parts else read_pickled(path)
         _check_parts(content)
         check_finite(content["model"], "the file")

@@ -9,7 +9,7 @@ import numpy as np
 
 from captioning.data.annotations import ImageId
 from captioning.rewards.interface import Reward, Said
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
 Captions = Sequence[Sequence[Said]]
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
 def _begin(rewards: Mapping[str, Reward]) -> None:
     global _rewards
     _rewards = rewards
-    stopping.leave_to_parent()
+    signals.leave_to_parent()
 
 
 def _of_batch(name: str, image_ids: Sequence[ImageId], captions: Captions) -> list[list[float]]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
 # Rank 0 scores alone while the others wait: more than SPICE, given up after an hour, and METEOR.
@@ -44,7 +44,7 @@ def start(device: str) -> torch.device:
         chosen = _gpu(chosen)
     if announced() > 1:
         on_gpu = chosen.type == "cuda"
-        with stopping.ended_with_launcher():  # whose store would be asked for in vain for hours
+        with signals.ended_with_launcher():  # whose store would be asked for in vain for hours
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 timeout=TIMEOUT,
@@ -183,8 +183,8 @@ def main_alone(do: Callable[[], None]) -> None:
 
 def stop_if_asked(patiently: bool = False) -> None:
     """Raise Stopped on all ranks if one of them was asked to stop; all have to ask."""
-    if any_rank(stopping.asked(), patiently):
-        raise stopping.Stopped
+    if any_rank(signals.stop_requested(), patiently):
+        raise signals.Stopped
 
 
 def until_asked(batches: Iterable[T], rounds: int) -> Iterator[T]:

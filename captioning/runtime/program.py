@@ -17,7 +17,7 @@ from typing import Callable, NoReturn, Optional
 import torch.distributed as dist
 
 from captioning import COLLECTED
-from captioning.runtime import distributed, stopping
+from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.progress import say
 
@@ -30,7 +30,7 @@ def exit_code(program: Callable[[], Optional[int]]) -> int:
 
     program: returns an exit code, or None for 0.
     """
-    with stopping.watch():
+    with signals.watch():
         return exit_code_unwatched(program)
 
 
@@ -42,7 +42,7 @@ def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) ->
     gc.set_threshold(*COLLECTED)  # all is imported
     try:
         return program() or 0
-    except (stopping.Stopped, KeyboardInterrupt) as stop:
+    except (signals.Stopped, KeyboardInterrupt) as stop:
         if interrupted:
             print(interrupted, file=sys.stderr)
         if isinstance(stop, KeyboardInterrupt):
@@ -51,7 +51,7 @@ def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) ->
             return INTERRUPTED
         if isinstance(stop, KeyboardInterrupt):
             raise
-        reason = stopping.asked() or "another process"
+        reason = signals.stop_requested() or "another process"
         say(f"stopped by {reason}; the same command goes on from here")
     except UserError as error:
         line = visible(f"error: {error}")
@@ -111,7 +111,7 @@ def _wait_for_the_cause() -> None:
     """
     until = time.monotonic() + HEAD_START_S
     while distributed.announced() > 1 and time.monotonic() < until:
-        if stopping.asked():  # by the launcher, which has seen the other end
+        if signals.stop_requested():  # by the launcher, which has seen the other end
             sys.stderr.flush()
             os._exit(1)
         time.sleep(0.1)

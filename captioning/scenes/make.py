@@ -91,9 +91,9 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
 
 def _draw_all(folder: Path, made_from: dict) -> None:
     seed, splits = made_from["seed"], made_from["splits"]
-    staged = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(staged, ignore_errors=True)
-    (staged / "images").mkdir(parents=True)
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    (temporary / "images").mkdir(parents=True)
     rng = random.Random(seed)
     words, scenes = set(PROMPT.split()), {}
     with progress(sum(splits.values()), "drawing scenes") as bar:
@@ -102,17 +102,17 @@ def _draw_all(folder: Path, made_from: dict) -> None:
             for _ in range(count):
                 scene, number = random_scene(rng), len(scenes)
                 name = f"images/scene_{number:06d}.png"
-                draw(scene, rng).save(staged / name, compress_level=1)
+                draw(scene, rng).save(temporary / name, compress_level=1)
                 captions = describe_all(scene, rng)
                 entries.append({"image": name, "caption": captions, "image_id": number})
                 words.update(word for caption in captions for word in caption.split())
                 scenes[number] = [scene.ground, *scene.things]
                 bar.update()
-            write_json(entries, staged / f"scenes_{split}.json")
-    write_text("\n".join([*SPECIAL_TOKENS, *sorted(words)]) + "\n", staged / "vocab.txt")
-    _write_pieces(staged, splits)
-    write_json({"made_from": made_from, "scenes": scenes}, staged / "scenes.json")
-    staged.replace(folder)
+            write_json(entries, temporary / f"scenes_{split}.json")
+    write_text("\n".join([*SPECIAL_TOKENS, *sorted(words)]) + "\n", temporary / "vocab.txt")
+    _write_pieces(temporary, splits)
+    write_json({"made_from": made_from, "scenes": scenes}, temporary / "scenes.json")
+    temporary.replace(folder)
 
 
 def _write_pieces(folder: Path, splits: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Optional
 
 from captioning import train
-from captioning.runtime import stopping
+from captioning.runtime import signals
 
 STOPPED = 3  # exit code: it saved, and has more to do
 
@@ -23,7 +23,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         code = train.main(program)
         if code != 0:
             return code
-        if stopping.asked():
+        if signals.stop_requested():
             return STOPPED
     return 0
 

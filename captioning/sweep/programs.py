@@ -10,10 +10,10 @@ from typing import NamedTuple, Optional
 
 import torch
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
+from captioning.runtime.job_runner import cores, why_failed
 from captioning.runtime.progress import say
-from captioning.runtime.side_by_side import cores, why_failed
 
 
 class Program(NamedTuple):
@@ -62,12 +62,12 @@ def run_programs(programs: Sequence[Program], free: Sequence[dict[str, str]]) ->
     running: list[Running] = []
     done, told, seconds = 0, None, []
     width = len(free)
-    with stopping.watch():
+    with signals.watch():
         try:
-            while running or (waiting and not stopping.asked()):
-                while waiting and free and not stopping.asked():
+            while running or (waiting and not signals.stop_requested()):
+                while waiting and free and not signals.stop_requested():
                     running.append(_start(waiting.pop(0), free.pop(0)))
-                if told is None and (told := stopping.asked()):
+                if told is None and (told := signals.stop_requested()):
                     say(f"stopping by {told}: waiting for {len(running)} runs to save")
                     for each in running:
                         each.process.send_signal(signal.SIGTERM)
@@ -91,7 +91,7 @@ def run_programs(programs: Sequence[Program], free: Sequence[dict[str, str]]) ->
                 each.process.kill()
                 each.process.wait()
     if told:
-        raise stopping.Stopped
+        raise signals.Stopped
     return failures
 
 
@@ -104,7 +104,7 @@ def _start(program: Program, slot: dict[str, str]) -> Running:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **slot, stopping.PARENT: str(os.getpid())},
+            env={**os.environ, **slot, signals.PARENT: str(os.getpid())},
             start_new_session=True,  # Ctrl-C is for this process, which passes it on once
         )
     where = "".join(f" on GPU {value}" for key, value in slot.items() if key.startswith("CUDA"))

@@ -29,12 +29,12 @@ from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.precision import Precision, check_trains
-from captioning.runtime import distributed, stopping
+from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import Watchdog
 from captioning.runtime.progress import progress, say
 from captioning.training import sharding
-from captioning.training.evidence import Evidence
+from captioning.training.nonfinite_report import Evidence
 from captioning.training.optimiser import build_optimizer
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import starting_point
@@ -200,11 +200,11 @@ class FineTuning:
         pretrained = None if resumed else config.pretrained
         with distributed.first_on_each_machine():
             captioner, loaded = captioner_from(config, pretrained, resumed)
-        if config.batch_size < captioner.smallest_batch:
+        if config.batch_size < captioner.min_batch_size:
             raise UserError(
                 f"batch_size is {config.batch_size}; this captioner normalises over a batch, and "
                 f"has one place at image_size {config.image_size}: it must be "
-                f"{captioner.smallest_batch} or more"
+                f"{captioner.min_batch_size} or more"
             )
         if not resumed:
             say(loaded)
@@ -224,7 +224,7 @@ class FineTuning:
             learner,
             device_ids=devices,
             process_group=group,
-            find_unused_parameters=self.captioner.skips_weights,
+            find_unused_parameters=self.captioner.has_unused_parameters,
             gradient_as_bucket_view=True,  # rather than each of them twice
             # A norm's running averages must be alike; position ids, say, never change.
             **{SYNC_BUFFERS: any(b.is_floating_point() for b in learner.buffers())},
@@ -268,7 +268,7 @@ class FineTuning:
                     self.state.save_step(self.folder, self.place, step + 1)
                     self._keep()
                 if stop:
-                    raise stopping.Stopped
+                    raise signals.Stopped
         self.watchdog.pause()
         means, skipped = _means(summed), int(summed["skipped_images"])
         self.log.write("epoch", epoch, means, skipped_images=skipped)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
-from BLIP.in_parts import REST
+from BLIP.weights.sharded_checkpoint import REST
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.local_copies import fetch

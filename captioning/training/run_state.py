@@ -12,8 +12,8 @@ from torch import nn
 
 from captioning.config import Config
 from captioning.models import checkpoints
-from captioning.models.in_parts import save_in_parts
 from captioning.models.precision import Precision
+from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
 from captioning.training import sharding
@@ -146,8 +146,8 @@ class RunState:
         optimizer = {"param_groups": self.optimizer.state_dict()["param_groups"]}
         rest = {"model": {}, **content}
         if weights is not None:
-            save_in_parts(rest, model, weights)
-        save_in_parts({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
+            save_sharded(rest, model, weights)
+        save_sharded({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
 
     def _objectives(self) -> list[Objective]:
         """The captioner's, whose last losses truncation goes by."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from BLIP.in_parts import MODEL, OPTIMIZER, fill, sizes
+from BLIP.weights.sharded_checkpoint import MODEL, OPTIMIZER, fill, sizes
 from captioning.config import Config
 from captioning.files.stores import is_store
 from captioning.models.build import captioner_from

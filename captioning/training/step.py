@@ -11,8 +11,8 @@ from captioning.config import Config
 from captioning.data.loader import Batch
 from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
-from captioning.runtime import distributed, stopping
-from captioning.training.evidence import KeptBatch, inputs_of, what_is_not_finite
+from captioning.runtime import distributed, signals
+from captioning.training.nonfinite_report import KeptBatch, inputs_of, what_is_not_finite
 from captioning.training.optimiser import clip_gradients
 from captioning.training.sharding import begin_step
 from smile import ObjectiveOutput
@@ -108,7 +108,7 @@ class TrainingStep:
         """This rank's sums of the batch that was kept last, float64 (n,)."""
         parts = self.kept[-1].parts
         means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
-        counted = torch.tensor([batch["skipped"], bool(stopping.asked())]).double()
+        counted = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()
         counted = counted.to(self.precision.device, non_blocking=True)
         return torch.cat([means * output.tokens, counted])
 

@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.known import Known
+from smile.hf.head_table import Known
 
 # Losses by their names in outputs, for each the names of its weight.
 ROUTERS = {

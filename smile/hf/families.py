@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smile.hf.head import language_head
-from smile.hf.known import Known, of_version
+from smile.hf.head_table import Known, of_version
 
 IGNORED = -100
 # What configurations call the tokens that stand where the features of an image, a video or a sound

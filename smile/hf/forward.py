@@ -9,9 +9,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from smile.hf.apart import PLACES, SEEN, keeps_apart
 from smile.hf.auxiliary import auxiliary
-from smile.hf.chain import put_on, take_off
 from smile.hf.families import (
     IGNORED,
     cache_by_kwargs,
@@ -21,7 +19,10 @@ from smile.hf.families import (
     needs_use_smile,
     readable_head,
 )
-from smile.hf.guard import (
+from smile.hf.forward_patch import put_on, take_off
+from smile.hf.head import from_states, transform_of
+from smile.hf.head_table import Known, known_of
+from smile.hf.misuse_checks import (
     Calls,
     NoLogits,
     Running,
@@ -33,9 +34,8 @@ from smile.hf.guard import (
     watch_output,
     watch_parts,
 )
-from smile.hf.head import from_states, transform_of
-from smile.hf.known import Known, known_of
 from smile.hf.packed import OF_A_BATCH, Targets
+from smile.hf.packing_check import PLACES, SEEN, keeps_apart
 from smile.hf.refusal import refuse
 from smile.objective import Objective, ObjectiveOutput
 

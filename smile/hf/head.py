@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.known import CAPS, SCALES, Known
+from smile.hf.head_table import CAPS, SCALES, Known
 from smile.objective import Objective, ObjectiveOutput
 
 

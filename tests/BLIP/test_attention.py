@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from BLIP import attention as module
-from BLIP import products
-from BLIP.attention import FEW_QUERIES, MANY_QUERIES, _kept, attention
+from BLIP.kernels import attention as module
+from BLIP.kernels import matmul
+from BLIP.kernels.attention import FEW_QUERIES, MANY_QUERIES, _kept, attention
 
 B, HEADS, PLACES, D = 3, 2, 70, 16
 
@@ -17,8 +17,8 @@ def quick(request, monkeypatch):
     Of many queries a head is a part of its own, of fewer all heads of an image are one.
     """
     monkeypatch.setattr(module, "IN_CACHE", 2 * MANY_QUERIES * PLACES - 1)
-    monkeypatch.setattr(products, "QUICK", request.param == "oneDNN" and products.LENDS)
-    monkeypatch.setattr(products, "AMX", request.param == "AMX")
+    monkeypatch.setattr(matmul, "QUICK", request.param == "oneDNN" and matmul.LENDS)
+    monkeypatch.setattr(matmul, "AMX", request.param == "AMX")
 
 
 def problem(queries):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from BLIP.checkpoint import CheckpointError, load_weights, read_checkpoint
-from BLIP.pickled import LeftOut
+from BLIP.weights.checkpoint import CheckpointError, load_weights, read_checkpoint
+from BLIP.weights.safe_load import LeftOut
 
 TIED = (
     "text_decoder.cls.predictions.decoder.weight",

@@ -7,7 +7,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from BLIP.checkpoint import CheckpointError, load_weights, read_checkpoint
 from BLIP.convert import (
     captioner_of,
     hf_config,
@@ -18,6 +17,7 @@ from BLIP.convert import (
     to_hf_names,
 )
 from BLIP.med import read_med_config
+from BLIP.weights.checkpoint import CheckpointError, load_weights, read_checkpoint
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 from smile import Objective
@@ -232,8 +232,8 @@ def test_a_write_that_fails_leaves_what_is_there(folder, tmp_path, monkeypatch, 
     target = tmp_path / "kept.pth"
     target.write_bytes(b"kept")
 
-    def full_disk(_, staged):
-        staged.write_bytes(b"half")
+    def full_disk(_, atomic_write):
+        atomic_write.write_bytes(b"half")
         raise RuntimeError("PytorchStreamWriter failed writing file")
 
     monkeypatch.setattr(torch, "save", full_disk)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from BLIP.download import DownloadError, download, fetch, private, without_secrets
+from BLIP.weights.download import DownloadError, download, fetch, private, without_secrets
 from captioning.files import stores
 from tests.soak.processes import Processes
 
@@ -139,7 +139,7 @@ def test_a_redirect_within_tls_is_followed(server, tmp_path):
 def test_a_redirect_into_a_private_network_is_not(server, tmp_path, monkeypatch):
     """Of this one machine a part is taken for a public host's."""
     path = "/inside/file.bin"
-    monkeypatch.setattr("BLIP.download.private", lambda url: [urlsplit(url).path == path])
+    monkeypatch.setattr("BLIP.weights.download.private", lambda url: [urlsplit(url).path == path])
     with pytest.raises(
         DownloadError, match=r"leads to 127\.0\.0\.1, which is in a private network"
     ):
@@ -326,7 +326,9 @@ def test_what_cannot_be_fetched_is_one_line(server, tmp_path, monkeypatch):
 
 def test_hub_names_are_taken_apart(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("BLIP.download.hub_file", lambda *names: asked.append(names) or tmp_path)
+    monkeypatch.setattr(
+        "BLIP.weights.download.hub_file", lambda *names: asked.append(names) or tmp_path
+    )
     assert fetch("hf://spaces/yuezih/BLIP-SMILE/model/blip_smile_base.pth") == tmp_path
     fetch("hf://owner/name@v1.0/file.safetensors")
     assert asked == [
@@ -347,7 +349,7 @@ def test_user_and_password_go_to_their_own_host_alone(server, tmp_path):
 
 def test_no_error_shows_what_an_address_keeps_secret(server, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("BLIP.download.FETCHERS", {})
+    monkeypatch.setattr("BLIP.weights.download.FETCHERS", {})
     host = server.url[len("https://") :]
     addresses = [
         f"https://me:SECRET@{host}/absent.pth?X-Signature=SECRET#SECRET",

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from BLIP.checkpoint import CheckpointError
 from BLIP.convert import captioner_of, hf_config, main, save_hf, settings_of
 from BLIP.export import EncoderGraph, StepGraph
 from BLIP.tokenizer import FirstTokenShift
+from BLIP.weights.checkpoint import CheckpointError
 from decoding import DecodingSettings
 
 CAPTIONS = [["a red ball on a box"], ["small dog"], ["the cat"]]

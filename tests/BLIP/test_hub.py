@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from BLIP import download as hub
+from BLIP.weights import download as hub
 
 
 class Calls(list):

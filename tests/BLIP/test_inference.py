@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from BLIP.inference import inference_copy
-from BLIP.inference_linear import InferenceLinear
+from BLIP.kernels.inference_linear import InferenceLinear
 from decoding import DecodingSettings
 
 BEAM = DecodingSettings(num_beams=3, num_return=3, max_length=16, min_length=5)
@@ -25,7 +25,7 @@ def test_same_captions_and_scores(make_captioner, checkpointed):
 def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
     """With and without oneDNN's layout, and whether or not autocast is on."""
     if not packs:
-        monkeypatch.setattr("BLIP.inference_linear._can_pack", lambda device, dtype: False)
+        monkeypatch.setattr("BLIP.kernels.inference_linear._can_pack", lambda device, dtype: False)
     elif not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no bfloat16 on this processor")
     captioner, images = make_captioner(), torch.randn(6, 3, 48, 48)
@@ -52,13 +52,13 @@ def test_bfloat16_is_as_exact_as_autocast(make_captioner, monkeypatch, packs):
 def test_what_is_in_full_stays_so_under_autocast(make_captioner, monkeypatch, packs):
     """Where nothing is packed, as on a GPU, the layers are of a kind that autocast casts."""
     if not packs:
-        monkeypatch.setattr("BLIP.inference_linear._can_pack", lambda device, dtype: False)
+        monkeypatch.setattr("BLIP.kernels.inference_linear._can_pack", lambda device, dtype: False)
     quick, image = inference_copy(make_captioner(), torch.bfloat16), torch.randn(1, 3, 48, 48)
 
     def run():
         embeds = quick.encode(image)
         details = quick.generate_details(image, BEAM)
-        return embeds, *quick.reread(embeds, details.token_ids[0, 0]), details.scores
+        return embeds, *quick.score_tokens(embeds, details.token_ids[0, 0]), details.scores
 
     with torch.inference_mode():
         expected = run()

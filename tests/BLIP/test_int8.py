@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from BLIP import int8_linear
-from BLIP.inference_linear import InferenceLinear
-from BLIP.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
+from BLIP.kernels import int8_linear
+from BLIP.kernels.inference_linear import InferenceLinear
+from BLIP.kernels.int8_linear import FLOAT16, INT8, HalfLinear, Int8Linear, check_int8
 from captioning import caption
 from captioning.train import main
 from decoding import DecodingSettings
@@ -123,7 +123,7 @@ def test_the_images_keys_and_values_are_in_bf16_where_it_is_quick(
         quick.generate_details(images, BEAM).scores, details.scores, atol=0.1, rtol=0.1
     )
     encoded, ids = captioner.encode(images[:1]), details.token_ids[0, 0]
-    for ours, exact in zip(quick.reread(encoded, ids), captioner.reread(encoded, ids)):
+    for ours, exact in zip(quick.score_tokens(encoded, ids), captioner.score_tokens(encoded, ids)):
         assert 0 < (ours - exact).abs().mean() < 0.1 * exact.abs().mean()
 
 

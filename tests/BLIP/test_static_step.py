@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
-from BLIP.static_step import StaticSteps, _append
+from BLIP.kernels.static_step import StaticSteps, _append
 from decoding import DecodingSettings, decode
 
 BEAM = DecodingSettings(num_beams=3, num_return=2, max_length=16, min_length=5)

@@ -29,7 +29,7 @@ def configured(model, image_size):
 def test_the_gaze_is_bright_where_the_captioner_looked_and_clear_elsewhere():
     side, weights = view.GAZE_SIDE, torch.zeros(2, 4, 4)
     weights[0, 0, 3] = weights[1, 2, 1] = 1
-    for place, source in zip([(0, 3), (2, 1)], view.gaze_pictures(weights)):
+    for place, source in zip([(0, 3), (2, 1)], view.attention_pictures(weights)):
         data = base64.b64decode(source.split("base64,")[1])
         picture = np.asarray(Image.open(io.BytesIO(data)))  # (side, side, RGBA)
         row, column = np.unravel_index(picture[..., 3].argmax(), (side, side))

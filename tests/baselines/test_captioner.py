@@ -221,19 +221,19 @@ def test_no_caption_has_an_unknown_word(model):
 def test_the_gaze_is_the_attention_before_each_word(model):
     captioner, image = make(model, prompt="a "), images(1)
     ids = WORDS.encode(["a dog runs"], 9)[0][0]  # start, a, dog, runs, end
-    logits, gaze = captioner.reread(captioner.encoder(image), ids)
+    logits, attention_map = captioner.score_tokens(captioner.encoder(image), ids)
     every, attention = captioner.decoder(ids[None, None, :-1], captioner.encoder(image))
     known = [n for n in range(len(WORDS)) if n not in (WORDS.pad, WORDS.start, WORDS.unknown)]
     torch.testing.assert_close(logits[:, known], every[0, 0, 1:, known])
-    torch.testing.assert_close(gaze, attention[0, 0, 1:])
-    assert gaze.shape == (3, 4)
-    torch.testing.assert_close(gaze.sum(1), torch.ones(3))
+    torch.testing.assert_close(attention_map, attention[0, 0, 1:])
+    assert attention_map.shape == (3, 4)
+    torch.testing.assert_close(attention_map.sum(1), torch.ones(3))
 
 
 def test_a_captioner_that_sees_the_image_once_has_no_gaze():
     captioner = make("lstm")
     ids = torch.tensor([1, 4, 2])
-    assert captioner.reread(captioner.encoder(images(1)), ids)[1] is None
+    assert captioner.score_tokens(captioner.encoder(images(1)), ids)[1] is None
 
 
 def test_with_a_real_encoder_and_the_default_objective():

@@ -107,7 +107,7 @@ def test_images_too_small_for_the_network_are_one_line(name, size):
 
 
 def test_a_batch_of_one_place_has_no_statistics():
-    """What `smallest_batch` says is what torch can do."""
+    """What `min_batch_size` says is what torch can do."""
     normed = {"finetune": False, "norm": True, "dim": 5}
     for name, size, settings in [
         *(("resnet18", 32, {}), ("resnet18", 64, {}), ("resnet18", 32, {"finetune": False})),
@@ -117,14 +117,14 @@ def test_a_batch_of_one_place_has_no_statistics():
     ]:
         encoder = ImageEncoder(name, **settings, image_size=size).train()
         one = torch.randn(1, 3, size, size)
-        if encoder.smallest_batch == 1:
+        if encoder.min_batch_size == 1:
             encoder(one)
         else:
             with pytest.raises(ValueError, match="more than 1 value per channel"):
                 encoder(one)
             encoder(torch.cat([one, one]))
-    assert ImageEncoder("resnet18", image_size=32).smallest_batch == 2
-    assert ImageEncoder("resnet18", image_size=64, grid=1, **normed).smallest_batch == 2
+    assert ImageEncoder("resnet18", image_size=32).min_batch_size == 2
+    assert ImageEncoder("resnet18", image_size=64, grid=1, **normed).min_batch_size == 2
 
 
 def test_images_are_normalised_anew_for_torchvision():

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.captioners import our_captioner
 from benchmarks.int8 import main, weight_bytes
-from BLIP.int8_linear import has_int8
+from BLIP.kernels.int8_linear import has_int8
 
 pytestmark = pytest.mark.skipif(
     not has_int8(torch.device("cpu")), reason="torch has no kernels for 8 bits here"

@@ -11,7 +11,7 @@ from PIL import Image
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning import attend
 from captioning.attend import draw
-from captioning.models.word_by_word import SpokenCaption, gaze
+from captioning.models.score_tokens import ScoredCaption, attention_map
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
@@ -21,7 +21,7 @@ SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
 def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
     captioner = make_captioner(prompt="a picture ")
     image = torch.randn(1, 3, 48, 48)
-    found = gaze(captioner, image, SETTINGS)
+    found = attention_map(captioner, image, SETTINGS)
     ids = captioner.generate_details(image, SETTINGS).token_ids[0].clone()
     attention = []
 
@@ -39,9 +39,9 @@ def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
     expected = torch.stack(layers).mean((0, 2))[0]  # over layers and heads
     expected = expected[len(captioner.prompt_ids) - 1 :, 1:]
     expected = expected / expected.sum(1, keepdim=True)
-    assert found.gaze.shape == (len(found.words), 3, 3)
+    assert found.attention_map.shape == (len(found.words), 3, 3)
     assert len(layers) == 2 and len(found.words) == len(expected)
-    torch.testing.assert_close(found.gaze.flatten(1), expected)
+    torch.testing.assert_close(found.attention_map.flatten(1), expected)
 
 
 @pytest.mark.parametrize("model", ["attn", "sat"])
@@ -49,22 +49,22 @@ def test_a_classic_gaze_has_a_frame_for_each_word_of_the_caption(model):
     words = Vocabulary(["a", "dog", "runs"])
     captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=3), words).eval()
     image = torch.randn(1, 3, 64, 64)
-    found = gaze(captioner, image, SETTINGS)
+    found = attention_map(captioner, image, SETTINGS)
     caption = captioner.generate(image, SETTINGS)[0]
     assert [word for word in found.words if word != "(end)"] == caption.split()
-    assert found.gaze.shape[1:] == (3, 3)
-    torch.testing.assert_close(found.gaze.sum((1, 2)), torch.ones(len(found.words)))
+    assert found.attention_map.shape[1:] == (3, 3)
+    torch.testing.assert_close(found.attention_map.sum((1, 2)), torch.ones(len(found.words)))
 
 
 def test_a_captioner_without_attention_has_nothing_to_draw():
     encoder, words = ImageEncoder("shufflenet_v2_x0_5"), Vocabulary(["a"])
     captioner = ClassicCaptioner("rnn", encoder, words).eval()
     with pytest.raises(UserError, match="sees the image once"):
-        gaze(captioner, torch.randn(1, 3, 64, 64), SETTINGS)
+        attention_map(captioner, torch.randn(1, 3, 64, 64), SETTINGS)
 
 
-def spoken(words, gaze):
-    return SpokenCaption(" ".join(words), 0.0, words, torch.ones(len(words)), gaze)
+def spoken(words, attention_map):
+    return ScoredCaption(" ".join(words), 0.0, words, torch.ones(len(words)), attention_map)
 
 
 def test_frames_are_bright_where_it_looked(tmp_path):

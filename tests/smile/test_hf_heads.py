@@ -12,7 +12,7 @@ from smile.hf import compute_loss_func, last_parts, use_smile
 from smile.hf.auxiliary import auxiliary
 from smile.hf.families import in_step
 from smile.hf.head import transform_of
-from smile.hf.known import known_of
+from smile.hf.head_table import known_of
 from tests.smile import hf_models
 
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})

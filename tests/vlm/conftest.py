@@ -34,7 +34,7 @@ def make_vlm(vlm_folder):
     from smile import Objective
     from vlm.captioner import VlmCaptioner
     from vlm.library import model_of
-    from vlm.question import question_of
+    from vlm.prompt import question_of
 
     def make(name, objective=None, max_tokens=20):
         folder, prompt = vlm_folder(name)

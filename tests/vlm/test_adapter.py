@@ -16,9 +16,9 @@ from smile import Objective
 from tests.vlm.test_rows import CAPTIONS
 from vlm import export
 from vlm.captioner import VlmCaptioner
+from vlm.image_batch import Pictures
 from vlm.library import model_of
-from vlm.pictures import Pictures
-from vlm.question import question_of
+from vlm.prompt import question_of
 
 NAME = "Idefics3ForConditionalGeneration"
 LORA = {"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": "all-linear"}

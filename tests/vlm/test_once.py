@@ -8,7 +8,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 from smile import Objective
 from tests.smile.hf_models import knows_float64
 from tests.vlm import folders
-from vlm.pictures import Pictures
+from vlm.image_batch import Pictures
 
 CAPTIONS = [
     ["a red disc", "snow", "two large blue block"],

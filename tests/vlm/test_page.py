@@ -13,8 +13,8 @@ from captioning.config import Config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
-from vlm.pictures import Pictures
-from vlm.question import question_of
+from vlm.image_batch import Pictures
+from vlm.prompt import question_of
 
 NAME = "Qwen2VLForConditionalGeneration"
 
@@ -40,7 +40,7 @@ def test_a_prompt_is_the_question_of_one_caption(checkpoint, vlm_photos):
         assert found.details.score == pytest.approx(expected.scores.item(), rel=1e-5)
         assert found.details.caption == expected.captions[0][0]
         assert found.settings["prompt"] == asked
-        assert found.details.gaze is None
+        assert found.details.attention_map is None
 
 
 def test_an_empty_question_is_refused(checkpoint, vlm_photos):

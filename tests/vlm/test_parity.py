@@ -12,8 +12,8 @@ from smile.hf.families import in_step
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
 from tests.vlm.test_rows import CAPTIONS, CHATS, conversation, of_the_processor
+from vlm.image_batch import Pictures
 from vlm.library import model_of, parts_of
-from vlm.pictures import Pictures
 
 NAMES = list(folders.PROCESSORS)
 GREEDY = DecodingSettings(max_length=7, min_length=2, num_beams=1)
@@ -123,7 +123,7 @@ def test_a_caption_read_again_has_the_probabilities_that_it_was_drawn_with(
     ids = found.token_ids[0, 0]
     ids = ids[ids != captioner.tokenizer.pad]
     with torch.inference_mode():
-        logits, _ = captioner.reread(captioner.encode(image), ids)
+        logits, _ = captioner.score_tokens(captioner.encode(image), ids)
     logprobs = logits.double().log_softmax(-1).gather(1, ids.unsqueeze(1))
     assert len(logits) == len(ids)
     torch.testing.assert_close(logprobs.mean(), found.scores[0, 0], rtol=1e-4, atol=1e-5)
@@ -153,18 +153,18 @@ def test_the_gaze_is_the_cross_attention_to_the_image(name, before, make_vlm, vl
     image = image_of(captioner, vlm_photos[:1])
     ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
     with torch.no_grad():
-        _, gaze = captioner.reread(image, ids)
+        _, attention_map = captioner.score_tokens(image, ids)
         batch, _ = captioner.rows(image, [["a red disc"]])
         implementation = captioner.model.config._attn_implementation
         captioner.model.set_attn_implementation("eager")
         output = captioner.model(**batch, output_attentions=True)
     weights = torch.stack(output.cross_attentions).mean((0, 2))[0]  # over layers and heads
     expected = weights[-4:, 1:5]  # two by two patches, after one place of all of them
-    torch.testing.assert_close(gaze, expected / expected.sum(1, keepdim=True))
+    torch.testing.assert_close(attention_map, expected / expected.sum(1, keepdim=True))
     assert implementation != "eager"
 
 
 def test_a_decoder_that_reads_the_image_among_the_words_has_no_gaze(make_vlm, vlm_photos):
     captioner = make_vlm(CHATS[0])
     ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
-    assert captioner.reread(image_of(captioner, vlm_photos[:1]), ids)[1] is None
+    assert captioner.score_tokens(image_of(captioner, vlm_photos[:1]), ids)[1] is None

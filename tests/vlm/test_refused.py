@@ -104,7 +104,7 @@ class TestFolders:
             folder, prompt = vlm_folder(name)
             target = Path(shutil.copytree(folder, tmp_path / "broken"))
             vlm.library.parts_of.cache_clear()
-            vlm.question.question_of.cache_clear()
+            vlm.prompt.question_of.cache_clear()
             return target, prompt
 
         return copy

@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
 from tests.vlm import folders
+from vlm.collate import questions
+from vlm.image_batch import Pictures
 from vlm.library import parts_of
-from vlm.pictures import Pictures
-from vlm.rows import questions
 
 NAMES = list(folders.PROCESSORS)
 CAPTIONS = [["a red disc"], ["two large blue block on sand"], ["a ring"]]

@@ -10,10 +10,10 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from captioning.models.word_by_word import END, whole_words
+from captioning.models.score_tokens import END, whole_words
 from tests.smile import tiny_vlm
-from vlm.question import Question, Turn
-from vlm.words import Words
+from vlm.prompt import Question, Turn
+from vlm.tokenization import Words
 
 MARKS = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>"}
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from BLIP import load_weights, read_checkpoint
-from BLIP.pickled import LeftOut
+from BLIP.weights.safe_load import LeftOut
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 

@@ -3,7 +3,7 @@
 import contextlib
 
 from captioning.bulk.cluster import Cluster
-from captioning.bulk.many import ManyActors
+from captioning.bulk.ray_engine import ManyActors
 from captioning.bulk.shards import Part
 from captioning.runtime.program import exit_code
 

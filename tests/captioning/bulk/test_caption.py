@@ -309,7 +309,7 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
         assert source == address
         return checkpoint
 
-    monkeypatch.setattr("BLIP.checkpoint.fetch", fetch)
+    monkeypatch.setattr("BLIP.weights.checkpoint.fetch", fetch)
     monkeypatch.setattr("captioning.bulk.run.remove_plan", lambda parts: None)
     out = tmp_path / "signed" / "captions.jsonl"
     given = [address, str(photos), "--out", str(out), "--device", "cpu"]

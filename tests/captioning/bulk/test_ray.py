@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from captioning import caption
-from captioning.bulk import many
-from captioning.bulk.crew import Crew
+from captioning.bulk import ray_engine
+from captioning.bulk.actor_pool import Crew
 from captioning.bulk.model import Captioning
 from captioning.bulk.request import Request
 from captioning.files import stores
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Let a lost actor be replaced at once."""
-    monkeypatch.setattr("captioning.bulk.crew.LOOK_S", 0.2)
+    monkeypatch.setattr("captioning.bulk.actor_pool.LOOK_S", 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
     for path in photos.rglob("*.txt"):
         path.unlink()
     hold, sent_by, joined, lost = tmp_path / "hold", [], [], []
-    take, freest, lose = many._Work._take, Crew.freest, Crew.lose
+    take, freest, lose = ray_engine._Work._take, Crew.freest, Crew.lose
 
     class Held(Captioning):
         def lines(self, batch, after, job):
@@ -112,7 +112,7 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
             hold.unlink(missing_ok=True)
 
     monkeypatch.setattr(caption, "Captioning", Held)
-    monkeypatch.setattr(many._Work, "_take", taken)
+    monkeypatch.setattr(ray_engine._Work, "_take", taken)
     monkeypatch.setattr(Crew, "freest", handed_out)
     monkeypatch.setattr(Crew, "lose", losing)
     found, said = caption_on("disturbed", *flags, str(tmp_path / "disturbed" / "tars"))
@@ -208,7 +208,7 @@ def test_what_an_actor_refuses_ends_the_run_in_its_line(photos, nodes, node, tmp
 
 
 def test_a_bug_in_an_actor_is_shown(photos, nodes, node, tmp_path, monkeypatch):
-    monkeypatch.setattr(many, "TRIES", 1)
+    monkeypatch.setattr(ray_engine, "TRIES", 1)
 
     def trap(image):
         raise ZeroDivisionError("a bug")

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from captioning import caption
-from captioning.files.writing import held, staged, write_lines
+from captioning.files.writing import atomic_write, held, write_lines
 from tests.captioning.bulk.conftest import read_lines
 from tests.soak.processes import Processes
 
@@ -17,7 +17,10 @@ def test_what_another_output_has_begun_to_write_is_left(run, photos, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (photos / "bad.png").write_text("no image")
-    with staged(out / "captions.jsonl.b.jsonl") as one, staged(out / "failed.jsonl") as two:
+    with (
+        atomic_write(out / "captions.jsonl.b.jsonl") as one,
+        atomic_write(out / "failed.jsonl") as two,
+    ):
         one.write(b"{}\n")
         two.write(b'{"image": "x", "error": "y", "out": "captions.jsonl.b.jsonl"}\n')
         run(photos)

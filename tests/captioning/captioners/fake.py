@@ -19,7 +19,7 @@ class Keys(BaseModel):
 class FakeCaptioner(nn.Module):
     """Chooses a word by the image's mean colour and by the word before."""
 
-    max_positions, smallest_batch, skips_weights = None, 1, False
+    max_positions, min_batch_size, has_unused_parameters = None, 1, False
 
     def __init__(self, words, objective, prompt, width, max_tokens=40):
         super().__init__()
@@ -75,7 +75,7 @@ class FakeCaptioner(nn.Module):
     def text(self, ids):
         return self.tokenizer.decode(ids)
 
-    def reread(self, encoded, ids):
+    def score_tokens(self, encoded, ids):
         logits = self.logits(ids[None, None, :-1], encoded)[0, 0, len(self.prompt_ids) - 1 :]
         return self.sayable(logits), None
 

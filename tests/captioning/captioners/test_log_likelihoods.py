@@ -50,7 +50,7 @@ def test_at_a_temperature_they_are_those_of_the_words_read_again(captioner):
         for j in range(3):
             said = ids[i, j, start:].tolist()
             length = said.index(end) + 1 if end in said else len(said)
-            logits, _ = captioner.reread(captioner.encode(image[i : i + 1]), ids[i, j])
+            logits, _ = captioner.score_tokens(captioner.encode(image[i : i + 1]), ids[i, j])
             expected = (logits / 1.7).log_softmax(-1)[torch.arange(len(said)), ids[i, j, start:]]
             torch.testing.assert_close(
                 found[i, j, :length], expected[:length], rtol=1e-4, atol=1e-4

@@ -110,9 +110,9 @@ def test_a_package_offers_all_that_is_written_down(package):
 
 def test_what_a_captioner_lacks_is_said_when_it_is_built():
     class Hasty(fake.FakeCaptioner):
-        reread = saved_beside_weights = property()
+        score_tokens = saved_beside_weights = property()
 
-    with pytest.raises(TypeError, match="Hasty lacks reread, saved_beside_weights"):
+    with pytest.raises(TypeError, match="Hasty lacks score_tokens, saved_beside_weights"):
         check_interface(Hasty(["a"], Objective("smile"), "", 4))
 
 

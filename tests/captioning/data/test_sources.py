@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from BLIP.download import DownloadError
+from BLIP.weights.download import DownloadError
 from captioning.data import annotation_paths, read_split, references
 from captioning.data.sources import SHA256
 from captioning.runtime.errors import UserError
@@ -51,7 +51,7 @@ def downloads(monkeypatch):
         write(destination, ROWS)
 
     calls = []
-    monkeypatch.setattr("BLIP.download.download", download)
+    monkeypatch.setattr("BLIP.weights.download.download", download)
     return calls
 
 

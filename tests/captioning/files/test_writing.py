@@ -13,12 +13,12 @@ from captioning.runtime.errors import UserError
 def test_a_file_appears_when_the_block_has_ended_well(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"before")
-    with writing.staged(path) as file:
+    with writing.atomic_write(path) as file:
         file.write(b"after")
         file.flush()
         assert path.read_bytes() == b"before"
     assert path.read_bytes() == b"after"
-    with pytest.raises(ZeroDivisionError), writing.staged(path) as file:
+    with pytest.raises(ZeroDivisionError), writing.atomic_write(path) as file:
         file.write(b"half")
         1 / 0  # noqa: B018
     assert path.read_bytes() == b"after" and list(tmp_path.iterdir()) == [path]
@@ -38,7 +38,7 @@ def test_the_file_is_on_disk_before_its_name_is_and_then_the_name(tmp_path, monk
 
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(os, "replace", note_replace)
-    with writing.staged(path) as file:
+    with writing.atomic_write(path) as file:
         file.write(b"x")
     assert happened == ["file", "name", "folder"]
 
@@ -48,12 +48,12 @@ def test_what_a_killed_program_began_is_found(tmp_path):
     folder.mkdir(parents=True)
     child = os.fork()
     if child == 0:
-        with writing.staged(folder / "scores.json") as file:
+        with writing.atomic_write(folder / "scores.json") as file:
             file.write(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     (folder / "own.staged").write_text("a file of the user's")
-    (found,) = writing.staged_files(tmp_path)
+    (found,) = writing.atomic_writes(tmp_path)
     assert found.parent == folder and re.fullmatch(
         rf"\.scores\.json\.{child}\.\w{{8}}\.staged", found.name
     )

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from BLIP.download import DownloadError
+from BLIP.weights.download import DownloadError
 from captioning.config import load_config
 from captioning.evaluate import main
 from captioning.metrics import singular
@@ -231,7 +231,7 @@ def test_the_published_synonyms_are_fetched_once_and_checked(settings, tmp_path,
         destination.parent.mkdir()
         destination.write_text(SYNONYMS)
 
-    monkeypatch.setattr("BLIP.download.download", download)
+    monkeypatch.setattr("BLIP.weights.download.download", download)
     cached = Settings(objects=settings.objects, cache_dir=tmp_path / "cache")
     with pytest.raises(UserError, match="to go on without a network, put"):
         build_evaluators(["chair"], cached)

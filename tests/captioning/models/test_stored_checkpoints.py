@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from app.checkpoints import load_checkpoints
-from BLIP import download, read_checkpoint
+from BLIP import read_checkpoint
+from BLIP.weights import download
 from captioning import evaluate, gather
 from captioning.config import load_config
 from captioning.data import read_split, references
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
-from captioning.models.in_parts import save_in_parts
+from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime.errors import UserError
 from captioning.training.split_evaluation import metric_settings
 
@@ -69,7 +70,7 @@ def test_a_file_a_run_and_its_newest(store, trained, scenes_config):
 def test_one_in_parts_becomes_a_file(store, tmp_path):
     pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no processes")
     weights = {"a.w": torch.arange(6.0).reshape(3, 2)}
-    save_in_parts(
+    save_sharded(
         {"model": {}, "config": {"seed": 3}},
         {f"model.{name}": weight for name, weight in weights.items()},
         tmp_path / "checkpoint_04.pth",

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import progress
 
@@ -33,7 +33,7 @@ def until_asked(folder):
 
     def wait():
         (Path(folder) / f"up.{os.getpid()}").touch()
-        while not stopping.asked():
+        while not signals.stop_requested():
             time.sleep(0.02)
         (Path(folder) / f"asked.{os.getpid()}").touch()
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from captioning.runtime import distributed, stopping
+from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
 from tests.captioning.runtime.first_gradient import first_gradient
@@ -157,7 +157,7 @@ def _fail_in_a_collective(arguments):
     def program():
         distributed.start("cpu")
         if distributed.rank() == 1:
-            pool = ProcessPoolExecutor(1, initializer=stopping.leave_to_parent)
+            pool = ProcessPoolExecutor(1, initializer=signals.leave_to_parent)
             (folder / "worker").write_text(str(pool.submit(os.getpid).result()))
             atexit.register(multiprocessing.util._exit_function)  # which a fork has forgotten
             atexit.register((folder / "tidied").touch)

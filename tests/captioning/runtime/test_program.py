@@ -12,7 +12,7 @@ import pytest
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import exit_code, exit_code_unwatched, show_warnings
 from captioning.runtime.progress import part_of, progress, say
-from captioning.runtime.stopping import Stopped
+from captioning.runtime.signals import Stopped
 
 
 def raising(error):

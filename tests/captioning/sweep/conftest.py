@@ -3,7 +3,7 @@
 import pytest
 
 from captioning import train
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.sweep import __main__ as sweep
 from captioning.sweep import one_run
 from tests.tiny_run import TINY_RUN
@@ -32,7 +32,7 @@ def in_process(monkeypatch, tmp_path):
         failures = {}
         for each in programs:
             if fail.get(each.name) == "stop":
-                raise stopping.Stopped
+                raise signals.Stopped
             began.append(each.name)
             if each.name in fail:
                 failures[each.name] = fail[each.name]

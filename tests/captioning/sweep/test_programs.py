@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.sweep.programs import Program, run_programs, slots
 
@@ -69,7 +69,7 @@ def test_a_request_to_stop_is_passed_on_and_begins_no_other(shell, tmp_path, num
 
     asking = threading.Thread(target=ask)
     asking.start()
-    with pytest.raises(stopping.Stopped):
+    with pytest.raises(signals.Stopped):
         run_programs(programs, [{}, {}])
     asking.join()
     assert sorted(path.name for path in tmp_path.glob("asked.*")) == ["asked.a", "asked.b"]
@@ -96,9 +96,7 @@ def test_ctrl_c_twice_ends_those_that_do_not_listen(shell, tmp_path):
 
 
 def test_a_run_knows_whose_death_is_a_request(shell, tmp_path):
-    assert (
-        run_programs([shell("a", f"echo ${stopping.PARENT} $PPID > {tmp_path}/told")], [{}]) == {}
-    )
+    assert run_programs([shell("a", f"echo ${signals.PARENT} $PPID > {tmp_path}/told")], [{}]) == {}
     told, parent = (tmp_path / "told").read_text().split()
     assert told == parent == str(os.getpid())
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baselines import configured
-from baselines.kept_features import KeptFeatures
+from baselines.feature_cache import KeptFeatures
 from captioning import calibrate, train
 from captioning.config import load_config
 from captioning.models.build import captioner_from

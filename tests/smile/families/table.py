@@ -13,7 +13,7 @@ import torch
 from smile.hf.auxiliary import auxiliary
 from smile.hf.families import readable_head
 from smile.hf.head import transform_of
-from smile.hf.known import known_of
+from smile.hf.head_table import known_of
 from tests.smile import hf_models
 
 COMMAND = "python -m tests.smile.families.table --write"

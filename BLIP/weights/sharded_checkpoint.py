@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from BLIP.pickled import PickledError, first_line, read_pickled
+from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
 REST, INDEX = "rest.pth", ".metadata"
 MODEL, OPTIMIZER = "model.", "optimizer."  # what names begin with
@@ -33,7 +33,7 @@ KNOWN = {
 }
 
 
-def is_in_parts(path: Path) -> bool:
+def is_sharded(path: Path) -> bool:
     """Whether this is such a folder, rather than a file or a run's folder."""
     return (path / REST).is_file()
 

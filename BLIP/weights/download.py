@@ -20,7 +20,7 @@ from filelock import FileLock
 from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 from tqdm import tqdm
 
-from BLIP.pickled import first_line
+from BLIP.weights.safe_load import first_line
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60

@@ -10,7 +10,7 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, Part, Plan, parts_of
 from captioning.bulk.sidecars import Sidecars
 from captioning.files.writing import write_lines
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 
@@ -47,8 +47,8 @@ class OneProcess:
             plan.entries, unread, model.batch_size, model.read, model.join
         )
         for batch in model.ahead(reading.batches(dataset, model.num_workers)):
-            if stopping.asked():
-                raise stopping.Stopped
+            if signals.stop_requested():
+                raise signals.Stopped
             part = parts[batch.shard]
             if batch.last:
                 part.seal()

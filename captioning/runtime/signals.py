@@ -60,7 +60,7 @@ def _ask(number: int, frame) -> None:
         raise KeyboardInterrupt
 
 
-def asked() -> Optional[str]:
+def stop_requested() -> Optional[str]:
     """By what this process was asked to stop since the outermost `watch` began, or None."""
     if _launcher is not None and os.getppid() != _launcher:
         launcher_died()

@@ -8,10 +8,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from BLIP.download import fetch
-from BLIP.in_parts import is_in_parts, read_rest, read_weights
-from BLIP.pickled import HoldsObjectsError, PickledError, first_line, read_pickled
 from BLIP.vit import resize_position_embedding
+from BLIP.weights.download import fetch
+from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
+from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 
@@ -60,7 +60,7 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     look at all else than the tensors. Raises CheckpointError and DownloadError.
     """
     path = fetch(source)
-    in_parts = is_in_parts(path)
+    in_parts = is_sharded(path)
     if not (path.is_file() or in_parts):
         lacks = (
             "is a folder and no checkpoint: name a file in it"

@@ -17,7 +17,7 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED
 from captioning.runtime.progress import heard_by, say
@@ -75,7 +75,7 @@ def prepare(modules: Sequence[str]) -> None:
 
 def _begin_server() -> None:
     """Have the process that forks jobs, deaf to signals for all: it ends with this one."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in stopping.SIGNALS}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
     try:
         forkserver.ensure_running()
     finally:
@@ -119,7 +119,7 @@ def run_jobs(
     waiting, running = list(jobs), []
     failed: list[tuple[_Running, int]] = []
     ask_until = None  # by when those that were asked to stop must have ended
-    with stopping.watch():
+    with signals.watch():
         try:
             while running or (waiting and ask_until is None):
                 while waiting and len(running) < at_once and ask_until is None:
@@ -131,14 +131,16 @@ def run_jobs(
                     if code is not None:
                         running.remove(each)
                         each.reports.close()
-                        of_itself = code == STOPPED and ask_until is None and not stopping.asked()
+                        of_itself = (
+                            code == STOPPED and ask_until is None and not signals.stop_requested()
+                        )
                         if code not in (0, STOPPED) or of_itself:
                             failed.append((each, code))
                 meanwhile()
-                if ask_until is None and (stopping.asked() or failed):
+                if ask_until is None and (signals.stop_requested() or failed):
                     ask_until = time.monotonic() + SECONDS_TO_SAVE
-                    if stopping.asked():
-                        say(f"stopping by {stopping.asked()}: saving")
+                    if signals.stop_requested():
+                        say(f"stopping by {signals.stop_requested()}: saving")
                 if ask_until is not None:
                     for each in running:
                         each.ask_to_stop()
@@ -150,8 +152,8 @@ def run_jobs(
             for each in running:  # Ctrl-C twice, one that hangs, or a bug here
                 each.process.kill()
                 each.process.join()
-        if stopping.asked():
-            raise stopping.Stopped
+        if signals.stop_requested():
+            raise signals.Stopped
     if failed:
         failed.sort(key=lambda pair: pair[1] != FAILED)  # it says why; others may have lost it
         raise UserError(_why(*failed[0]))
@@ -194,7 +196,7 @@ def _do(job: Job, reports: connection.Connection) -> None:
     """In the process of a job."""
     os.setsid()  # Ctrl-C is for the program, which passes it on once
     os.environ.update(job.environment)
-    os.environ[stopping.PARENT] = str(os.getppid())
+    os.environ[signals.PARENT] = str(os.getppid())
     # It forks jobs and ends once nobody holds this: with the program, then, not with the last job.
     os.close(forkserver._forkserver._forkserver_alive_fd)
     # Data is loaded as in a program of its own, by processes that leave no semaphores behind.
@@ -204,14 +206,14 @@ def _do(job: Job, reports: connection.Connection) -> None:
         os.dup2(log.fileno(), 2)
     code = 1
     try:
-        with stopping.watch(), heard_by(_sender(reports)):
+        with signals.watch(), heard_by(_sender(reports)):
             _send(reports, None)
             code = job.do() or 0
-            code = code or (STOPPED if stopping.asked() else 0)
+            code = code or (STOPPED if signals.stop_requested() else 0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        stopping.end_workers()
+        signals.end_workers()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -226,4 +228,4 @@ def _send(reports: connection.Connection, told: Optional[tuple[str, float]]) -> 
     try:
         reports.send(told)
     except OSError:  # the program is gone; the process that forked this one can outlive it a while
-        stopping.launcher_died()
+        signals.launcher_died()

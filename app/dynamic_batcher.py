@@ -24,7 +24,7 @@ class _Call:
     error: Optional[Exception] = None
 
 
-class Gathering:
+class DynamicBatcher:
     """One turn at a time: who has it answers all that wait with a call of the same key.
 
     make: the answers to items of one key, in their order. most: items at once. told: of every

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from BLIP.inference_linear import InferenceLinear
-from BLIP.products import AMX, has_bf16
+from BLIP.kernels.inference_linear import InferenceLinear
+from BLIP.kernels.matmul import AMX, has_bf16
 
 # torch's kernels: oneDNN's are the fastest in 8 bits for the hundreds of rows of an image, and
 # FBGEMM alone has float16 weights.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from BLIP import med
-from BLIP.real_tokens import MULTIPLE, RealTokens
+from BLIP.kernels.unpadding import MULTIPLE, RealTokens
 from smile import Objective
 
 CAPTIONS = [["a red ball and a small dogs on the box", "dogs"], ["a man", "the large blue box"]]

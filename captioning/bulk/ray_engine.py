@@ -9,14 +9,14 @@ import time
 from collections import deque
 from typing import Any, Callable, Optional
 
+from captioning.bulk.actor_pool import TRIES, Crew, Hand
 from captioning.bulk.actors import CaptioningActor
 from captioning.bulk.cluster import Cluster
-from captioning.bulk.crew import TRIES, Crew, Hand
+from captioning.bulk.local_engine import Count, finish, publish
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Handed, Made, Part, Plan
-from captioning.bulk.work import Count, finish, publish
 from captioning.files import stores
-from captioning.runtime import stopping
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import say
 
@@ -43,8 +43,8 @@ class ManyActors:
         while not any(hand.at_once for hand in self.crew.hands):
             self.crew.tend(request, shards)
             work.gather()
-            if stopping.asked():
-                raise stopping.Stopped
+            if signals.stop_requested():
+                raise signals.Stopped
 
     def caption(self, request: Request, plan: Plan, shards: list[int], count: Count) -> None:
         """Finish those shards. Raises Stopped, OSError and UserError: what is done is kept."""
@@ -54,9 +54,9 @@ class ManyActors:
         except UserError:
             work.leave()
             raise
-        if stopping.asked():
+        if signals.stop_requested():
             work.leave()
-            raise stopping.Stopped
+            raise signals.Stopped
         if work.given_up:
             raise UserError(work.given_up[0])
 
@@ -81,7 +81,7 @@ class _Work:
 
     def finish(self) -> None:
         """Hand out and take until nothing is left, or the program is asked to stop."""
-        while not stopping.asked():
+        while not signals.stop_requested():
             held = sum(len(hand.parts) for hand in self.crew.hands)
             left = len(self.waiting) + len(self.suspects) + held
             if not left:

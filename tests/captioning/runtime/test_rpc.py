@@ -10,13 +10,13 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
-from captioning.runtime import side_by_side, stopping
-from captioning.runtime.answering import NoAnswer, answering, ask
+from captioning.runtime import job_runner, signals
+from captioning.runtime.rpc import NoAnswer, answering, ask
 
 
 def in_a_process(function, *arguments):
     """Return what it returns in a process that is forked from a server, as the demo's jobs are."""
-    side_by_side.prepare([__name__])  # a server that later tests of signals can have, too
+    job_runner.prepare([__name__])  # a server that later tests of signals can have, too
     context = multiprocessing.get_context("forkserver")  # its processes do not hear SIGTERM
     with ProcessPoolExecutor(1, context) as pool:  # ended by a message, where Pool's may need it
         return pool.submit(function, *arguments).result()
@@ -76,12 +76,12 @@ def test_a_late_answer_is_none():
 
 def test_who_is_asked_to_stop_waits_no_longer():
     wait = threading.Event()
-    with answering(wait.wait) as address, stopping.watch():
+    with answering(wait.wait) as address, signals.watch():
         began = time.monotonic()
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         with pytest.raises(NoAnswer):
             ask(address, 60, 60)
-        assert stopping.asked() == "SIGTERM" and time.monotonic() - began < 30
+        assert signals.stop_requested() == "SIGTERM" and time.monotonic() - began < 30
         wait.set()
 
 

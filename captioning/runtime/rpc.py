@@ -9,7 +9,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from threading import Event
 from typing import Any, Callable
 
-from captioning.runtime import stopping
+from captioning.runtime import signals
 
 _GONE = (OSError, EOFError, AuthenticationError)
 
@@ -46,7 +46,7 @@ def ask(address: str, seconds: float, *question) -> Any:
         with _reach(address) as answers:
             answers.send(question)
             while not answers.poll(0.2):
-                if stopping.asked() or time.monotonic() > until:
+                if signals.stop_requested() or time.monotonic() > until:
                     raise NoAnswer
             return answers.recv()
     except _GONE as error:

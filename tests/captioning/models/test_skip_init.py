@@ -7,7 +7,7 @@ from torch import nn
 
 from captioning.config import load_config
 from captioning.models.build import captioner_from
-from captioning.models.unfilled import Unfilled
+from captioning.models.skip_init import Unfilled
 
 
 @pytest.mark.parametrize(

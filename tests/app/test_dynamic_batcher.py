@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from app.checkpoints import Checkpoint
-from app.gathering import Gathering, Gone
+from app.dynamic_batcher import DynamicBatcher, Gone
 from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
@@ -42,7 +42,7 @@ def gather():
     """Return a function that asks for all (key, item) while a first one is under way."""
 
     def call(maker, calls, most=8, gone=()):
-        gathering = Gathering(maker, most)
+        gathering = DynamicBatcher(maker, most)
         events = [threading.Event() for _ in calls]
         with ThreadPoolExecutor(len(calls) + 1) as threads:
             first = threads.submit(gathering.ask, "first", "first", threading.Event())
@@ -97,10 +97,10 @@ def test_who_has_gone_away_costs_nothing(gather):
 
 
 def test_calls_a_moment_apart_are_one_batch(monkeypatch):
-    monkeypatch.setattr("app.gathering.WINDOW_S", 20)
+    monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
     maker = Maker()
     maker.may.set()
-    gathering, told = Gathering(maker, 3), []
+    gathering, told = DynamicBatcher(maker, 3), []
     gathering.told = lambda items, seconds: told.append((items, seconds >= 0))
     with ThreadPoolExecutor(3) as threads:
         found = threads.map(lambda i: gathering.ask("a", i, threading.Event()), range(3))
@@ -122,8 +122,8 @@ def test_a_batch_that_was_too_large_is_let_go_of_before_its_photos_are_made_alon
             raise MemoryError
         return [2 * item for item in items]
 
-    monkeypatch.setattr("app.gathering.WINDOW_S", 20)
-    gathering = Gathering(make, 2)
+    monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
+    gathering = DynamicBatcher(make, 2)
     with ThreadPoolExecutor(2) as threads:
         found = threads.map(lambda i: gathering.ask("a", i, threading.Event()), range(2))
         assert list(found) == [0, 2] and len(kept) == 3
@@ -142,7 +142,7 @@ def talkative(scenes_config):
 def test_captions_of_a_batch_are_those_of_single_photos(talkative, monkeypatch, given):
     """Word for word, with probabilities and gaze."""
     single = CaptionService([talkative], Limits(batch=1))
-    monkeypatch.setattr("app.gathering.WINDOW_S", 20)
+    monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
     together = CaptionService([talkative], Limits(batch=len(PHOTOS)))
     options = read_options({"max_length": 12, **given})
     alone = [single.caption(photo, talkative, options) for photo in PHOTOS]

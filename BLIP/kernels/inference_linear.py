@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from BLIP import products
+from BLIP.kernels import matmul
 
 
 class InferenceLinear(nn.Module):
@@ -27,7 +27,7 @@ class InferenceLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.dtype)
         if self.packed:
-            return products.onednn_linear(x, self.weight, self.bias)
+            return matmul.onednn_linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -39,7 +39,7 @@ def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     looked for first.
     """
     operators = torch.ops.mkldnn
-    there = products.LENDS and hasattr(operators, "_reorder_linear_weight")
+    there = matmul.LENDS and hasattr(operators, "_reorder_linear_weight")
     if device.type != "cpu" or not there:
         return False
     if dtype == torch.bfloat16:

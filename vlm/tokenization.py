@@ -6,7 +6,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from vlm.question import Turn
+from vlm.prompt import Turn
 
 
 class Words:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smile.hf.families import IGNORED
-from vlm.pictures import Item, Pictures
+from vlm.image_batch import Item, Pictures
 
 
 def questions(pictures: Pictures, pad: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from decoding import DecodingSettings, until_end
 END = "(end)"
 
 
-class SpokenCaption(NamedTuple):
+class ScoredCaption(NamedTuple):
     """A caption and its words, END after the last where the caption ended.
 
     score: see `decoding.Decoded`. probabilities: float64 (words,), of each word given those before
@@ -26,13 +26,13 @@ class SpokenCaption(NamedTuple):
     score: float
     words: list[str]
     probabilities: Tensor
-    gaze: Optional[Tensor]
+    attention_map: Optional[Tensor]
 
 
 @torch.inference_mode()
-def captions_word_by_word(
+def scored_captions(
     captioner: nn.Module, images: Images, settings: DecodingSettings
-) -> list[SpokenCaption]:
+) -> list[ScoredCaption]:
     """The best caption of each image of a batch, which is encoded once.
 
     Temperature, nucleus and penalties, which choose among the words, do not count in their
@@ -52,34 +52,36 @@ def captions_word_by_word(
     ]
 
 
-def caption_word_by_word(
+def scored_caption(
     captioner: nn.Module, image: Images, settings: DecodingSettings
-) -> SpokenCaption:
+) -> ScoredCaption:
     """`captions_word_by_word` of an image, a batch of its own."""
-    return captions_word_by_word(captioner, image, settings)[0]
+    return scored_captions(captioner, image, settings)[0]
 
 
 def _spoken(
     captioner: nn.Module, encoded: Any, ids: Tensor, caption: str, score: float
-) -> SpokenCaption:
+) -> ScoredCaption:
     """encoded: of one image. ids: (n,), its caption's, padded."""
     prompt, said = ids.tensor_split([len(captioner.prompt_ids)])
     # Not what fills up, but a [PAD] that it says before the end; -1 is no token.
     said = said[until_end(said, captioner.tokenizer.end) & (said >= 0)]  # (n - p,)
-    logits, gaze = captioner.reread(encoded, torch.cat([prompt, said]))
+    logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, said]))
     logprobs = logits.double().log_softmax(-1).gather(1, said.unsqueeze(1)).squeeze(1)
     words, places = whole_words(captioner.tokenizer, said)
     probabilities = torch.stack([logprobs[place].sum() for place in places]).exp()
-    if gaze is not None:
-        gaze = torch.stack([gaze[place].mean(0) for place in places])
-        gaze = gaze.unflatten(1, (math.isqrt(gaze.size(1)), -1)).float().cpu()
-    return SpokenCaption(caption, score, words, probabilities.cpu(), gaze)
+    if attention_map is not None:
+        attention_map = torch.stack([attention_map[place].mean(0) for place in places])
+        attention_map = (
+            attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
+        )
+    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map)
 
 
-def gaze(captioner: nn.Module, image: Images, settings: DecodingSettings) -> SpokenCaption:
+def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:
     """As `caption_word_by_word`; UserError for a captioner that sees the image once."""
-    spoken = caption_word_by_word(captioner, image, settings)
-    if spoken.gaze is None:
+    spoken = scored_caption(captioner, image, settings)
+    if spoken.attention_map is None:
         raise UserError("this captioner sees the image once, before all words: no gaze to draw")
     return spoken
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from BLIP import products
+from BLIP.kernels import matmul
 
 FEW_QUERIES = 32  # of an image at a decoding step, say; an image encoder has hundreds
 IN_CACHE = 2**20  # scores of so many are faster to read again than those of a whole image
@@ -99,7 +99,7 @@ class _InParts(torch.autograd.Function):
 
 def _fused_is_quick(query: Tensor) -> bool:
     """Whether torch's fused kernel, without its backward, is the quickest in 16 bits."""
-    here = products.AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
+    here = matmul.AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
     return here and query.size(2) > FEW_QUERIES
 
 
@@ -116,7 +116,7 @@ def _kept(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tenso
 
 def _by_head(query: Tensor) -> bool:
     """Whether the products of query (b, heads, q, d) are oneDNN's."""
-    return products.quick(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
+    return matmul.quick(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
 
 
 def _parts(*inputs: Tensor) -> Iterator[tuple]:
@@ -133,7 +133,7 @@ def _parts(*inputs: Tensor) -> Iterator[tuple]:
 
 def _product_of(query: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """The product ([heads,] n, k) @ ([heads,] k, m) of what `_parts` gives."""
-    return products.product_of(query) if _by_head(query) else torch.matmul
+    return matmul.product_of(query) if _by_head(query) else torch.matmul
 
 
 def _heads_inside(rows: Tensor, width: int) -> Tensor:

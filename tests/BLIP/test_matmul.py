@@ -5,7 +5,7 @@ import platform
 import pytest
 import torch
 
-from BLIP.products import has_bf16, may_use, of_mkls_maker
+from BLIP.kernels.matmul import has_bf16, may_use, of_mkls_maker
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ from multiprocessing import forkserver
 
 import pytest
 
-from captioning.runtime import side_by_side, stopping
+from captioning.runtime import job_runner, signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.side_by_side import Job, ranks_of, run_jobs
+from captioning.runtime.job_runner import Job, ranks_of, run_jobs
 from tests.captioning.runtime import jobs
 
 
 @pytest.fixture(scope="module", autouse=True)
 def imported_once():
     """Let jobs be forked with what they import."""
-    side_by_side.prepare([jobs.__name__, "captioning.runtime.distributed"])
+    job_runner.prepare([jobs.__name__, "captioning.runtime.distributed"])
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def ask_when(there, number=signal.SIGTERM):
     """Return a `meanwhile` that asks this process to stop once `there` says so."""
 
     def meanwhile():
-        if not stopping.asked() and there():
+        if not signals.stop_requested() and there():
             os.kill(os.getpid(), number)
 
     return meanwhile
@@ -102,12 +102,12 @@ def test_a_signal_to_all_leaves_the_process_that_forks(job, tmp_path, number):
     """As Slurm and a terminal send it: the jobs are waited for, and not forgotten."""
 
     def meanwhile():
-        if not stopping.asked() and len(list(tmp_path.glob("up.*"))) == 2:
+        if not signals.stop_requested() and len(list(tmp_path.glob("up.*"))) == 2:
             os.kill(forkserver._forkserver._forkserver_pid, number)
             os.kill(os.getpid(), number)
 
     waiting = [job(name, jobs.until_asked, str(tmp_path)) for name in "ab"]
-    with pytest.raises(stopping.Stopped):
+    with pytest.raises(signals.Stopped):
         run(*waiting, meanwhile=meanwhile)
     assert len(list(tmp_path.glob("asked.*"))) == 2
 
@@ -116,7 +116,7 @@ def test_a_signal_to_all_leaves_the_process_that_forks(job, tmp_path, number):
 def test_a_request_to_stop_is_passed_on_and_begins_no_other(job, tmp_path, number):
     waiting = [job(name, jobs.until_asked, str(tmp_path)) for name in "abc"]
     both_are_up = ask_when(lambda: len(list(tmp_path.glob("up.*"))) == 2, number)
-    with pytest.raises(stopping.Stopped):
+    with pytest.raises(signals.Stopped):
         run(*waiting, meanwhile=both_are_up)
     assert len(list(tmp_path.glob("up.*"))) == len(list(tmp_path.glob("asked.*"))) == 2
 
@@ -127,21 +127,21 @@ def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
 
     def meanwhile():
         ask()
-        if stopping.asked():
+        if signals.stop_requested():
             calls_since.append(1)
         if len(calls_since) == 3:  # it has been passed on, if it ever is
             (tmp_path / "released").touch()
 
-    with pytest.raises(stopping.Stopped):
+    with pytest.raises(signals.Stopped):
         run(job("late", jobs.SlowToCome(str(tmp_path))), meanwhile=meanwhile)
     assert len(list(tmp_path.glob("asked.*"))) == 1
 
 
 def test_one_that_does_not_end_is_killed_and_named(job, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(side_by_side, "SECONDS_TO_SAVE", 0.5)
+    monkeypatch.setattr(job_runner, "SECONDS_TO_SAVE", 0.5)
     deaf, good = job("deaf", jobs.never_end, str(tmp_path)), job("good", jobs.say_and_end, "", 0)
     up = ask_when(lambda: list(tmp_path.glob("up.*")))
-    with pytest.raises(stopping.Stopped):
+    with pytest.raises(signals.Stopped):
         run(deaf, good, meanwhile=up)
     said = ["stopping by SIGTERM: saving", "killed, for want of an end within 0.5 s: deaf"]
     assert capsys.readouterr().err.splitlines() == said
@@ -153,7 +153,7 @@ PROGRAM = """
 import sys
 from functools import partial
 from pathlib import Path
-from captioning.runtime.side_by_side import Job, run_jobs
+from captioning.runtime.job_runner import Job, run_jobs
 from tests.captioning.runtime import jobs
 
 do = partial(jobs.until_asked, sys.argv[1])
@@ -173,10 +173,10 @@ def test_jobs_end_with_the_program_that_is_killed(tmp_path, repository):
 def test_a_job_that_nobody_listens_to_stops():
     """The program is dead; who forked the job may take seconds to end after it."""
     reports, telling = multiprocessing.Pipe(duplex=False)
-    with stopping.watch():
-        side_by_side._send(telling, ("epoch 1/2", 0.5))
-        assert reports.recv() == ("epoch 1/2", 0.5) and stopping.asked() is None
+    with signals.watch():
+        job_runner._send(telling, ("epoch 1/2", 0.5))
+        assert reports.recv() == ("epoch 1/2", 0.5) and signals.stop_requested() is None
         reports.close()
-        side_by_side._send(telling, ("epoch 1/2", 0.6))
-        assert stopping.asked() == "the launcher's death"
+        job_runner._send(telling, ("epoch 1/2", 0.6))
+        assert signals.stop_requested() == "the launcher's death"
     telling.close()

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from smile.hf.families import encoder_decoder
-from vlm.pictures import Pictures
-from vlm.rows import joined
+from vlm.collate import joined
+from vlm.image_batch import Pictures
 
 PIXELS, GIVEN = "pixel_values", "mm_encoder_outputs"
 # What models call the part that makes a row of a photo, where it is not their encoder.

@@ -9,10 +9,10 @@ import torch
 pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no processes")
 
 from BLIP import read_checkpoint
-from BLIP.in_parts import INDEX, REST
+from BLIP.weights.sharded_checkpoint import INDEX, REST
 from captioning import gather
 from captioning.models import checkpoints
-from captioning.models.in_parts import save_in_parts
+from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime.errors import UserError
 from tests.captioning.models.test_checkpoints import killed_at_each_operation
 from tests.test_safety import Attack
@@ -29,7 +29,7 @@ def save(tmp_path):
         weights = torch.full((3, 2), float(epoch), dtype=dtype)
         tensors = {"model.a.w": weights, "model.n": torch.tensor(7), "optimizer.0.step": weights}
         path = checkpoints.epoch_path(folder, epoch)
-        save_in_parts({**REST_OF_IT, "epoch": epoch}, tensors, path)
+        save_sharded({**REST_OF_IT, "epoch": epoch}, tensors, path)
         return path
 
     return save

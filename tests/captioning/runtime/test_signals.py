@@ -11,33 +11,33 @@ import pytest
 import torch
 
 from captioning.data.loader import Loader
-from captioning.runtime import distributed, stopping
+from captioning.runtime import distributed, signals
 
 
-@pytest.mark.parametrize("number", stopping.SIGNALS)
+@pytest.mark.parametrize("number", signals.SIGNALS)
 def test_a_signal_sets_the_flag_within_the_block(number):
     before = signal.getsignal(number)
-    with stopping.watch():
-        assert stopping.asked() is None
+    with signals.watch():
+        assert signals.stop_requested() is None
         os.kill(os.getpid(), number)
-        assert stopping.asked() == {signal.SIGINT: "Ctrl-C"}.get(number, number.name)
+        assert signals.stop_requested() == {signal.SIGINT: "Ctrl-C"}.get(number, number.name)
     assert signal.getsignal(number) == before
-    with stopping.watch():
-        assert stopping.asked() is None
+    with signals.watch():
+        assert signals.stop_requested() is None
 
 
 def test_a_request_counts_for_all_that_is_done_within_the_outermost_block():
-    with stopping.watch():
-        with stopping.watch():
+    with signals.watch():
+        with signals.watch():
             os.kill(os.getpid(), signal.SIGTERM)
-        with stopping.watch():
-            assert stopping.asked() == "SIGTERM"
-    with stopping.watch():
-        assert stopping.asked() is None
+        with signals.watch():
+            assert signals.stop_requested() == "SIGTERM"
+    with signals.watch():
+        assert signals.stop_requested() is None
 
 
 def test_ctrl_c_twice_ends_at_once():
-    with pytest.raises(KeyboardInterrupt), stopping.watch():
+    with pytest.raises(KeyboardInterrupt), signals.watch():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -45,37 +45,37 @@ def test_ctrl_c_twice_ends_at_once():
 
 def test_the_death_of_torchrun_is_a_request(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    with stopping.watch():
-        assert stopping.asked() is None
+    with signals.watch():
+        assert signals.stop_requested() is None
         monkeypatch.setattr(os, "getppid", lambda: 1)
-        assert stopping.asked() == "the launcher's death"
+        assert signals.stop_requested() == "the launcher's death"
 
 
 def test_the_death_of_a_sweep_is_a_request_even_before_it_is_looked_for(monkeypatch):
-    monkeypatch.setenv(stopping.PARENT, str(os.getppid()))
-    with stopping.watch():
-        assert stopping.asked() is None
+    monkeypatch.setenv(signals.PARENT, str(os.getppid()))
+    with signals.watch():
+        assert signals.stop_requested() is None
         monkeypatch.setattr(os, "getppid", lambda: 1)
-        assert stopping.asked() == "the launcher's death"
-    with stopping.watch():
-        assert stopping.asked() == "the launcher's death"
+        assert signals.stop_requested() == "the launcher's death"
+    with signals.watch():
+        assert signals.stop_requested() == "the launcher's death"
 
 
 def test_without_torchrun_the_death_of_a_parent_is_none(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    with stopping.watch():
+    with signals.watch():
         monkeypatch.setattr(os, "getppid", lambda: 1)
-        assert stopping.asked() is None
+        assert signals.stop_requested() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked by Linux's prctl")
 def test_a_program_that_takes_no_signals_ends_with_its_launcher_too(monkeypatch):
-    monkeypatch.setenv(stopping.PARENT, str(os.getppid()))
-    with stopping.ended_with_launcher():
+    monkeypatch.setenv(signals.PARENT, str(os.getppid()))
+    with signals.ended_with_launcher():
         assert death_signal() == signal.SIGKILL
     assert death_signal() == 0
-    monkeypatch.setenv(stopping.PARENT, str(os.getpid()))  # is not its parent, as if that were dead
-    with pytest.raises(stopping.Stopped), stopping.ended_with_launcher():
+    monkeypatch.setenv(signals.PARENT, str(os.getpid()))  # is not its parent, as if that were dead
+    with pytest.raises(signals.Stopped), signals.ended_with_launcher():
         raise AssertionError("the block was entered")
     assert death_signal() == 0
 
@@ -90,13 +90,13 @@ def death_signal():
 
 def test_batches_end_at_the_first_look_after_a_request():
     seen = []
-    with pytest.raises(stopping.Stopped), stopping.watch():
+    with pytest.raises(signals.Stopped), signals.watch():
         for batch in distributed.until_asked([1, 2, 3, 4], 4):
             seen.append(batch)
             if batch == 2:
                 os.kill(os.getpid(), signal.SIGUSR1)
     assert seen == [1, 2]
-    with stopping.watch():
+    with signals.watch():
         assert list(distributed.until_asked([1, 2], 3)) == [1, 2]
 
 
@@ -119,16 +119,16 @@ def test_processes_that_load_data_leave_signals_alone():
         workers.add(int(batch["image"]))
         if len(found) == 3:
             for worker in workers:
-                for number in stopping.SIGNALS:
+                for number in signals.SIGNALS:
                     os.kill(worker, number)
     assert found == list(range(12)) and len(workers) == 2 and os.getpid() not in workers
 
 
 LEFT = """
 from torch.utils.data import DataLoader
-from captioning.runtime import stopping
+from captioning.runtime import signals
 if __name__ == "__main__":
-    left = iter(DataLoader(range(100), num_workers=1, worker_init_fn=stopping.ignore))
+    left = iter(DataLoader(range(100), num_workers=1, worker_init_fn=signals.ignore))
     next(left)
     raise RuntimeError("a bug")
 """

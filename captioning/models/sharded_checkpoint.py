@@ -1,6 +1,7 @@
 """A checkpoint that every process writes its part of, through torch.distributed.checkpoint.
 
-It is a folder, see `BLIP.in_parts`. As a file, it gets its name when it is whole and on disk.
+It is a folder, see `BLIP.weights.sharded_checkpoint`, renamed to its name once it is whole and
+on disk.
 """
 
 from collections.abc import Mapping
@@ -11,21 +12,21 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from BLIP.in_parts import REST, cause
+from BLIP.weights.sharded_checkpoint import REST, cause
 from captioning.files.manifest import described, write_manifest_of_folder
 from captioning.files.writing import (
     SUFFIX,
+    atomic_write,
     refusals_told,
     remove,
     replace,
-    staged,
     sync_folder,
 )
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
 
 
-def save_in_parts(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write the folder `path`, its manifest first; all ranks. Raises UserError on all.
 
     rest: what rank 0 writes by itself. tensors: divided or the same on every rank, by name.
@@ -36,7 +37,7 @@ def save_in_parts(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: 
         with refusals_told(path):
             remove(temporary)
             temporary.mkdir()
-            with staged(temporary / REST) as file:
+            with atomic_write(temporary / REST) as file:
                 torch.save(dict(rest), file)
 
     distributed.main_alone(begin)

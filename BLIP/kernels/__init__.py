@@ -1,0 +1,1 @@
+"""Faster ways to compute the same: attention, matmul, int8, unpadding, static steps."""

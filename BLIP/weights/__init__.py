@@ -1,0 +1,1 @@
+"""Checkpoints: downloaded, read without running what is in them, loaded without losing a key."""
