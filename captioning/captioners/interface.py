@@ -71,7 +71,8 @@ class Captioner(Protocol):
     prompt, prompt_ids: what every caption starts with, not scored and not in what is generated, and
     its ids, int64 (p,); both empty where the package ASKS. The page sets both for a while.
     max_positions: the tokens that a row can have, None for any number. min_batch_size: the images
-    that a training step takes at least. has_unused_parameters: a step may leave some without a gradient.
+    that a training step takes at least. has_unused_parameters: a step may leave some parameters
+    without a gradient.
     """
 
     tokenizer: Tokenizer
