@@ -1,6 +1,7 @@
-"""A weighted mixture of objectives, as a run's `objective:` names it."""
+"""A weighted mixture of objectives, as the key `objective` of a run gives it."""
 
 import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 from smile.alternatives import ALTERNATIVES, OfLogits, TokenLoss
 from smile.alternatives.on_logits import token_losses
 from smile.alternatives.selective_eos import SelectiveEos
-from smile.alternatives.truncation import LastMeans, Truncation
-from smile.captions import check_segments, numbered
+from smile.alternatives.truncation import LastMeans
+from smile.captions import check_segments, numbered, reduced_by_caption
 from smile.head import Transform
-from smile.labels import check_labels, check_reduction, check_shapes, count, reduce, weigh
+from smile.labels import check_labels, check_reduction, count, reduce, weigh
 from smile.mixture import Mixture, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
@@ -29,7 +30,7 @@ OBJECTIVES = ("mle", "smile", "random", "reverse", *ALTERNATIVES)
 
 
 class ObjectiveOutput(NamedTuple):
-    """What a captioner's forward returns.
+    """The result of a captioner's forward.
 
     loss: the weighted sum, mean over labelled tokens unless another reduction was asked for.
     parts: each objective by name, unweighted, reduced likewise, detached. tokens: the number of
@@ -146,10 +147,8 @@ class Objective(nn.Module):
         """
         logits = whole(logits)
         words = self._draw(labels, logits.size(2))
-        how = {"reduction": reduction, "weights": weights}
-        parts = {
-            name: self._part(name, logits, labels, words, segments, how) for name in self.weights
-        }
+        batch = (logits, labels, words, segments, reduction, weights)
+        parts = {name: self._part(name, *batch) for name in self.weights}
         loss = sum(weight * parts[name] for name, weight in self.weights.items())
         tokens = count(*weigh(labels, weights, self.ignore_index), self.ignore_index)
         return ObjectiveOutput(loss, {k: v.detach() for k, v in parts.items()}, tokens)
@@ -241,31 +240,31 @@ class Objective(nn.Module):
         drawn = (*labels.shape, self.random_subset_size)
         return torch.randint(vocabulary, drawn, device=labels.device)
 
-    def _part(self, name, logits, labels, words, segments, how) -> Tensor:
+    def _part(self, name, logits, labels, words, segments, reduction, weights) -> Tensor:
+        ignore, pad = self.ignore_index, self.pad_token_id
+        how = {"reduction": reduction, "weights": weights}
         if name == "mle":
-            return mle_loss(logits, labels, self.ignore_index, self.label_smoothing, **how)
+            return mle_loss(logits, labels, ignore, self.label_smoothing, **how)
+        if name == "truncation":
+            return self._truncated(logits, labels, segments, reduction, weights)
         if name in self.alternatives:
-            return self._alternative(self.alternatives[name], logits, labels, segments, **how)
-        how = {"segments": segments, **how}
-        first_token_mle = scores_first_token(name, self.first_token_mle)
+            losses_of = functools.partial(token_losses, self.alternatives[name], ignore)
+            rest = (ignore, reduction, segments, weights)
+            return reduced_by_caption(losses_of, (logits,), labels, *rest)
+        how["segments"] = segments
+        first = scores_first_token(name, self.first_token_mle)
         if name == "smile":
-            return smile_loss(logits, labels, self.ignore_index, first_token_mle, **how)
-        subset = (self.ignore_index, first_token_mle, self.pad_token_id)
+            return smile_loss(logits, labels, ignore, first, **how)
         if name == "reverse":
-            return reverse_subset_loss(logits, labels, *subset, **how)
-        return random_subset_loss(logits, labels, words, *subset, **how)
+            return reverse_subset_loss(logits, labels, ignore, first, pad, **how)
+        return random_subset_loss(logits, labels, words, ignore, first, pad, **how)
 
-    def _alternative(self, loss, logits, labels, segments, reduction, weights) -> Tensor:
-        check_shapes(logits, labels)
+    def _truncated(self, logits, labels, segments, reduction, weights) -> Tensor:
         labels, weights = weigh(labels, weights, self.ignore_index)
-        check_labels(labels, logits.size(2), self.ignore_index)
-        if isinstance(loss, Truncation):
-            losses = mle_loss(logits, labels, self.ignore_index, reduction="none")
-            how = (numbered(labels, segments), weights, self.ignore_index, self._means())
-            losses = losses * loss.factors(losses.detach(), labels, *how)
-        else:
-            losses = token_losses(loss, logits, labels, segments, self.ignore_index)
-        return reduce(losses, labels, self.ignore_index, reduction, weights)
+        losses = mle_loss(logits, labels, self.ignore_index, reduction="none")
+        how = (numbered(labels, segments), weights, self.ignore_index, self._means())
+        factors = self.alternatives["truncation"].factors(losses.detach(), labels, *how)
+        return reduce(losses * factors, labels, self.ignore_index, reduction, weights)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())

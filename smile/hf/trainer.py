@@ -1,6 +1,6 @@
 """A mixin that makes a trainer of transformers, or TRL's SFTTrainer, minimise the objective.
 
-Nothing of either is imported: what a trainer has is looked at when it is there.
+Nothing of either is imported.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from smile.hf.conflicts import conflicts, losses, other_losses
 from smile.hf.families import IGNORED
-from smile.hf.forward import last_parts, use_smile
+from smile.hf.forward import ObjectiveLike, last_parts, use_smile
 from smile.hf.interval import Interval
 from smile.hf.packed import OF_A_BATCH, Targets
 from smile.labels import count, weigh
@@ -24,15 +24,14 @@ from smile.objective import Objective
 class SmileLossMixin:
     """The objective in place of a trainer's loss: `class SmileTrainer(SmileLossMixin, Trainer)`.
 
-    For `Trainer` and `Seq2SeqTrainer` of transformers and `SFTTrainer` of TRL. Two keywords are
-    added to the trainer's own. objective: an Objective, or what one is made of, such as
-    {"mle": 0.01, "smile": 0.99}; SMILE with first-token MLE if none is given. from_hidden: whether
-    the loss is taken from hidden states, so that logits are never all there. A batch may have
-    `segments` and `weights`, as `use_smile` takes them. ValueError where the trainer is told of
-    another loss, or to cut captions in pieces.
+    For `Trainer` and `Seq2SeqTrainer` of transformers and `SFTTrainer` of TRL. Adds two keywords to
+    the trainer's. objective: an Objective, or its spec, such as {"mle": 0.01, "smile": 0.99}; SMILE
+    with first-token MLE if none is given. from_hidden: as in `use_smile`. A batch may have
+    `segments` and `weights`, as `use_smile` takes them. ValueError where the trainer's settings ask
+    for another loss, or for captions cut in pieces.
 
-    Logs have the parts of a mixture (`loss_smile`, `loss_mle`) and the losses that a model adds of
-    itself (`aux_loss`), and lack what TRL reads off logits: entropy and mean_token_accuracy.
+    Logs have the parts of a mixture (`loss_smile`, `loss_mle`) and the losses that a model adds
+    (`aux_loss`), and lack those that TRL computes from logits: entropy and mean_token_accuracy.
     """
 
     def __init_subclass__(cls, **kwargs):
@@ -45,7 +44,7 @@ class SmileLossMixin:
     def __init__(
         self,
         *args,
-        objective: Union[Objective, str, Mapping[str, float], None] = None,
+        objective: ObjectiveLike = None,
         from_hidden: bool = True,
         **kwargs,
     ):
@@ -54,7 +53,7 @@ class SmileLossMixin:
             objective = Objective() if objective is None else Objective(objective)
         self.smile_objective, self._from_hidden = objective, from_hidden
         self._logits_wanted, self._trained, self._evaluated = True, Interval(), Interval()
-        self._steps, self._tokens = 1, 0  # accumulated batches; tokens that were trained
+        self._steps, self._tokens = 1, 0  # accumulated batches; trained tokens
         given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         columns = _columns_of(given.get("train_dataset"))
         self._columns = [name for name in OF_A_BATCH if name in columns]
@@ -150,7 +149,7 @@ class SmileLossMixin:
         given = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
         own = (batch.get(name) for name in OF_A_BATCH)
         batch = (labels, shifted, *own, given)
-        targets = Targets(self._inner, self.smile_objective, *batch, read_values=False)
+        targets = Targets(self._inner, self.smile_objective, *batch)
         _, labels, _, weights = targets.of(labels.unsqueeze(2))
         return weigh(labels, weights, IGNORED)
 

@@ -111,7 +111,7 @@ def test_a_compiled_decoder_and_a_copy():
     decoder = "model" if CAUSAL == LLAMA else "transformer"
     setattr(model, decoder, torch.compile(getattr(model, decoder), backend="eager"))
     assert_same(model, CAUSAL, SMILE)
-    with pytest.raises(ValueError, match="its decoder was run outside"):
+    with pytest.raises(ValueError, match="Model was run outside"):
         getattr(model, decoder)(made(CAUSAL).batch["input_ids"])
     compiled = use_smile(made(CAUSAL).model)
     compiled.compile(backend="eager")
@@ -159,7 +159,7 @@ def test_several_captions_in_a_row_of_a_compiled_encoder_decoder_model():
 
 @pytest.mark.slow
 def test_a_change_of_a_compiled_models_logits_is_refused():
-    model = use_smile(made(CAUSAL).model, from_hidden=True)
+    model = made(CAUSAL).model
     before = model.forward
 
     def forward(self, *args, **kwargs):
@@ -168,7 +168,7 @@ def test_a_change_of_a_compiled_models_logits_is_refused():
         return output
 
     model.forward = types.MethodType(forward, model)
-    model = torch.compile(model, backend="aot_eager")
+    model = torch.compile(use_smile(model, from_hidden=True), backend="aot_eager")
     with pytest.raises(ValueError, match="changes the logits of its language head"):
         model(**made(CAUSAL).batch)
 
@@ -178,8 +178,6 @@ def test_what_goes_past_a_compiled_model():
     batch = dict(made(CAUSAL).batch)
     with pytest.raises(RuntimeError, match="does not require grad"):
         model(**batch).logits.square().sum().backward()
-    with pytest.raises(ValueError, match="asks for a loss of its own"):
-        model(**batch, fused_lm_head=True)
     del batch["labels"]
     with pytest.raises(ValueError, match="is trained without labels"):
         model(**batch)

@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 def test_a_loss_of_trls_ends_in_its_first_step(kind, options, folder, tmp_path):
     model = use_smile(transformers.LlamaForCausalLM.from_pretrained(folder))
     trainer = of_trl(kind, tmp_path, model, **options)
-    with pytest.raises(ValueError, match="LlamaForCausalLM: a trainer of TRL asks for") as error:
+    with pytest.raises(ValueError, match="LlamaModel was run outside") as error:
         trainer.train()
     assert "\n" not in str(error.value)
     undo(model)
@@ -107,18 +107,11 @@ def test_segments_and_weights_of_a_data_set(made, from_hidden, tmp_path):
     assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
 
 
-@from_logits_and_hidden
-def test_ligers_loss_is_not_asked(from_hidden, tmp_path):
+def test_ligers_loss_is_refused(tmp_path):
     pytest.importorskip("liger_kernel")
     options = {"use_liger_kernel": True, "liger_kernel_config": LIGERS}
-    found = step(use_smile(llama(), MIXTURE, from_hidden), tmp_path, **options)
-    same(found, definition(llama(), rows(), MIXTURE))
-
-
-def test_liger_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: False)
-    with pytest.raises(ImportError, match="liger-kernel"):
-        step(use_smile(llama()), tmp_path, use_liger_kernel=True)
+    with pytest.raises(ValueError, match="LlamaModel was run outside"):
+        step(use_smile(llama(), MIXTURE), tmp_path, **options)
 
 
 @from_logits_and_hidden
