@@ -1,7 +1,7 @@
-"""The alternatives of a mixture from hidden states, a piece of the positions at a time.
+"""The alternatives of a mixture in the fused linear loss, a chunk of the positions at a time.
 
-Losses of likelihoods share the softmax that MLE makes: their gradient is a multiple of it, and a
-few words' own. Losses of logits get a copy of the piece's logits, and torch's own gradient of it.
+Losses of likelihoods share MLE's softmax: their gradient is a multiple of it plus the gradients of
+a few tokens. Losses of logits get a copy of the chunk's logits, which autograd differentiates.
 """
 
 from typing import NamedTuple, Optional
@@ -16,7 +16,7 @@ from smile.mixture import Mixture
 
 
 class Earlier(NamedTuple):
-    """Words (R, L) that captions have, and which of them R positions had before, and have now."""
+    """The tokens (R, L) of R positions' captions; which of them come before, and are the label."""
 
     words: Tensor
     is_earlier: Tensor
@@ -24,7 +24,7 @@ class Earlier(NamedTuple):
 
 
 class Alternatives:
-    """Those of a mixture, for all of its pieces."""
+    """The alternatives of a mixture, for all chunks."""
 
     def __init__(self, mixture: Mixture):
         self.weights, self.ignore_index = mixture.weights, mixture.ignore_index
@@ -35,7 +35,7 @@ class Alternatives:
         self.look_back = any(loss.looks_back for loss in self.of_likelihoods.values())
 
     def earlier(self, labels: Tensor, chosen: Tensor) -> Optional[Earlier]:
-        """Of positions `chosen` (M,) of labels (C, L) in a row; None where nothing looks back."""
+        """For positions `chosen` (M,) of flattened labels (C, L); None where nothing looks back."""
         if not self.look_back:
             return None
         words, *which = earlier_words(labels, self.ignore_index)
@@ -44,10 +44,10 @@ class Alternatives:
 
 
 class Piece:
-    """Their losses of R positions, by name, `losses`, and what they add to the logits' gradient.
+    """The losses of R positions, by name, `losses`, and their part of the logits' gradient.
 
-    logits: (R, V), as they are before a softmax takes their place. label, scale: (R, 1), the latter
-    what a loss of weight 1 is multiplied by in the end.
+    logits: (R, V), before a softmax overwrites them. label, scale: (R, 1), the latter the gradient
+    of a loss of weight 1.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Piece:
             self.d_words = [a if b is None else a + b for a, b in zip(sums, gradients)]
 
     def share_of_softmax(self, share: Tensor) -> Tensor:
-        """What the softmax is multiplied by for its gradient, (R, 1), with what they add."""
+        """The softmax's factor (R, 1) in the logits' gradient, with the alternatives' part."""
         return share if self.d_words is None else share + self.d_words[0].unsqueeze(1)
 
     def add_gradients(self, d_logits: Tensor) -> None:
-        """To `d_logits` (R, V), but for the softmax's."""
+        """Add the alternatives' gradients, except the softmax's, to `d_logits` (R, V)."""
         if self.d_words is not None:
             _, d_label, *d_earlier = self.d_words
             self.head.add_(d_logits, self.label, d_label.unsqueeze(1))
