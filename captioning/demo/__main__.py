@@ -7,6 +7,11 @@ with SMILE and with both, captions and scores the test split with each, and make
 done already is not done again: a demo that was stopped goes on where it was.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import os
 import sys
@@ -17,7 +22,7 @@ from captioning.demo.runs import Demo
 from captioning.demo.shown import Shown
 from captioning.metrics.meteor import scoring_for_jobs
 from captioning.runtime.job_runner import prepare
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.runtime.progress import part_of
 
 # What runs import, some of it late: seconds, for each of five processes.
@@ -54,7 +59,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
         return run(demo)
 
-    return exit_code_unwatched(program, "\nstopped; the same command goes on from here")
+    return exit_code(program, "\nstopped; the same command goes on from here")
 
 
 if __name__ == "__main__":

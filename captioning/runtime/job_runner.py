@@ -69,7 +69,7 @@ def cores() -> int:
 
 def prepare(modules: Sequence[str]) -> None:
     """Let the process from which jobs are forked begin to import these, beside what comes now."""
-    _CONTEXT.set_forkserver_preload(list(modules))
+    _CONTEXT.set_forkserver_preload(["captioning.runtime.job_server", *modules])
     _begin_server()
 
 

@@ -10,6 +10,11 @@ one that was stopped goes on. One run a GPU, as many at once as there are GPUs; 
 The folder gets frontier.svg, table.md, report.html, and a folder and a log a run.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -25,7 +30,7 @@ from captioning.report.page import write_report
 from captioning.report.runs import Run
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import FAILED, exit_code_unwatched
+from captioning.runtime.program import FAILED, exit_code
 from captioning.runtime.progress import say
 from captioning.sweep import variants
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
@@ -180,7 +185,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """0; 2 after lines that say what is wrong or which runs failed; 130 when it was stopped."""
     arguments = build_parser().parse_intermixed_args(argv)
     stopped = "stopped; the same command goes on from here"
-    return exit_code_unwatched(lambda: _run(arguments), stopped)
+    return exit_code(lambda: _run(arguments), stopped)
 
 
 def _run(arguments: argparse.Namespace) -> int:
