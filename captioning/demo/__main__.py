@@ -3,8 +3,8 @@
 python -m captioning.demo [--quick] [--seed 1] [--device cpu] [key=value ...]
 
 Draws a captioned world, trains a small captioner on it with MLE, fine-tunes copies of it with MLE,
-with SMILE and with both, captions and scores the test split with each, and makes a report. What is
-done already is not done again: a demo that was stopped goes on where it was.
+with SMILE and with both, captions and scores the test split with each, and makes a report. A demo
+that was stopped goes on where it was.
 """
 
 if __name__ == "__main__":
@@ -25,18 +25,18 @@ from captioning.runtime.job_runner import prepare
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import part_of
 
-# What runs import, some of it late: seconds, for each of five processes.
+# Imported once for all jobs: it takes each seconds.
 IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 
 
 def run(demo: Demo) -> int:
-    """All steps, up to one that fails, each announced with the time that all to come may take."""
+    """Run all steps up to one that fails; before each, print the time that is left."""
     steps = demo.steps()
-    # The captioner is so small that threads would wait for one another longer than they work.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes to come
+    # The captioner is so small that threads would wait for each other longer than they work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the jobs
     prepare(IMPORTED)
     shown = Shown(steps)
-    with scoring_for_jobs() as demo.environment:  # begins while there is one core's work
+    with scoring_for_jobs() as demo.environment:  # it starts during the first step
         for number, step in enumerate(steps):
             shown.begin(number)
             try:
