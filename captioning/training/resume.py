@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from pydantic import ValidationError
 
-from captioning.config import Config, keys_of
+from captioning.config import Config, keys_of, parse_config
 from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
@@ -64,7 +64,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     """Refuse what makes another run: keys of the role "run", and "length" under a cosine."""
     try:
         # Keys that came later have their defaults.
-        before = Config.model_validate(content["config"]).model_dump()
+        before = parse_config(content["config"]).model_dump()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
@@ -74,7 +74,9 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     now = config.model_dump()
 
     def changes(role: str, more: Sequence[str] = ()) -> str:
-        changed = [key for key in (*keys_of(role), *more) if before[key] != now[key]]
+        keys = (*keys_of(role, type(config)), *more)
+        # Of another captioner's run only the shared keys can be compared.
+        changed = [key for key in keys if key in before and before[key] != now[key]]
         if now["skip_bad_images"] and "skip_bad_images" in changed:
             changed.remove("skip_bad_images")  # without it no bad image was met so far
         return "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
@@ -100,7 +102,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
             "rates; set it as it was, or give resume=never, which moves that run aside, and from "
             "the start an lr_schedule whose past does not change (exponential or plateau)"
         )
-    if changes("length") and config.teacher_forcing_middle is not None:
+    if changes("length") and getattr(config, "teacher_forcing_middle", None) is not None:
         raise UserError(
             f"{_named(config)} was to be of another length ({changes('length')}): with "
             "teacher_forcing_middle its epochs so far would have read other words; set it as it "
