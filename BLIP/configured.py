@@ -32,11 +32,9 @@ class VitSizes(BaseModel):
 
 
 class Keys(BaseModel):
-    """The keys that BLIP alone looks at, but for vit_grad_ckpt, which is a VLM's, too;
-    docs/settings.md says what each does."""
+    """The keys that only BLIP reads. docs/settings.md describes each key."""
 
     vit: Annotated[Union[Literal["base", "large"], VitSizes], "run"] = "base"
-    vit_grad_ckpt: Annotated[bool, "speed"] = False
     vit_ckpt_layer: Annotated[int, "speed"] = Field(0, ge=0)
     med_config: Annotated[Union[Annotated[str, Field(min_length=1)], dict[str, Any]], "run"] = (
         MED_CONFIG

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from captioning.config.objectives import NAMES
 from captioning.metrics.diversity import words
 from captioning.report.runs import Run
+from captioning.training.run_log import CURVES
 
 WIDTH, HEIGHT = 4.3, 3.2  # inches: a phone shows them at about this size
 INK, FAINT = "#1c2733", "#c9d1d9"
@@ -34,12 +35,6 @@ VALIDATION = (
     {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
     {"true_facts": "true facts a caption", "cap_len": "words a caption"},
 )
-# Of captions that are drawn in training, where a reward is what trains.
-DRAWN = {
-    "reward": ("Reward in training", "reward a caption"),
-    "length": ("Length in training", "words a drawn caption"),
-    "kl": ("KL to the start", "nats a caption"),
-}
 # Okabe and Ito's colours, which colour-blind people tell apart.
 STYLES = {
     "humans": Style("#4a4f57", "D", "-"),
@@ -148,7 +143,7 @@ def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
         drawing = _draw(lines, f"loss-{part}", title, "optimiser step", "nats a token", smooth=True)
         yield title, drawing
-    for name, (title, label) in DRAWN.items():
+    for name, (title, label) in CURVES.items():
         lines = [line for line in _lines(runs, "step", name) if len(line.x) > 1]
         if lines:
             yield title, _draw(lines, name, title, "optimiser step", label, smooth=True)

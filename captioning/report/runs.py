@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from captioning.captioners.registry import CAPTIONERS
-from captioning.config import Config, keys_of, load_config
+from captioning.captioners.registry import package_of
+from captioning.config import Config, config_class, keys_of, load_config
 from captioning.config.objectives import trained_by, training_name
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
@@ -84,7 +84,7 @@ def kind_of(config: Config) -> str:
 
 def trained_name(config: Config) -> str:
     """The objective, and before it the captioner's title where it has one: "LSTM, SMILE"."""
-    title = CAPTIONERS[config.model].title(config)
+    title = package_of(config.model).title(config)
     return ", ".join(filter(None, (title, training_name(config))))
 
 
@@ -218,8 +218,9 @@ def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
     others then, the latter stand under "NAME, in scoring".
     """
     found = {}
-    configs = [run.config.model_dump() for run in runs]
-    scored = [run.scored_with.model_dump() for run in runs]
+    all_keys = config_class()  # runs of different captioners have different keys
+    configs = [all_keys(**run.config.model_dump()).model_dump() for run in runs]
+    scored = [all_keys(**run.scored_with.model_dump()).model_dump() for run in runs]
     for name in (name for name in configs[0] if name not in NOT_A_SETTING):
         then = [config[name] for config in scored]
         trained = then if name in OF_SCORING else [config[name] for config in configs]
