@@ -1,7 +1,7 @@
 """What a report compares: the runs, the people, and the images that they all captioned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -9,13 +9,15 @@ from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import SOURCES
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.registry import EVALUATORS, build_evaluators
+from captioning.metrics.facts import FactsOptions
+from captioning.metrics.registry import EVALUATORS, all_metrics, build_evaluators, options_of
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
-from captioning.training.split_evaluation import metric_settings, object_settings
+from captioning.training.split_evaluation import metric_settings
 
 HUMANS = "Humans"
 
@@ -98,8 +100,9 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     human = _human_row(texts, samples.values(), runs, missing)
     scenes = {}
     try:
-        if facts_path := _facts_path(runs):
-            scenes = read_scenes(facts_path)
+        facts = next((run.scored_with for run in runs if run.scored_with.facts_file), None)
+        if facts:
+            scenes = read_scenes(Path(FactsOptions.from_config(facts)["facts_file"]))
     except UserError as error:
         missing.append(f"What the images show could not be read, so no word is marked: {error}.")
     whole = len(samples) == size == count
@@ -167,32 +170,28 @@ def _human_row(
         missing.append("Each image has one human caption, so people are not scored by references.")
         others = {image_id: [caption] for image_id, caption in captions.items()}
     wanted = {name for run in runs for name in run.metrics}
-    evaluators = dict.fromkeys(name for run in runs for name in run.scored_with.metrics)
-    evaluators = [name for name in evaluators if not EVALUATORS[name].costly]
-    configs = [run.scored_with for run in runs]
-    settings = replace(
-        metric_settings(configs[0], samples, "cpu"),
-        spice="SPICE" in wanted,
-        facts_file=_facts_path(runs),
-        # As the first that knows of objects.
-        **next((object_settings(config) for config in configs if config.objects_file), {}),
-    )
-    try:
-        built = build_evaluators(evaluators, settings) if wanted else []
-    except UserError as error:
-        missing.append(f"People could not be scored: {error}.")
-        return Row(HUMANS, "humans", captions, {})
-    if alone:  # a caption would be scored against itself
-        wanted -= {name for evaluator in built for name in evaluator.reference_metrics}
-    built = [evaluator for evaluator in built if wanted.intersection(evaluator.names)]
+    settings = metric_settings(runs[0].scored_with, samples, "cpu")
+    built = []
+    for name in dict.fromkeys(name for run in runs for name in run.scored_with.metrics):
+        kind = load(EVALUATORS[name])
+        metrics = [metric for metric in kind.metrics if not (alone and metric.references)]
+        names = wanted.intersection(metric.name for metric in metrics)
+        if kind.costly or not names:
+            continue
+        # With the options of the run that has most of its metrics.
+        run = max(
+            (run for run in runs if name in run.scored_with.metrics),
+            key=lambda run: len(names & run.metrics.keys()),
+        )
+        try:
+            built += build_evaluators([name], settings, **options_of([name], run.scored_with))
+        except UserError as error:
+            missing.append(f"People could not be scored: {error}.")
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
+    if alone:  # a caption would be scored against itself
+        wanted -= {name for name, metric in all_metrics().items() if metric.references}
     skipped = sorted(wanted.intersection(scores.skipped))
     for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
         missing.append(f"Not all scores of people could be computed: {reason}.")
     metrics = {name: estimate for name, estimate in scores.metrics.items() if name in wanted}
     return Row(HUMANS, "humans", captions, metrics)
-
-
-def _facts_path(runs: list[Run]) -> Optional[Path]:
-    """That of the first run that knows of facts."""
-    return next((path for run in runs if (path := run.scored_with.facts_path)), None)

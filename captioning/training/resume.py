@@ -8,9 +8,11 @@ from pydantic import ValidationError
 
 from captioning.config import Config, keys_of, parse_config
 from captioning.models import checkpoints
+from captioning.rewards.registry import REWARDS
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
+from captioning.runtime.registry import load
 from captioning.training.output_folder import OutputFolder, free_name
 from captioning.training.run_state import batches, batches_of, place_of
 from captioning.training.validation_history import why_over
@@ -55,9 +57,8 @@ def starting_point(
 
 
 def _keys_of_rewards(config: Config) -> list[str]:
-    """What a reward is made of, where in a run without rewards they only score."""
-    made_of = {"clipscore": "clip_model", "facts": "facts_file"}
-    return [key for name, key in made_of.items() if name in (config.reward or ())]
+    """The rewards' options: they change the results, while metrics' options only score."""
+    return [key for name in config.reward or () for key in load(REWARDS[name]).Options.model_fields]
 
 
 def _check_settings(config: Config, content: dict[str, Any]) -> None:
