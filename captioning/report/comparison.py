@@ -1,4 +1,4 @@
-"""What a report compares: the runs, the people, and the images that they all captioned."""
+"""The comparison of a report: the runs, the people, and the images that all captioned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ HUMANS = "Humans"
 
 
 class Row(NamedTuple):
-    """A line of the comparison: people or a run."""
+    """A row of the comparison: people or a run."""
 
     label: str
     kind: str  # "humans" or a run's
@@ -33,10 +33,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """image_ids: those that every run captioned; samples and references: the images and human
-    captions of these, in the split's order, both empty where the data set cannot be read;
-    captioned: how many images every run captioned; whole_split: whether these are the split;
-    missing: a sentence for each thing that could not be had."""
+    """image_ids: the images that every run captioned; samples, references: of these, in the split's
+    order, both empty where the data set cannot be read; captioned: the number of images that every
+    run captioned; whole_split: whether these are the split; missing: a sentence for each thing that
+    is missing."""
 
     split: str
     runs: list[Run]
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def has_other_captions(self) -> bool:
-        """Whether a caption that is held out leaves others to score it against."""
+        """Whether there are references left for a held-out caption."""
         return any(len(group) > 1 for group in self.references.values())
 
     @property
@@ -111,7 +111,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
 
 
 def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
-    """Raises UserError where a run's captions were scored on other data than the first's."""
+    """Raise UserError for a run that was scored on other data than the first."""
 
     def data_of(run: Run) -> dict[str, str]:
         config = run.scored_with
@@ -134,7 +134,7 @@ def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
 
 
 def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
-    """A sentence for each thing that a run has more or less of than the others."""
+    """A sentence for each run with other images than the others, or without scores."""
     for run in runs:
         if more := len(run.captions) - captioned:
             yield (
@@ -146,9 +146,9 @@ def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
 
 
 def held_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
-    """One caption of each image, and the other captions of the images that have others.
+    """One caption of each image, and the other captions of images with several.
 
-    Image i gives up caption i mod k of its k, so that every annotator has their turn.
+    Image i gives up caption i mod k of its k, so that all annotators are held out in turn.
     """
     captions: Captions = {}
     others: References = {}

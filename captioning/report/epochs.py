@@ -1,4 +1,4 @@
-"""Which epoch of each run was scored, and what the others had on the validation split."""
+"""Which epoch of each run was selected, and the validation scores of all epochs."""
 
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
@@ -10,8 +10,8 @@ from captioning.training.selection import in_words, shown_metrics
 
 
 class Selected(NamedTuple):
-    """words: the epoch and by what it was selected. lines: of the selection's value, where there is
-    one, and of each metric, its title and (epoch from 1 on, value, selected) of each validation."""
+    """words: the epoch, and how it was selected. lines: for the value that selected it, if any, and
+    for each metric: title and (epoch from 1 on, value, selected) of each validation."""
 
     run: Run
     words: str
@@ -19,7 +19,7 @@ class Selected(NamedTuple):
 
 
 def selected_epochs(runs: Iterable[Run]) -> Iterator[Selected]:
-    """Of the runs that recorded it."""
+    """For the runs that recorded it."""
     for run in runs:
         if run.selected is None:
             continue
@@ -35,7 +35,7 @@ def _of_metric(name: str) -> Callable[[dict[str, Any]], Optional[float]]:
 
 
 def _cells(run: Run, like: str, value_of: Callable) -> list[tuple[int, str, bool]]:
-    """like: the metric whose decimals the values have."""
+    """like: the metric whose number of decimals is used."""
     cells = []
     for each in run.selected["epochs"]:
         value = value_of(each)
