@@ -176,7 +176,7 @@ def test_training_transform_gives_a_square_of_any_image(size):
 
 def test_training_crops_are_of_at_least_half_the_area(monkeypatch):
     """Columns and rows are coded in red and green, so that the crop can be read off the result."""
-    monkeypatch.setattr("captioning.data.image.rand_augment", lambda image: image)
+    monkeypatch.setattr("captioning.data.augmentation.rand_augment", lambda image, _: image)
     ramp = np.zeros((256, 256, 3), np.uint8)
     ramp[..., 0], ramp[..., 1] = np.arange(256), np.arange(256)[:, None]
     transform, flips, areas = training_transform(256), 0, []
