@@ -26,7 +26,7 @@ def read_predictions(path: Union[str, PathLike], ids: Mapping[str, ImageId] = NO
     """
     found = local(path)
     if found.suffix == ".jsonl":
-        entries = [entry for _, entry in parse_json_lines(read_text(found), found)]
+        entries = [entry for _, entry in parse_json_lines(read_text(found).split("\n"), found)]
     else:
         entries = read_json(found)
     return predictions_by_id(entries, str(path), ids)

@@ -52,7 +52,7 @@ def read_rows(path: Path, split: Optional[str]) -> Iterator[Row]:
         return _folder_rows(path)
     text = read_text(path)
     if path.suffix == ".jsonl":
-        return ((f"line {number}", row) for number, row in parse_json_lines(text, path))
+        return ((f"line {number}", row) for number, row in parse_json_lines(text.split("\n"), path))
     if path.suffix in TABLES:
         for first, line, shape in _FLICKR:
             if re.match(first, text):
