@@ -147,8 +147,8 @@ def test_references_as_a_mapping(write):
     ("document", "message"),
     [
         ({}, "holds no reference captions"),
-        ([], "holds no reference captions"),
-        (3, "holds no reference captions"),
+        ([], "no samples: check that this is the right file"),
+        (3, "not an annotation file"),
         ({"annotations": []}, "holds no reference captions"),
         ({"annotations": [{"caption": "a"}]}, "annotations: entry 1 has no image_id"),
         ({"5": ["a"], "7": "b"}, "no reference captions under '7'"),
