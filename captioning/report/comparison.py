@@ -77,8 +77,9 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     unread = Comparison(split, runs, captioned, missing=missing, captioned=count)
     config = runs[0].scored_with
     try:
-        samples = {sample.image_id: sample for sample in read_split(config, split)}
-        texts = references(config, split)
+        of_split = read_split(config, split)
+        texts = references(config, split, of_split)
+        samples = {sample.image_id: sample for sample in of_split}
     except UserError as error:
         missing.append(f"The data set could not be read, so there are no human captions: {error}.")
         return unread

@@ -98,7 +98,7 @@ def test_a_format_with_lists_trains_on_what_karpathys_file_trains(
         expected, found = (read_split(each, split) for each in (of_karpathy, config))
         assert captions_of(found) == captions_of(expected) != []
         truth = [list(sample.captions) for sample in expected]
-        assert list(references(config, split).values()) == truth
+        assert list(references(config, split, found).values()) == truth
         for wanted, got in zip(items(expected, folder), items(found, folder)):
             assert [item.get("captions") for item in got] == [w.get("captions") for w in wanted]
             assert all(torch.equal(g["image"], w["image"]) for g, w in zip(got, wanted))
@@ -252,7 +252,7 @@ def test_folders_within_the_images_folder_as_splits(folder, configured):
     for split in SPLITS:
         samples = read_split(config, split)
         assert all((folder / sample.image).is_file() for sample in samples)
-        assert references(config, split) == read_references(folder / split)
+        assert references(config, split, samples) == read_references(folder / split)
 
 
 def test_cocos_files_of_2017_name_photos_that_lie_in_folders_of_their_names(folder, configured):
