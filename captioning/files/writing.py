@@ -134,7 +134,7 @@ def write_json(content: Any, path: Path) -> None:
 
 
 def json_line(entry: Any) -> bytes:
-    """Return one line of JSON; file names that are not UTF-8 are escaped, and read back the same."""
+    """Return one line of JSON. File names that are not UTF-8 are escaped and read back the same."""
     try:
         return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
