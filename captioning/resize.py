@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from PIL import Image
 
@@ -34,13 +34,6 @@ SIDE = 256
 QUALITY = 95  # of the formats that have one
 DONE = ("resized", "copied", "there already", "cannot be read")
 RECORD = ".resize.json"  # in the folder of the small images: what they were made with
-
-
-class Outcome(NamedTuple):
-    """What was done with an image, one of DONE, and the reason if it cannot be read."""
-
-    done: str
-    reason: str = ""
 
 
 def small(path: Path, side: int) -> tuple[str, bytes]:
@@ -64,18 +57,19 @@ def small(path: Path, side: int) -> tuple[str, bytes]:
     return "resized", content.getvalue()
 
 
-def make_small(name: str, source: Path, target: Path, side: int) -> Outcome:
-    """Write one image. Raises UserError if it cannot be written."""
+def make_small(name: str, source: Path, target: Path, side: int) -> str:
+    """Write one image; return what was done, one of DONE. UserError if it cannot be written."""
     try:
         done, content = small(source / name, side)
     except UserError as error:
-        return Outcome("cannot be read", str(error))
+        say(str(error))
+        return "cannot be read"
     path = target / name
     with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(content)
-    return Outcome(done)
+    return done
 
 
 def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counter:
@@ -102,10 +96,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
         begun = [pool.submit(work, name) for name in todo]
         with progress(len(found), "images", initial=counts["there already"]) as bar:
             for future in as_completed(begun):
-                outcome = future.result()
-                if outcome.reason:
-                    say(outcome.reason)
-                counts[outcome.done] += 1
+                counts[future.result()] += 1
                 bar.update()
                 if signals.stop_requested():
                     raise signals.Stopped

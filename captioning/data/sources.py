@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Optional, Union
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import by_id, read_references
@@ -32,23 +32,15 @@ SHA256 = {
 LARGEST = 1 << 30  # bytes of an annotation file; COCO's training file has 80 million
 
 
-class Source(NamedTuple):
-    """The file names of a data set, by split; the configuration names the others."""
-
-    annotations: dict[str, str]
-    references: dict[str, str]
+# The file names of each data set's splits; a configuration names those that are missing.
+ANNOTATIONS = {"coco": "coco_karpathy_{}.json", "flickr30k": "flickr30k_{}.json"}
+REFERENCES = {("coco", split): f"coco_karpathy_{split}_gt.json" for split in ("val", "test")}
 
 
-SOURCES = {
-    "coco": Source(
-        {split: f"coco_karpathy_{split}.json" for split in ("train", "val", "test")},
-        {split: f"coco_karpathy_{split}_gt.json" for split in ("val", "test")},
-    ),
-    "flickr30k": Source(
-        {split: f"flickr30k_{split}.json" for split in ("train", "val", "test")}, {}
-    ),
-    "custom": Source({}, {}),
-}
+def known_annotation(dataset: str, split: str) -> Optional[str]:
+    """Return the name of a data set's own annotation file of a split."""
+    name = ANNOTATIONS.get(dataset)
+    return name and name.format(split)
 
 
 def annotation_paths(config, split: str) -> list[Path]:
@@ -57,7 +49,7 @@ def annotation_paths(config, split: str) -> list[Path]:
     `config` has dataset, ann_root and {train,val,test}_file, whose name or names override the data
     set's own. Raises UserError if there is no name or a file is not available.
     """
-    known_name = SOURCES[config.dataset].annotations.get(split)
+    known_name = known_annotation(config.dataset, split)
     name = getattr(config, f"{split}_file") or known_name
     if name is None:
         otherwise = "" if split == "train" else ", or divide train_file by the key split"
@@ -188,10 +180,9 @@ def references(config, split: str, samples: Iterable[Sample]) -> dict[ImageId, l
 
 
 def _reference_path(config, split: str) -> Optional[Path]:
-    source = SOURCES[config.dataset]
-    known_name = source.references.get(split)
+    known_name = REFERENCES.get((config.dataset, split))
     name = getattr(config, f"{split}_gt_file", None)  # there is no train_gt_file
-    own = getattr(config, f"{split}_file") in (None, source.annotations.get(split))
+    own = getattr(config, f"{split}_file") in (None, known_annotation(config.dataset, split))
     if name is None and own and not config.split:
         # The data set's references are not those of another annotation file.
         name = known_name

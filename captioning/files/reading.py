@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -43,16 +44,17 @@ def parse_json(
 ) -> Any:
     """Return the value of a JSON text that begins at `first_line` of the file `path`."""
 
-    def kept(pairs):
-        found = _distinct(pairs)
+    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):  # json would silently take the last value
+            (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+            raise UserError(f"{path}: {name!r} occurs twice in an object: keep one")
         for name in without:
             found.pop(name, None)
         return found
 
     try:
-        return json.loads(text, object_pairs_hook=kept if without else _distinct)
-    except _TwiceError as error:
-        raise UserError(f"{path}: {error.args[0]!r} occurs twice in an object: keep one") from None
+        return json.loads(text, object_pairs_hook=kept)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise UserError(f"{path}: not valid JSON at line {line} ({error.msg}): mend it") from None
@@ -63,22 +65,13 @@ def parse_json(
 
 
 def parse_json_lines(lines: Iterable[str], path: Union[str, Path]) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each line that is not blank; see `parse_json`."""
+    """Yield the number and the value of each line that is not blank; see `parse_json`.
+
+    Lines are not those of str.splitlines, which also splits at U+2028: JSON allows it in strings.
+    """
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, parse_json(line.rstrip("\n"), path, number)
-
-
-class _TwiceError(Exception):
-    """A key occurs twice in an object; json would silently take the last value."""
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(next(name for name in found if names.count(name) > 1))
-    return found
 
 
 def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:

@@ -57,11 +57,10 @@ def check_address(address: str) -> None:
 
 def check_can_hold(what: str, place: str) -> None:
     """Raise UserError for an address that cannot be written to."""
+    scheme, colon, _ = place.partition(":/")
     if has_folders(place):
         check_address(place)
-        return
-    scheme, colon, _ = place.partition(":/")
-    if colon and scheme in LIBRARIES:  # a Path has one slash where the address had two
+    elif colon and scheme in LIBRARIES:  # a Path has one slash where the address had two
         raise UserError(
             f"{what} is on {scheme}; it has to be on a disk or in a bucket, as in s3://BUCKET/NAME"
         )
@@ -259,18 +258,15 @@ def system_of(address: str) -> tuple[Any, str]:
     """Return fsspec's file system, one for this process, and the path within it."""
     import fsspec
 
-    web = _web(address)
-    settings = {"get_client": web.client} if web else {}
+    settings = {"get_client": _web(address).client} if _library(address) == "aiohttp" else {}
     try:
         return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
     except ImportError:
         raise _missing_library(address) from None
 
 
-def _web(address: str) -> Optional[ModuleType]:
-    """Return the module `web` for an https address, None for others. Raises UserError."""
-    if _library(address) != "aiohttp":
-        return None
+def _web(address: str) -> ModuleType:
+    """Return the module `web`, which needs aiohttp, as every store's library does. UserError."""
     try:
         from captioning.files import web
     except ImportError:
@@ -303,49 +299,47 @@ def retried(address: str, ask: Callable[[], T]) -> T:
     A library's error may quote a request with credentials, so it is not chained or quoted.
     """
     web = _web(address)
-    patience = web and web.patience_with(address)
-    if patience and not patience.allows():
+    patience = web.patience_with(address)
+    if not patience.allows():
         raise StoreError(f"{address}: its server does not answer: try again in a minute")
     for attempt in range(1, TRIES + 1):
         if attempt > 1:
             time.sleep(PAUSE_S * 2 ** (attempt - 2))
-        problem = refusal = None
         try:
             result = ask()
         except UserError:
             raise
         except Exception as error:
-            problem = web.cause(error) if web else error
-            refusal = _refusal(address, problem)
-        if problem is None or refusal:
-            if patience:
-                patience.end(None)
-            if refusal:
-                raise refusal
+            problem = web.cause(error)
+        else:
+            patience.end(None)
             return result
-        if patience and patience.is_over(attempt, problem):
+        if isinstance(problem, FileNotFoundError):
+            refusal: Optional[UserError] = _missing(address)
+        elif isinstance(problem, web.Refused):
+            refusal = UserError(f"{address}: {problem}")
+        elif _is_denied(problem):
+            refusal = StoreError(
+                f"{address}: not allowed: give credentials as {_library(address)} finds them"
+            )
+        else:
+            refusal = None
+        if refusal:
+            patience.end(None)
+            raise refusal
+        if patience.is_over(attempt, problem):
             break
-    if patience:
-        patience.end(problem)
+    patience.end(problem)
     raise StoreError(
         f"{address}: asked {attempt} times in vain ({type(problem).__name__}): check the address "
         "and the network, then give the same command again"
     )
 
 
-def _refusal(address: str, error: Exception) -> Optional[UserError]:
-    """Return what to raise for a permanent failure; None if a retry may help."""
-    web = _web(address)
-    if isinstance(error, FileNotFoundError):
-        return _missing(address)
-    if web and isinstance(error, web.Refused):
-        return UserError(f"{address}: {error}")
+def _is_denied(error: Exception) -> bool:
+    no_credentials = type(error).__name__ == "NoCredentialsError"
     denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
-    if denied or type(error).__name__ == "NoCredentialsError":
-        return StoreError(
-            f"{address}: not allowed: give credentials as {_library(address)} finds them"
-        )
-    return None
+    return denied or no_credentials
 
 
 def _missing(address: str) -> Missing:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
-from captioning.data.sources import SOURCES
+from captioning.data.sources import known_annotation
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import EVALUATORS, build_evaluators
 from captioning.metrics.scoring import score
@@ -113,7 +113,7 @@ def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
 
     def data_of(run: Run) -> dict[str, str]:
         config = run.scored_with
-        known = SOURCES[config.dataset].annotations.get(split)
+        known = known_annotation(config.dataset, split)
         return {
             "dataset": config.dataset,
             "ann_root": str(Path(config.ann_root).resolve()),
