@@ -135,7 +135,7 @@ class CaptionService:
 
 
 def _asked(photo: Image.Image, checkpoint: Checkpoint, options: Options) -> Asked:
-    image = preprocessing_of(_config(checkpoint, options)).seen(photo)
+    image = preprocessing_of(_config(checkpoint, options)).item(photo)
     return Asked(image, checkpoint, options)
 
 
