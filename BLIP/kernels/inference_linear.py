@@ -39,7 +39,7 @@ def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     looked for first.
     """
     operators = torch.ops.mkldnn
-    there = matmul.LENDS and hasattr(operators, "_reorder_linear_weight")
+    there = matmul.HAS_ONEDNN and hasattr(operators, "_reorder_linear_weight")
     if device.type != "cpu" or not there:
         return False
     if dtype == torch.bfloat16:
