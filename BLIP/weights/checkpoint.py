@@ -1,13 +1,14 @@
 """Released and own checkpoints: read without running their code, loaded without losing a key."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from adapters.lora import CONFIG
 from BLIP.vit import resize_position_embedding
 from BLIP.weights.download import fetch
 from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
@@ -23,13 +24,16 @@ FURTHER_TOWERS = (
 )
 
 # Keys that a file may lack: by name, the key with the same value (None: not learned).
+WORDS = "text_decoder.bert.embeddings.word_embeddings.weight"
 DERIVED = {
-    "text_decoder.cls.predictions.decoder.weight": (
-        "text_decoder.bert.embeddings.word_embeddings.weight"
-    ),
+    "text_decoder.cls.predictions.decoder.weight": WORDS,
     "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
     "text_decoder.bert.embeddings.position_ids": None,
 }
+
+
+# Layers of one weight, which the objective reads without calling them: no adapter fits there.
+TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
 
 
 class CheckpointError(ValueError):
@@ -91,6 +95,35 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     return content
 
 
+def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
+    """Return the file of an adapter's base weights; None if the checkpoint holds no adapter.
+
+    name: the checkpoint, for the message. Raises CheckpointError.
+    """
+    if CONFIG not in content:
+        return None
+    base = content[CONFIG].get("base_model_name_or_path")
+    if not base:
+        raise CheckpointError(f"{name} holds an adapter, but does not say of which weights")
+    return base
+
+
+def base_weights(
+    content: Mapping[str, Any], name: str, trust_checkpoint: bool
+) -> tuple[dict[str, Tensor], str]:
+    """Return the frozen weights of an adapter's checkpoint, and the file they are in.
+
+    A checkpoint without an adapter is its own base. Raises CheckpointError.
+    """
+    base = base_of(content, name)
+    if base is None:
+        return content["model"], name
+    try:
+        return read_checkpoint(base, trust_checkpoint)["model"], base
+    except ValueError as error:
+        raise CheckpointError(f"{name} holds an adapter of {base}, but {error}") from error
+
+
 def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
     """Copy a state dict into a captioner; the position embedding is resized to its image size.
 
@@ -107,28 +140,36 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
     for key in [key for key in state if key not in own and key.startswith(FURTHER_TOWERS)]:
         unexpected.append(key)
         del state[key]
+    key = POSITION_EMBEDDING  # only BLIP has one
+    if key in own and key in state and state[key].shape[1:2] != own[key].shape[1:2]:
+        reshaped.append(key)
+        try:
+            state[key] = resize_position_embedding(state[key].float(), own[key].size(1))
+        except (ValueError, IndexError) as error:
+            raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
+    check_fits(own, state, name)
+    check_finite(state, name)
+    model.load_state_dict(state)
+    return LoadReport(missing, unexpected, reshaped)
+
+
+def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
+    """Raise CheckpointError if a file's keys or shapes differ from a model's own.
+
+    name: the file, for the message.
+    """
     lacking, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if lacking or foreign:
         raise CheckpointError(
             f"{name} is not of this model: {len(lacking)} keys missing ({_some(lacking)}), "
             f"{len(foreign)} unexpected ({_some(foreign)}); check model, vit and med_config"
         )
-    key = POSITION_EMBEDDING  # only BLIP has one
-    if key in own and state[key].shape[1:2] != own[key].shape[1:2]:
-        reshaped.append(key)
-        try:
-            state[key] = resize_position_embedding(state[key].float(), own[key].size(1))
-        except (ValueError, IndexError) as error:
-            raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
     for key, value in state.items():
         if value.shape != own[key].shape:
             raise CheckpointError(
                 f"{name} is not of this model: {key} is {tuple(value.shape)} in the file and "
                 f"{tuple(own[key].shape)} in the model; check model, vit, med_config and tokenizer"
             )
-    check_finite(state, name)
-    model.load_state_dict(state)
-    return LoadReport(missing, unexpected, reshaped)
 
 
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:

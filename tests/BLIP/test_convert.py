@@ -223,7 +223,7 @@ def test_a_folder_that_is_not_whole_leaves_what_is_there(folder, tmp_path, capsy
     assert main(["from-hf", str(path), str(target)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4 and all(line.startswith("error: ") for line in lines)
-    assert "config.json makes it (7, " in lines[2] and "no whole captioner" in lines[3]
+    assert "in the file and (7,) in the model" in lines[2] and "1 keys missing" in lines[3]
     assert target.read_bytes() == b"kept"
 
 
