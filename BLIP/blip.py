@@ -16,7 +16,7 @@ from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
-from decoding import DecodingSettings, Generated, draw_captions, until_end
+from decoding import DecodingSettings, Generated, generate_captions, until_end
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
@@ -98,7 +98,7 @@ class BlipCaptioner(nn.Module):
         """Captions of encoded images (B, 1 + P, width)."""
         with self.inference_context():
             step = self.new_step(self.text_decoder, encoded, settings.max_length)
-            return draw_captions(
+            return generate_captions(
                 step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
             )
 
