@@ -25,7 +25,7 @@ import torch
 from captioning.bulk import served_options, stored_output
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.local_engine import LocalEngine
-from captioning.bulk.model import CheckpointCaptioner
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning, Engine
@@ -183,7 +183,7 @@ def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
 
 def loader(
     arguments: argparse.Namespace, device: torch.device
-) -> tuple[dict[str, Any], Callable[[], CheckpointCaptioner]]:
+) -> tuple[dict[str, Any], Callable[[], CheckpointModel]]:
     """The settings that identify the run, and a function that loads the captioner."""
     checkpoint = checkpoints.named(arguments.checkpoint)
     changes = changes_of(arguments, device)
@@ -194,7 +194,7 @@ def loader(
         **{name: value for name, value in changes.items() if name not in only_speed},
     }
     return settings, partial(
-        CheckpointCaptioner, checkpoint, arguments.config, changes, arguments.num_return, device
+        CheckpointModel, checkpoint, arguments.config, changes, arguments.num_return, device
     )
 
 

@@ -9,7 +9,7 @@ from typing import Callable, NamedTuple, Optional
 
 from captioning.bulk import reading
 from captioning.bulk.local_engine import disk_errors, write_outputs
-from captioning.bulk.model import CheckpointCaptioner
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, ShardTask, ShardUpdate
 from captioning.runtime.errors import UserError
@@ -39,7 +39,7 @@ class CaptioningActor:
         self._messages = keep_said()
         self._lock = threading.Lock()  # of the captioner and the random generator
 
-    def load(self, load: Callable[[], CheckpointCaptioner], request: Request) -> Loaded:
+    def load(self, load: Callable[[], CheckpointModel], request: Request) -> Loaded:
         """Make the captioner."""
         try:
             self._request, self._model = request, load()

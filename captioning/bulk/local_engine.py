@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Optional
 
 from captioning.bulk import reading, stored_output, tars
-from captioning.bulk.model import CheckpointCaptioner
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, Part, Plan, parts_of
 from captioning.bulk.sidecars import Sidecars
@@ -20,9 +20,9 @@ OnImages = Callable[[int], None]  # called with the number of images that have j
 class LocalEngine:
     """The default engine. load: makes the captioner."""
 
-    def __init__(self, load: Callable[[], CheckpointCaptioner]):
+    def __init__(self, load: Callable[[], CheckpointModel]):
         self.load = load
-        self.model: Optional[CheckpointCaptioner] = None
+        self.model: Optional[CheckpointModel] = None
 
     def start(self, request: Request, shards: int) -> None:
         """Load the captioner. Raises UserError."""

@@ -24,7 +24,7 @@ SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
 
 
-class CheckpointCaptioner:
+class CheckpointModel:
     """changes: configuration keys that differ from the checkpoint's. Raises UserError."""
 
     def __init__(
@@ -61,7 +61,7 @@ class CheckpointCaptioner:
         self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """Return the batches unchanged; `ServedCaptioner` sends requests ahead."""
+        """Return the batches unchanged; `ServedModel` sends requests ahead."""
         return batches
 
     def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:

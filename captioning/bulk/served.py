@@ -63,8 +63,8 @@ class ChatPrompt:
         return body
 
 
-class ServedCaptioner:
-    """A captioner with the interface of `CheckpointCaptioner`. concurrency: requests at once.
+class ServedModel:
+    """A captioner with the interface of `CheckpointModel`. concurrency: requests at once.
 
     The constructor requests a caption of a grey image: raises UserError where the server does not
     answer, or refuses.

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import Any, Callable
 
-from captioning.bulk.served import PROMPT, ChatPrompt, ServedCaptioner, server_at
+from captioning.bulk.served import PROMPT, ChatPrompt, ServedModel, server_at
 from captioning.config import Config
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
@@ -64,7 +64,7 @@ def check(arguments: argparse.Namespace, decoding: dict[str, str]) -> None:
     server_at(arguments.url)
 
 
-def served(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], ServedCaptioner]]:
+def served(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
     """The settings that identify the run, and a function that makes the captioner.
 
     The address and the key are not among the settings: they change no caption. Raises UserError.
@@ -96,5 +96,5 @@ def served(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], 
         "seed": seed,
         **fields,
     }
-    load = partial(ServedCaptioner, prompt, arguments.url, concurrency, batch_size, readers)
+    load = partial(ServedModel, prompt, arguments.url, concurrency, batch_size, readers)
     return settings, load

@@ -8,7 +8,7 @@ import torch
 
 from captioning.bulk import actors
 from captioning.bulk.actors import CaptioningActor
-from captioning.bulk.model import CheckpointCaptioner
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.shards import ShardTask
 from captioning.runtime import progress
@@ -21,7 +21,7 @@ def actor(checkpoint, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     actor = CaptioningActor(str(photos))
     changes = {"eval_batch_size": 2, "num_workers": 0, "precision": "fp32"}
-    load = partial(CheckpointCaptioner, str(checkpoint), None, changes, 1, torch.device("cpu"))
+    load = partial(CheckpointModel, str(checkpoint), None, changes, 1, torch.device("cpu"))
     assert actor.load(load, Request(str(photos), tmp_path / "a.jsonl"))[1:] == (1, None)
     return actor
 
@@ -69,6 +69,6 @@ def test_what_it_says_is_sent(actor, entries, monkeypatch):
 
 
 def test_a_checkpoint_that_is_not_there_is_a_line(actor, tmp_path):
-    load = partial(CheckpointCaptioner, "none.pth", None, {}, 1, torch.device("cpu"))
+    load = partial(CheckpointModel, "none.pth", None, {}, 1, torch.device("cpu"))
     loaded = actor.load(load, None)
     assert "none.pth" in loaded.problem and "\n" not in loaded.problem

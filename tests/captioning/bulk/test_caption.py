@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from captioning import caption
-from captioning.bulk.model import CheckpointCaptioner
+from captioning.bulk.model import CheckpointModel
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from
@@ -107,9 +107,7 @@ def test_bad_images_have_a_reason_and_end_nothing(run, photos, tmp_path, monkeyp
     assert "failed 5" in said and "--retry-failed" in said
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            CheckpointCaptioner, "__init__", lambda *a: pytest.fail("nothing is to be done")
-        )
+        patch.setattr(CheckpointModel, "__init__", lambda *a: pytest.fail("nothing is to be done"))
         again, said = run(photos)
     assert again == lines and "done 0, skipped 12, failed 5" in said
     shutil.copy(photos / "thin.png", photos / "cut.png")

@@ -9,7 +9,7 @@ import pytest
 
 from captioning import caption
 from captioning.bulk.actor_pool import ActorPool
-from captioning.bulk.model import CheckpointCaptioner
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.ray_engine import _Dispatcher
 from captioning.bulk.request import Request
 from captioning.files import stores
@@ -76,7 +76,7 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
     hold, sent_by, joined, lost = tmp_path / "hold", [], [], []
     take, least_busy, lose = _Dispatcher._take, ActorPool.least_busy, ActorPool.lose
 
-    class Held(CheckpointCaptioner):
+    class Held(CheckpointModel):
         def lines(self, batch, offset, request):
             import time
 
@@ -111,7 +111,7 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
         if {node, *joined} <= set(lost):
             hold.unlink(missing_ok=True)
 
-    monkeypatch.setattr(caption, "CheckpointCaptioner", Held)
+    monkeypatch.setattr(caption, "CheckpointModel", Held)
     monkeypatch.setattr(_Dispatcher, "_take", taken)
     monkeypatch.setattr(ActorPool, "least_busy", chosen)
     monkeypatch.setattr(ActorPool, "lose", losing)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from captioning import caption
 from captioning.bulk import served
-from captioning.bulk.model import CheckpointCaptioner
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.reading import Batch
 from captioning.bulk.served import KEY, LONGEST_SIDE, as_data_url
 from captioning.bulk.shards import Part
@@ -43,7 +43,7 @@ def server(monkeypatch, photos):
     monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
     monkeypatch.setattr(served, "TIMEOUT_S", 5)
     monkeypatch.setattr(
-        CheckpointCaptioner, "__init__", lambda *_: pytest.fail("a captioner was loaded")
+        CheckpointModel, "__init__", lambda *_: pytest.fail("a captioner was loaded")
     )
     monkeypatch.delenv(KEY, raising=False)
     names = {path.read_bytes(): path.stem for path in photos.rglob("*.png")}
@@ -233,9 +233,7 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
 
 
 def test_where_reading_ends_what_was_to_be_asked_is_not(server):
-    model = served.ServedCaptioner(
-        served.ChatPrompt("m", "What?", {}, 1, None), server.url, 1, 2, 0
-    )
+    model = served.ServedModel(served.ChatPrompt("m", "What?", {}, 1, None), server.url, 1, 2, 0)
     begun, over = threading.Event(), threading.Event()
 
     def answer():
