@@ -36,10 +36,10 @@ ORIENTATION = 0x0112  # in EXIF
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The request for each image. fields: further ones of the body. seed: of sampling, from which
+    """The request for each image. name: of the model. fields: further ones of the body. seed: of sampling, from which
     each image gets its own; None where captions are not sampled."""
 
-    model: str
+    name: str
     prompt: str
     fields: dict[str, Any]
     num_return: int
@@ -52,7 +52,7 @@ class ChatPrompt:
             {"type": "text", "text": self.prompt},
         ]
         body = {
-            "model": self.model,
+            "model": self.name,
             "messages": [{"role": "user", "content": content}],
             **self.fields,
         }
@@ -82,8 +82,8 @@ class ServedModel:
         settings["num_return_sequences"] = prompt.num_return
         if prompt.seed is not None:
             settings = {"do_sample": True, "seed": prompt.seed, **settings}
-        self.origin = {"checkpoint": prompt.model, "settings": settings}
-        self.report = f"captions of {prompt.model} at {self.server.url}, {concurrency} at once"
+        self.origin = {"checkpoint": prompt.name, "settings": settings}
+        self.report = f"captions of {prompt.name} at {self.server.url}, {concurrency} at once"
         self.concurrency, self.cancelled = concurrency, Event()
         self.pool = ThreadPoolExecutor(concurrency)
         self._check()
@@ -179,7 +179,7 @@ class ServedModel:
             contents = self._send(GREY)
         except NoAnswer as error:
             others = ", ".join(models[:5])
-            unknown = models and self.prompt.model not in models
+            unknown = models and self.prompt.name not in models
             raise UserError(f"{error} (it has {others})" if unknown else str(error)) from None
         if len(contents) != self.prompt.num_return:
             few = f"the answer has {len(contents)} captions"

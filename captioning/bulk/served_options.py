@@ -91,7 +91,7 @@ def served(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], 
     batch_size = arguments.batch_size or concurrency
     settings = {
         "backend": arguments.backend,
-        "checkpoint": prompt.model,
+        "checkpoint": prompt.name,
         "prompt": prompt.prompt,
         "seed": seed,
         **fields,
