@@ -36,8 +36,8 @@ ORIENTATION = 0x0112  # in EXIF
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """The request for each image. name: of the model. fields: further ones of the body. seed: of sampling, from which
-    each image gets its own; None where captions are not sampled."""
+    """The request for each image. name: of the model. fields: further ones of the body. seed: of
+    sampling, from which each image gets its own; None where captions are not sampled."""
 
     name: str
     prompt: str
