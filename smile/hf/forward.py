@@ -92,11 +92,9 @@ def _with_objective(original: type, level: int) -> type:
 
     # Trainer removes the columns of a data set that the signature lacks.
     signature, only = inspect.signature(original.forward), inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        *signature.parameters.values(),
-        *(inspect.Parameter(name, only, default=None) for name in OF_A_BATCH),
-    ]
-    ordered = sorted(parameters, key=lambda x: x.kind)  # **kwargs stay last
+    added = {name: inspect.Parameter(name, only, default=None) for name in OF_A_BATCH}
+    parameters = {**added, **signature.parameters}
+    ordered = sorted(parameters.values(), key=lambda x: x.kind)  # **kwargs stay last
     forward.__signature__ = signature.replace(parameters=ordered)
     names = ("__module__", "__doc__", "__qualname__")
     content = {name: getattr(original, name) for name in names}

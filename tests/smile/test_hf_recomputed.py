@@ -28,32 +28,14 @@ def on_layers(model, wrapper=torchs.checkpoint_wrapper):
     return model
 
 
-def on_all(model):
-    """Every module in another, but for lists of them and the head that is read for its states."""
-    head = model.get_output_embeddings()
-    torchs.apply_activation_checkpointing(
-        model, check_fn=lambda x: x is not head and not isinstance(x, torch.nn.ModuleList)
-    )
-    return model
-
-
 def on_head(model):
     model.lm_head = torchs.checkpoint_wrapper(model.lm_head)
     return model
 
 
-def offloaded(model):
-    return on_decoder(model, torchs.offload_wrapper)
-
-
 def reentrant(model):
     impl = torchs.CheckpointImpl.REENTRANT
     wrapper = functools.partial(torchs.checkpoint_wrapper, checkpoint_impl=impl)
-    return on_layers(model, wrapper)
-
-
-def fairscales(model):
-    wrapper = pytest.importorskip("fairscale.nn").checkpoint_wrapper
     return on_layers(model, wrapper)
 
 
@@ -69,7 +51,7 @@ def moved(model):
     return accelerate.cpu_offload_with_hook(model, execution_device="cpu")[0]
 
 
-WAYS = [on_decoder, on_layers, on_all, offloaded, reentrant, fairscales, hooked, moved]
+WAYS = [on_decoder, on_layers, reentrant, hooked, moved]
 
 
 @pytest.mark.parametrize("name", BOTH_KINDS)

@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from smile.hf import compute_loss_func, undo, use_smile
+from smile.hf import undo, use_smile
 from tests.smile.trainer_parts import (
     EXAMPLES,
     MIXTURE,
@@ -112,16 +112,6 @@ def test_ligers_loss_is_refused(tmp_path):
     options = {"use_liger_kernel": True, "liger_kernel_config": LIGERS}
     with pytest.raises(ValueError, match="LlamaModel was run outside"):
         step(use_smile(llama(), MIXTURE), tmp_path, **options)
-
-
-@from_logits_and_hidden
-def test_noise_in_embeddings(from_hidden, tmp_path):
-    """The same noise as in a model whose loss the trainer is given as a function."""
-    noise = {"neftune_noise_alpha": 5.0}
-    given = {"compute_loss_func": compute_loss_func(llama(), MIXTURE)}
-    expected = step(llama(), tmp_path, given=given, **noise)
-    same(step(use_smile(llama(), MIXTURE, from_hidden), tmp_path, **noise), expected)
-    assert expected[0] != pytest.approx(definition(llama(), rows(), MIXTURE)[0], rel=1e-3)
 
 
 OTHERS = {

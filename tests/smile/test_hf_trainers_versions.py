@@ -21,10 +21,8 @@ from tests.smile.trainer_parts import (
     definition,
     llama,
     make,
-    mixtral,
     rows,
     trl,
-    with_routers,
 )
 
 UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
@@ -174,12 +172,6 @@ def test_weights_divide_by_their_own_sum(cls, tmp_path):
     trainer = make(cls, tmp_path, weighted_rows(), objective=objective, **options)
     expected = {name: value.grad for name, value in model.named_parameters()}
     check(trainer, ((total / weights).item(), expected))
-
-
-def test_losses_of_routers_are_averaged_over_accumulated_batches(tmp_path):
-    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
-    loss, _, gradients = with_routers(rows(), 0.25)
-    check(make(SmileFormerTrainer, tmp_path, model=mixtral(), **options), (loss, gradients))
 
 
 def test_trls_quick_start_is_told_of_assistant_only_loss(tmp_path):

@@ -81,20 +81,6 @@ def test_forwards_that_are_set_are_called_one_above_the_other(name, from_hidden)
     assert model.called == ["fourth", "third", "second", "first"]
 
 
-def test_a_forward_that_is_given_back_takes_off_what_was_put_on_it():
-    hooks = pytest.importorskip("accelerate.hooks")
-    model = wrapped(use_smile(made(GPT2).model))
-    hooks.remove_hook_from_module(wrapped(hooked(model), "above"))
-    assert_trains(GPT2, model)
-    assert model.called == ["wrapper"]
-    del model.forward
-    model.called.clear()
-    assert_trains(GPT2, model)
-    assert model.called == []
-    with pytest.raises(AttributeError):
-        del model.forward
-
-
 @needs_llama
 @from_logits_and_hidden
 def test_the_fused_head_of_trl(from_hidden):
@@ -128,24 +114,6 @@ def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
     assert_trains(LLAMA, model)
 
 
-@from_logits_and_hidden
-def test_a_class_that_is_patched_later_is_called(from_hidden, monkeypatch):
-    name = GPT2
-    cls, calls = transformers.GPT2LMHeadModel, []
-    model, own = use_smile(made(name).model, from_hidden=from_hidden), cls.forward
-
-    def forward(self, *args, **kwargs):
-        calls.append(kwargs.get("labels"))
-        return own(self, *args, **kwargs)
-
-    monkeypatch.setattr(cls, "forward", forward)
-    expected = definition(name)
-    calls.clear()
-    loss = model(**made(name).batch).loss
-    torch.testing.assert_close(loss.detach(), expected[0])
-    assert calls == [None]
-
-
 def test_a_class_whose_forward_is_another_later(monkeypatch):
     """As Unsloth's, which makes no logits where it has labels, and never calls the head."""
     output = transformers.modeling_outputs.CausalLMOutputWithCrossAttentions
@@ -164,29 +132,6 @@ def test_a_class_whose_forward_is_another_later(monkeypatch):
     torch.testing.assert_close((loss.detach(), gradients(models[0])), expected)
     with pytest.raises(ValueError, match="does not call its language head"):
         models[1](**made(GPT2).batch)
-
-
-@both_kinds
-@from_logits_and_hidden
-def test_a_call_with_other_weights(name, from_hidden):
-    """torch.func's, which puts them in for the call."""
-    model = use_smile(made(name).model, from_hidden=from_hidden)
-    weights = {k: v.detach().clone().requires_grad_() for k, v in model.named_parameters()}
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    loss = torch.func.functional_call(model, weights, kwargs=dict(made(name).batch)).loss
-    loss.backward()
-    found = {key: value.grad for key, value in weights.items()}
-    torch.testing.assert_close((loss.detach(), found), definition(name))
-
-
-@both_kinds
-@from_logits_and_hidden
-@pytest.mark.parametrize("dtype, tolerance", [(torch.half, 1e-3), (torch.bfloat16, 3e-2)])
-def test_a_model_that_is_made_smaller_later(name, from_hidden, dtype, tolerance):
-    model = use_smile(made(name).model, from_hidden=from_hidden).to(dtype)
-    assert_trains(name, model, tolerance)
 
 
 @pytest.fixture
