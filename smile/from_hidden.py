@@ -14,7 +14,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.alternatives.in_pieces import Alternatives, Earlier, Piece
+from smile.alternatives.in_pieces import Alternatives, Earlier
 from smile.captions import blocks
 from smile.head import POSITIONS, Head, recorded, slices
 from smile.labels import caption_types, count, first_labelled, reduce
@@ -82,7 +82,7 @@ class _Losses:
 
     def __init__(self, head: Head, labels: Tensor, mixture: Mixture, d_losses: Tensor):
         self.head, self.mixture, self.first_by_mle = head, mixture, mixture.first_by_mle()
-        self.alternatives = Alternatives(mixture)
+        self.alternatives = Alternatives(mixture, head.differentiate)
         self.d_losses = d_losses.flatten()
         # The last element takes the losses of positions that are not scored.
         self.of = {name: d_losses.new_zeros(labels.numel() + 1) for name in mixture.weights}
@@ -116,14 +116,16 @@ class _Losses:
         logits, slope = self.head.logits(rows)  # (R, V)
         target = self.head.pick(logits, label)
         scale = self.d_losses[rows].unsqueeze(1)
-        piece = Piece(self.alternatives, self.head, logits, label, scale, earlier)
+        picked = [self.head.pick(logits, earlier.words)] if earlier else []
+        losses, (d_all,) = self.alternatives.of_logits(logits, label.squeeze(1), scale.squeeze(1))
         if reverse:
             subset = self.head.without(logits, excluded, label, target)
             self.of["reverse"][rows] = (self.head.softmax_(subset) - target).squeeze(1)
         mean = self.head.mean(logits) if smoothing else target
         total = self.head.softmax_(logits)
-        piece.add_of_likelihoods(total, target)
-        for name, found in piece.losses.items():
+        known = [total.squeeze(1), target.squeeze(1), *picked]
+        more, d_known = self.alternatives.of_likelihoods(known, earlier, scale.squeeze(1))
+        for name, found in {**losses, **more}.items():
             self.of[name][rows] = found
         if mle:
             smoothed = total - (1 - smoothing) * target - smoothing * mean
@@ -136,14 +138,24 @@ class _Losses:
             in_all = mle + firsts * is_first.to(self.head.wide)  # (R, 1)
             by_mle = is_first & ("reverse" in self.first_by_mle)
             in_subset = reverse * (~by_mle).to(self.head.wide)
-            d_logits = logits.mul_(piece.share_of_softmax(in_all * scale))
+            d_total, d_label, *d_earlier = (
+                x if x is None else x.view(len(rows), -1) for x in d_known
+            )
+            share = in_all * scale
+            d_logits = logits.mul_(share if d_total is None else share + d_total)
             if reverse:
                 d_logits += subset.mul_(in_subset * scale)
             if smoothing:
                 self.head.subtract_(d_logits, mle * smoothing / self.head.possible * scale)
             asked = in_all - mle * smoothing + in_subset
             self.head.add_(d_logits, label, -asked * scale)
-            piece.add_gradients(d_logits)
+            if d_label is not None:
+                self.head.add_(d_logits, label, d_label)
+            for d_words in d_earlier:
+                if d_words is not None:
+                    self.head.add_(d_logits, earlier.words, d_words)
+            if d_all is not None:
+                d_logits += d_all
             self.head.backward(rows, d_logits, slope)
 
     def add_smile(self, rows: Tensor, labels: Tensor) -> None:
