@@ -113,7 +113,7 @@ def test_a_network_that_timm_cannot_make(monkeypatch):
         raise AssertionError(f"not for {size}")
 
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(ValueError, match="cannot build vit_tiny_patch16_224 for image_size 32: not"):
+    with pytest.raises(ValueError, match="cannot build vit_tiny_patch16_224 for image_size 32"):
         ImageEncoder("timm/vit_tiny_patch16_224", image_size=32)
 
 
