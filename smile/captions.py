@@ -56,7 +56,7 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
 def captions_of_turns(
     labels: Tensor, segments: Optional[Tensor] = None, ignore_index: int = -100
 ) -> Tensor:
-    """int64 (B, N) in which each unbroken run of labels has a number of its own.
+    """int64 (B, N) in which each unbroken run of labels has another number.
 
     labels: (B, N). A run is a turn of an assistant, say; it also ends where `segments` change.
     """

@@ -147,8 +147,8 @@ class _Losses:
                 d_logits += subset.mul_(in_subset * scale)
             if smoothing:
                 self.head.subtract_(d_logits, mle * smoothing / self.head.possible * scale)
-            asked = in_all - mle * smoothing + in_subset
-            self.head.add_(d_logits, label, -asked * scale)
+            of_label = in_all - mle * smoothing + in_subset
+            self.head.add_(d_logits, label, -of_label * scale)
             if d_label is not None:
                 self.head.add_(d_logits, label, d_label)
             for d_words in d_earlier:
@@ -176,18 +176,18 @@ class _Losses:
         """Random subsetting's losses, except of first tokens scored by MLE."""
         chosen = self._counted("random", labels)  # (C, L)
         rows, label = rows[chosen].unsqueeze(1), labels[chosen].unsqueeze(1)  # (M, 1) each
-        drawn = words.flatten(0, 1)[rows.squeeze(1)]  # (M, R)
+        sampled = words.flatten(0, 1)[rows.squeeze(1)]  # (M, R)
         if self.mixture.pad_token_id is not None:
-            drawn = drawn.where(drawn != self.mixture.pad_token_id, label)
-        columns = torch.cat([label, drawn], dim=1)  # (M, 1 + R)
+            sampled = sampled.where(sampled != self.mixture.pad_token_id, label)
+        columns = torch.cat([label, sampled], dim=1)  # (M, 1 + R)
         same = (columns.unsqueeze(2) == columns.unsqueeze(1)).int().argmax(2)
         each = 2 * columns.size(1) * self.head.hidden.size(1)
 
         def losses_of(logits, piece):  # (m, 1, 1 + R)
             # Tokens are numbered by the column where they first occur; the label's is 0.
             numbered = same[piece].unsqueeze(1)
-            label, drawn = numbered[..., 0], numbered[..., 1:]
-            return random_subset_loss(logits, label, drawn, HERE, reduction="none")
+            label, sampled = numbered[..., 0], numbered[..., 1:]
+            return random_subset_loss(logits, label, sampled, HERE, reduction="none")
 
         all_of_them = torch.ones_like(rows, dtype=torch.bool)
         self._add_gathered("random", rows, columns, all_of_them, each, losses_of)

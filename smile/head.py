@@ -1,4 +1,4 @@
-"""A linear language head whose logits and gradients are made only where they are asked for."""
+"""A linear language head that computes logits and gradients of some positions or tokens."""
 
 import contextlib
 from collections.abc import Iterator

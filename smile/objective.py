@@ -32,7 +32,7 @@ OBJECTIVES = ("mle", "smile", "random", "reverse", *ALTERNATIVES)
 class ObjectiveOutput(NamedTuple):
     """The result of a captioner's forward.
 
-    loss: the weighted sum, mean over labelled tokens unless another reduction was asked for.
+    loss: the weighted sum, mean over labelled tokens unless another reduction is given.
     parts: each objective by name, unweighted, reduced likewise, detached. tokens: the number of
     labelled tokens, int64 scalar; with weights of tokens their sum.
     """

@@ -19,7 +19,7 @@ def smile_loss(
     segments: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Cross-entropy of each label under a softmax over the token types of its own caption.
+    """Cross-entropy of each label under a softmax over the token types of its caption.
 
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     With `first_token_mle` the first labelled token of each caption is scored over the whole

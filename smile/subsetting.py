@@ -25,7 +25,7 @@ def random_subset_loss(
 
     logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), sampled uniformly from the
     vocabulary and taken as a set: one that repeats or equals the label counts once, `pad_token_id`
-    never. Segments, weights and what is returned are those of `smile_loss`.
+    never. Segments, weights and the result are those of `smile_loss`.
     Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
 
@@ -60,7 +60,7 @@ def reverse_subset_loss(
     The subset at a position is every type that the caption lacks, and the position's own label.
     With `pad_token_id`, padding is a type of every row that is padded at its end, as in the
     authors' code; it is ignored with `segments`. logits: (B, N, V); labels: int64 (B, N).
-    Segments, weights and what is returned are those of `smile_loss`.
+    Segments, weights and the result are those of `smile_loss`.
     Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
     """
 

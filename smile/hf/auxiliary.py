@@ -1,4 +1,4 @@
-"""What a model of transformers adds to its loss besides the cross-entropy of its labels.
+"""The losses that a model of transformers adds to the cross-entropy of its labels.
 
 Routers of experts have such losses. Outputs have them without labels too, but unweighted.
 """
@@ -42,8 +42,8 @@ def auxiliary(model: nn.Module, output: Mapping) -> tuple[Optional[Tensor], dict
         found = [weight for weight in found if weight is not None]
         if found and output.get(name) is not None:
             add(name, found[0], output[name])
-    asked = any(output.get(name) is not None for name in ROUTER_LOGITS)
-    if asked and not parts and value_of(model, "router_aux_loss_coef"):
+    routed = any(output.get(name) is not None for name in ROUTER_LOGITS)
+    if routed and not parts and value_of(model, "router_aux_loss_coef"):
         raise ValueError(
             f"{type(model).__name__} has the losses of its routers only where it has labels; "
             "use_smile needs output_router_logits=False for it"

@@ -21,7 +21,7 @@ def other_losses(trainer: type, mixin: type) -> Iterator[str]:
     """A line for each trainer of a library that has another loss than its model's."""
     for base in losses(trainer, mixin):
         if base.__module__.split(".")[0] in LIBRARIES and base.__name__ not in KNOWN:
-            yield f"{base.__name__} has a loss of its own; leave SmileLossMixin out"
+            yield f"{base.__name__} has another loss; leave SmileLossMixin out"
 
 
 def conflicts(trainer: Any) -> Iterator[str]:

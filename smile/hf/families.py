@@ -27,7 +27,7 @@ REFUSED = {
     "MaskedLM": "fills in words",
     "Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining": "writes no text",
     "ForCTC|ForRNNT|ForTDT": "aligns sound with text",
-    "XLNet|XLMWithLMHead|Flaubert": "reads words in an order of its own",
+    "XLNet|XLMWithLMHead|Flaubert": "reads words in a permuted order",
     "ProphetNet": "predicts several words at a time",
     "Rag(Token|Sequence)": "weighs what several documents say",
     "Csm|HiggsAudio|VibeVoice": "writes sound beside text",

@@ -111,7 +111,7 @@ def undo(model: nn.Module) -> nn.Module:
         unwatch(model)
     if original is not None:
         model.__class__ = original
-        if "forward" not in vars(model):  # what is set leads to the forwards below
+        if "forward" not in vars(model):  # a forward that is set calls those below
             *model._smile_below, own = model._smile_below
             if own is not None:
                 model.forward = own

@@ -14,7 +14,7 @@ from smile.objective import Objective, ObjectiveOutput
 
 
 class LinearHead(NamedTuple):
-    """A head whose logits are hidden @ weight.T + bias, and what the model does to them.
+    """A head whose logits are hidden @ weight.T + bias, and the model's changes to them.
 
     module: a linear layer, or PEFT's LoRA around one. bias: (V,), added to the module's logits, or
     None. vocabulary: how many of them the model keeps; None for all.
@@ -120,7 +120,7 @@ def _is_linear(head: Optional[nn.Module]) -> bool:
 
 def _is_untouched(head: nn.Module) -> bool:
     """Whether no forward was set on the head, and no hook but ours and torch's own for FSDP."""
-    if torch.compiler.is_compiling():  # Dynamo cannot tell; an earlier call has
+    if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has
         return True
     hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
     places = [getattr(getattr(x, "func", x), "__module__", None) or "" for x in hooks]
@@ -141,7 +141,7 @@ def _read(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Optional[Ten
     """States, weight and bias of one linear layer that computes what `head` does.
 
     LoRA adds dropout(hidden) @ A.T @ B.T * scaling. Its low-rank states are concatenated to the
-    hidden states, and B to the weight, so that dropout is drawn as LoRA draws it.
+    hidden states, and B to the weight, so that dropout is sampled as in LoRA.
     """
     if not hasattr(head, "lora_A"):
         return hidden, head.weight, head.bias

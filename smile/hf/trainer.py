@@ -138,9 +138,9 @@ class SmileLossMixin:
 
     def _size(self, kind: str) -> int:
         """The number of processes that share a batch by tensor, context or sequence parallelism."""
-        asked = getattr(self, f"get_{kind}_size", None)
+        size = getattr(self, f"get_{kind}_size", None)
         config = getattr(self.accelerator, "parallelism_config", None)
-        return asked() if asked else getattr(config, f"{kind}_size", 1)
+        return size() if size else getattr(config, f"{kind}_size", 1)
 
     def _scored(self, batch: Mapping[str, Tensor]):
         """A batch's labels, IGNORED where they are not scored, and their weights or None."""
@@ -176,8 +176,8 @@ class SmileLossMixin:
             # is divided by the count of all steps and processes; other losses are averaged.
             inputs["num_items_in_batch"] = _divided(items, steps * self._processes())
         before = last_parts(self._inner)
-        asked = losses(type(self), SmileLossMixin)[0]
-        loss, outputs = asked.compute_loss(self, model, inputs, return_outputs=True)
+        base = losses(type(self), SmileLossMixin)[0]
+        loss, outputs = base.compute_loss(self, model, inputs, return_outputs=True)
         parts = last_parts(self._inner)
         if parts is before or not self.smile_objective.weights.keys() <= parts.keys():
             raise ValueError(

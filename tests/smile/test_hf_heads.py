@@ -252,7 +252,7 @@ def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
     ("name", "reason"),
     [
         ("BertForSequenceClassification", "writes no text"),
-        ("XLNetLMHeadModel", "reads words in an order of its own"),
+        ("XLNetLMHeadModel", "reads words in a permuted order"),
         ("ProphetNetForConditionalGeneration", "predicts several words at a time"),
         ("Wav2Vec2ForCTC", "aligns sound with text"),
         ("RagTokenForGeneration", "weighs what several documents say"),
