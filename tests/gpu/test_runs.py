@@ -84,7 +84,7 @@ def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):
         assert len(pairs) == 6
         bits = sum(a == b for a, b in pairs)
         apart = relative_error(weights(other), weights(whole))
-        card.say(
+        card.note(
             f"{what}: {bits} of 6 losses to the bit; weights "
             + ("to the bit" if apart == 0 else f"{apart:.1e} apart")
         )
@@ -104,7 +104,7 @@ def test_a_step_that_is_not_finite_is_kept_and_repeats_itself(card):
     assert before["indices"] == after["indices"] and before["seed"] == after["seed"]
     assert before["parts"] == after["parts"], (before["parts"], after["parts"])
     assert reports[0]["step"] == reports[1]["step"] and reports[0]["what"] == reports[1]["what"]
-    card.say(again.strip().splitlines()[-1].partition(";")[0].replace("error: ", ""))
+    card.note(again.strip().splitlines()[-1].partition(";")[0].replace("error: ", ""))
 
 
 def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
@@ -123,7 +123,7 @@ def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
     with short_of_memory(card, model, lambda: model.lines(batch, 0, job)):
         lines = model.lines(batch, 0, job)
     assert model.at_once < count, "memory did not run out"
-    card.say(f"{count} images at once did not fit, {model.at_once} did")
+    card.note(f"{count} images at once did not fit, {model.at_once} did")
     equal = sum(a["caption"] == b["caption"] for a, b in zip(lines, whole))
     assert len(lines) == count and equal >= 0.99 * count
 
