@@ -22,7 +22,7 @@ from typing import Any
 
 from captioning.bulk import planning
 from captioning.bulk.cluster import CPUS, Cluster
-from captioning.bulk.ray_engine import ManyActors
+from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
 
@@ -57,29 +57,26 @@ def sleeper(shard_s: float, failures: float) -> type:
         def load(self, load, request):
             return "", 1, None
 
-        def stop(self):
-            pass
-
-        def caption(self, handed):
+        def caption(self, task):
             import os
             import time
 
-            left = handed.entries[len(handed.lines) :]
-            seconds = self.random.uniform(0.5, 1.5) * shard_s * len(left) / len(handed.entries)
+            left = task.entries[len(task.lines) :]
+            seconds = self.random.uniform(0.5, 1.5) * shard_s * len(left) / len(task.entries)
             pieces = max(1, round(seconds))  # one a second, as a real actor sends them
             for piece in range(pieces):
                 time.sleep(seconds / pieces)
                 if self.random.random() < failures / pieces:
                     os._exit(1)
                 own = left[piece * len(left) // pieces : (piece + 1) * len(left) // pieces]
-                counts = {"images": len(handed.entries), "failed": 0}
+                counts = {"images": len(task.entries), "failed": 0}
                 lines = [line_of(entry["image"]) for entry in own]
                 yield lines, [], counts if piece == pieces - 1 else None, None
 
     return Sleeper
 
 
-class Measured(ManyActors):
+class Measured(RayEngine):
     """The engine, which notes when it captions, and loses a machine half way."""
 
     def __init__(self, cluster: Cluster, kind: type, nodes: Any, images: int):

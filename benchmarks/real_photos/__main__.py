@@ -11,6 +11,7 @@ and a folder a run.
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +19,14 @@ from typing import Optional
 
 from benchmarks.real_photos.parts import JUDGE, START, write_few, write_parts
 from benchmarks.real_photos.summary import write_summary
+from captioning import train
 from captioning.config import load_config
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.job_runner import Job
+from captioning.runtime.program import exit_code
 from captioning.sweep.__main__ import Sweep
-from captioning.sweep.programs import Program, run_programs, slots
+from captioning.sweep.parallel_runs import run_in_slots, slots
 from captioning.sweep.variants import of_objectives, read_objectives
 from captioning.training.validation_history import is_trained
 
@@ -61,7 +64,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """0; 2 after a line that says what is wrong; 130 when it was stopped."""
     arguments = parse(argv)
     stopped = "stopped; the same command goes on from here"
-    return exit_code_unwatched(lambda: _run(arguments), stopped)
+    return exit_code(lambda: _run(arguments), stopped)
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -79,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> None:
         config = load_config(arguments.config, keys)
         keys = [*QUICK, *write_few(config, QUICK_PHOTOS, folder / "photos"), *keys]
     seeds = [folder / f"seed{n}" for n in range(arguments.seeds or (1 if quick else 3))]
-    programs, sweeps = [], []
+    jobs, sweeps = [], []
     for number, seed in enumerate(seeds):
         files = write_parts(load_config(arguments.config, keys), number, seed / "photos")
         # The judge has another seed than its captioner, so that it starts from other weights.
@@ -87,18 +90,16 @@ def _run(arguments: argparse.Namespace) -> None:
             own = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
             place = ["--config", arguments.config, "--output_dir", str(seed / name)]
             if not is_trained(load_config(arguments.config, own, {"output_dir": place[-1]})):
-                command = [sys.executable, "-m", "captioning.train", *place, *own]
-                programs.append(Program(f"{seed.name}/{name}", command, seed / f"{name}.log"))
+                do = functools.partial(train.main, [*place, *own])
+                jobs.append(Job(f"{seed.name}/{name}", do, seed / f"{name}.log"))
         tuned = {key.partition("=")[0] for key in tuning}
         own = [key for key in keys if key.partition("=")[0] not in tuned]
         own += [f"train_file={files[START]}", f"seed={number}", f"pretrained={seed / START / BEST}"]
         sweeps.append((seed, own))
-    _check(run_programs(programs, slots("cpu", arguments.jobs)))
+    _check(run_in_slots(jobs, slots("cpu", arguments.jobs)))
     for seed, own in sweeps:
         sweep = Sweep(arguments.config, None, seed, own, variants)
         _check(sweep.train(arguments.jobs))
-        if len(sweep.done()) < len(variants):
-            raise UserError("a run was stopped; the same command goes on from here")
     print(write_summary(folder, seeds, variants), end="")
 
 

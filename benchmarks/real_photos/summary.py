@@ -21,7 +21,7 @@ from captioning.runtime.progress import say
 from captioning.sweep.over_seeds import half_width, over_seeds
 from captioning.sweep.variants import Variant
 
-FOUND = Column("found", "Finds its photo", "%", "captions likeliest under their own photo")
+FOUND = Column("found", "Finds its photo", "%", "likeliest under their own photo", 1, 1.0)
 LENGTH = plane.Axis("cap_len", "words a caption")
 UP = (plane.Axis("found", "captions that find their photo (%)"), plane.Axis("CIDEr", "CIDEr"))
 EVERY = 30  # of the test photos by id, whose captions are examples

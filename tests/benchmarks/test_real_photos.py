@@ -2,8 +2,6 @@
 all of it, on a small data set of scenes."""
 
 import json
-import subprocess
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from benchmarks.real_photos import __main__ as program
 from benchmarks.real_photos import judge, parts, summary
 from captioning.config import load_config
 from captioning.data import read_annotations, read_split
-from tests.soak.launched import Forked
 
 TINY = [
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -102,8 +99,6 @@ def test_the_configuration_has_both_data_sets(repository, shared_data):
 @pytest.mark.slow
 def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     """Two objectives from one start, scored and judged; finished runs are not repeated."""
-    forking = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
-    monkeypatch.setattr("captioning.sweep.programs.subprocess", forking)
     command = ["--config", str(scenes_config), "--seeds", "1", "--objectives", "mle,focal"]
     command += ["--output_dir", str(tmp_path), *TINY]
     assert program.main(command) == 0
