@@ -115,8 +115,8 @@ def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
     whole = model.lines(batch, 0, job)
     with short_of_memory(card, model, lambda: model.lines(batch, 0, job)):
         lines = model.lines(batch, 0, job)
-    assert model.at_once < count, "memory did not run out"
-    card.note(f"{count} images at once did not fit, {model.at_once} did")
+    assert model.generated_at_once < count, "memory did not run out"
+    card.note(f"{count} images at once did not fit, {model.generated_at_once} did")
     equal = sum(a["caption"] == b["caption"] for a, b in zip(lines, whole))
     assert len(lines) == count and equal >= 0.99 * count
 
