@@ -32,7 +32,7 @@ def with_words(spec, labels, vocabulary):
     """The objective, its random words the same wherever it is asked."""
     objective = Objective(spec, 0.1, pad_token_id=0)
     drawn = torch.randint(vocabulary, (*labels.shape, 10), generator=torch.Generator())
-    objective._draw = lambda labels, _: drawn.to(labels.device)
+    objective._sample = lambda labels, _: drawn.to(labels.device)
     return objective
 
 
