@@ -181,8 +181,8 @@ MUTATIONS = [
     Mutation(
         "another tokenizer is let through on resume",
         "captioning/config/keys.py",
-        'tokenizer: Annotated[str, Field(min_length=1), "run"]',
-        'tokenizer: Annotated[str, Field(min_length=1), "data"]',
+        'tokenizer: Annotated[Name, "run"]',
+        'tokenizer: Annotated[Name, "data"]',
         "tests/captioning/bad_input/test_resumed.py",
     ),
     Mutation(
