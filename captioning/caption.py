@@ -10,6 +10,11 @@ One JSON line an image. Called again, it goes on where it was stopped; docs/capt
 more. --engine ray divides the work among GPUs and machines.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import contextlib
 import importlib.util

@@ -10,6 +10,11 @@ metrics that run models share their work where torchrun starts several processes
 two programs' captions of the same images differ, and how surely.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import re
 import shlex
@@ -36,7 +41,7 @@ from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, NEED_IMAGES
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 
 def _arguments(argv):
@@ -88,7 +93,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program on its arguments (those of the command line); return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _arguments(argv)
-    return exit_code_unwatched(lambda: _run(arguments, argv), "stopped: nothing was written")
+    return exit_code(lambda: _run(arguments, argv), "stopped: nothing was written")
 
 
 def _run(arguments, argv):

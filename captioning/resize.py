@@ -8,6 +8,11 @@ side becomes --side, the aspect ratio stays; an image that is no larger is copie
 there already is passed over: the same command goes on where it was stopped.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import io
 import os

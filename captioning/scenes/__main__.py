@@ -3,13 +3,18 @@
 python -m captioning.scenes --output data/scenes --seed 0
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.scenes.make import make_scenes
 
 
@@ -23,7 +28,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         drawn = make_scenes(arguments.output, arguments.seed)
         print(f"{arguments.output} {'is drawn' if drawn else 'is there already'}", file=sys.stderr)
 
-    return exit_code_unwatched(draw)
+    return exit_code(draw, "stopped")
 
 
 if __name__ == "__main__":
