@@ -5,7 +5,6 @@ package, which is imported then.
 """
 
 from functools import cache
-from pathlib import Path
 from typing import Any, Optional
 
 from pydantic import (
@@ -20,11 +19,12 @@ from captioning.captioners.registry import CAPTIONERS, package_of
 from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
 from captioning.data.division import checked_division
-from captioning.files.local_copies import located
 from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
 from captioning.files.tars import is_tars
 from captioning.metrics.metric_sum import MetricSum
-from captioning.rewards.registry import check_rewards
+from captioning.metrics.options import option_classes
+from captioning.metrics.registry import EVALUATORS
+from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings
@@ -34,17 +34,15 @@ from smile.mixture import FIRST_TOKEN_MLE
 LAST = "last"  # the epoch that `select` may name instead of metrics
 
 
-class Config(Keys):
-    """A run's configuration."""
+class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
+    """A run's configuration: `Keys` and the options of all metrics and rewards."""
 
-    @field_validator(
-        *("pretrained", "coco_gt_root", "train_file", "val_file", "test_file", "val_gt_file"),
-        *("test_gt_file", "train_captions", "facts_file", "objects_file", "synonyms", "pool"),
-        *("judge_url", "judge_model", "select"),
-    )
+    @field_validator("*")
     @classmethod
-    def _empty_is_none(cls, value: Any) -> Any:
-        return value or None
+    def _empty_is_none(cls, value: Any, info: ValidationInfo) -> Any:
+        """An empty name or list, where None is the default."""
+        optional = cls.model_fields[info.field_name].default is None
+        return None if optional and value in ("", []) else value
 
     @field_serializer("pretrained")
     def _without_secrets(self, value: Any) -> Any:
@@ -121,10 +119,7 @@ class Config(Keys):
         return self
 
     def _check_reward(self) -> None:
-        if "facts" in self.reward and not self.facts_file:
-            raise ValueError(
-                "reward: facts needs facts_file, the file that says what is in each image"
-            )
+        check_options(self.reward, self)
         if self.reward_samples == 1 and self.reward_baseline == "others":
             raise ValueError(
                 "reward_samples is 1, but reward_baseline is others, the mean of an image's other "
@@ -163,20 +158,6 @@ class Config(Keys):
             return "early_stopping"
         return "lr_schedule" if self.lr_schedule == "plateau" else None
 
-    @property
-    def facts_path(self) -> Optional[Path]:
-        return located(self.ann_root, self.facts_file) if self.facts_file else None
-
-    @property
-    def objects_paths(self) -> tuple[Path, ...]:
-        named = self.objects_file or ()
-        names = [named] if isinstance(named, str) else named
-        return tuple(located(self.ann_root, name) for name in names)
-
-    @property
-    def train_captions_path(self) -> Optional[Path]:
-        return located(self.ann_root, self.train_captions) if self.train_captions else None
-
     def decoding_settings(self) -> DecodingSettings:
         """How this run generates captions."""
         names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)
@@ -203,7 +184,7 @@ def config_class(model: Optional[str] = None) -> type[Config]:
 
 @cache
 def _config_with(*modules: str) -> type[Config]:
-    owners = dict.fromkeys(Keys.model_fields, Keys.__module__)
+    owners = dict.fromkeys(Config.model_fields, Config.__module__)
     for module in modules:
         for name in load(module).Keys.model_fields:
             if name in owners:

@@ -1,6 +1,6 @@
 """The configuration keys that all captioners share, each with its role (`roles.py`).
 
-The keys of one captioner are declared in its package.
+The keys of one captioner are declared in its package, those of a metric or reward on its class.
 """
 
 from typing import Annotated, Any, Literal, Optional, Union
@@ -18,8 +18,6 @@ from pydantic import (
 from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.roles import roles_of
-from captioning.metrics import java
-from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 
 Name = Annotated[str, Field(min_length=1)]
@@ -124,19 +122,6 @@ class Keys(BaseModel):
     metrics: Annotated[list[Literal[tuple(EVALUATORS)]], "scoring"] = Field(
         list(DEFAULT_METRICS), min_length=1
     )
-    spice: Annotated[bool, "scoring"] = False
-    spice_timeout: Annotated[PositiveFloat, "scoring"] = 3600.0
-    spice_heap: Annotated[str, "scoring"] = Field("8G", pattern=java.MEMORY)
-    train_captions: Annotated[Optional[str], "scoring"] = None
-    facts_file: Annotated[Optional[str], "scoring"] = None
-    objects_file: Annotated[Union[str, list[str], None], "scoring"] = None
-    synonyms: Annotated[Optional[str], "scoring"] = None
-    singular: Annotated[Literal["pattern", "wordnet"], "scoring"] = "pattern"
-    clip_model: Annotated[Name, "scoring"] = CLIP_MODEL
-    ppl_model: Annotated[Name, "scoring"] = PPL_MODEL
-    judge_url: Annotated[Optional[str], "scoring"] = None
-    judge_model: Annotated[Optional[str], "scoring"] = None
-    pool: Annotated[Optional[str], "scoring"] = None
 
     output_dir: Annotated[Name, "machine"]
     device: Annotated[Name, "machine"] = "auto"

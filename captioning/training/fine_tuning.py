@@ -24,7 +24,7 @@ from captioning.data import (
     training_loader,
 )
 from captioning.data.loader import Batch
-from captioning.data.original_randaugment import check_opencv
+from captioning.data.randaugment import check_opencv
 from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import captioner_from, preprocessing_of

@@ -8,9 +8,11 @@ from pydantic import ValidationError
 
 from captioning.config import Config, keys_of, parse_config
 from captioning.models import checkpoints
+from captioning.rewards.registry import REWARDS
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
+from captioning.runtime.registry import load
 from captioning.training.output_folder import OutputFolder, free_name
 from captioning.training.run_state import batch_sizes, progress_of, saved_batch_sizes
 from captioning.training.validation_history import why_over
@@ -55,9 +57,8 @@ def starting_point(
 
 
 def _keys_of_rewards(config: Config) -> list[str]:
-    """Keys that change the reward; in a run without it they only affect scoring."""
-    keys = {"clipscore": "clip_model", "facts": "facts_file"}
-    return [key for name, key in keys.items() if name in (config.reward or ())]
+    """The rewards' options: they change the results, while metrics' options only score."""
+    return [key for name in config.reward or () for key in load(REWARDS[name]).Options.model_fields]
 
 
 def _check_settings(config: Config, content: dict[str, Any]) -> None:

@@ -16,9 +16,10 @@ from captioning.config import Config
 from captioning.data import Sample
 from captioning.metrics.diversity import words
 from captioning.models.build import captioner_from
-from captioning.rewards.interface import Said, TrainingImages
+from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
 from captioning.rewards.workers import Rewards
+from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
 from smile import ObjectiveOutput
 
@@ -77,11 +78,11 @@ class SelfCritical(nn.Module):
             ratio = logprobs.detach() - self._logprobs_of_start(image, ids, logprobs)
         likelihood = captioner(image, captions) if config.objective else None
 
-        found = pending.found()
+        found = pending()
         rewards = self._weighted(found, logprobs)
         valued = rewards - config.reward_kl * ratio
         if pending_greedy:
-            baseline = self._weighted(pending_greedy.found(), logprobs).expand_as(rewards)
+            baseline = self._weighted(pending_greedy(), logprobs).expand_as(rewards)
         else:
             baseline = (valued.sum(1, keepdim=True) - valued) / (valued.size(1) - 1)
         loss = -((valued - baseline) * logprobs).mean()
@@ -99,10 +100,10 @@ class SelfCritical(nn.Module):
             parts.update(likelihood.parts)
         return ObjectiveOutput(loss, parts, torch.tensor(rewards.numel(), device=loss.device))
 
-    def _captions(self, generated: Generated) -> list[list[Said]]:
+    def _captions(self, generated: Generated) -> list[list[Sampled]]:
         ended = (generated.token_ids == self.captioner.tokenizer.end).any(-1).tolist()
         pairs = zip(generated.captions, ended)
-        return [[Said(*one) for one in zip(*of_image)] for of_image in pairs]
+        return [[Sampled(*one) for one in zip(*of_image)] for of_image in pairs]
 
     def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
         """The captions' log-probabilities under `start`, (B, k); `logprobs` without it."""
@@ -126,11 +127,13 @@ def rewards_of(config: Config, samples: Sequence[Sample], device: torch.device) 
     images = TrainingImages(
         {sample.image_id: sample.captions for sample in samples},
         {sample.image_id: Path(config.image_root, sample.image) for sample in samples},
-        config.facts_path,
-        config.clip_model,
         str(device),
     )
-    return Rewards({name: REWARDS[name](images) for name in config.reward}, config.num_workers)
+    kinds = {name: load(REWARDS[name]) for name in config.reward}
+    rewards = {
+        name: kind(images, **kind.Options.from_config(config)) for name, kind in kinds.items()
+    }
+    return Rewards(rewards, config.num_workers)
 
 
 def start_of(config: Config, device: torch.device) -> Optional[nn.Module]:

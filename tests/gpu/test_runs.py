@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.card import relative_error
 from captioning import train
-from captioning.bulk.model import Captioning
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
 from captioning.data import evaluation_transform, load_image
@@ -105,7 +105,7 @@ def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
     trained(card, folder, "max_epoch=1")
     count = 8 if card.tiny else 4096
     given = {"eval_batch_size": count, "precision": "fp32"}
-    model = Captioning(str(checkpoints.best(folder)), None, given, 1, card.device)
+    model = CheckpointModel(str(checkpoints.best(folder)), None, given, 1, card.device)
     image = evaluation_transform(model.config.image_size)
     photos = sorted((card.folder / "scenes" / "images").glob("*.png"))[:8]
     images = torch.stack([image(load_image(path)) for path in photos])
