@@ -6,8 +6,7 @@ import pytest
 
 from captioning import caption
 from captioning.config import Config, config_class, keys_of, load_config
-from captioning.config.keys import Keys
-from captioning.config.roles import ROLES, roles_of
+from captioning.config.keys import ROLES, Keys, roles_of
 from captioning.report.runs import NOT_A_SETTING, OF_SCORING
 from captioning.runtime.errors import UserError
 from captioning.sweep.__main__ import OWN_KEYS
