@@ -128,8 +128,8 @@ class RunState:
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
         """As files that rank 0 writes."""
-        model = sharding.whole_weights(self.captioner)
-        optimizer = sharding.whole_optimizer(self.captioner, self.optimizer)
+        model = sharding.whole_weights(self.captioner, distributed.is_main())
+        optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
 
         def save() -> None:
             whole = {"model": model, **content}

@@ -2,6 +2,9 @@
 
 Each process keeps its rows of every weight, of the gradient and of the optimiser's state.
 Checkpoints are whole, or in shards that any number of processes can read.
+
+torch.distributed.checkpoint.state_dict cannot gather them: it finds parameters by the names in the
+state dict, and that of an adapter has other names than its modules.
 """
 
 from collections.abc import Mapping
@@ -88,37 +91,29 @@ def begin_step(captioner: nn.Module) -> None:
     distributed.share(buffer for objective in objectives for buffer in objective.buffers())
 
 
-def whole_weights(captioner: nn.Module, on_all_ranks: bool = False) -> Mapping[str, Any]:
-    """The captioner's state dict; of a sharded one gathered on rank 0's CPU, all ranks call it.
+def whole(state: Any, keep: bool = True) -> Any:
+    """A state dict with sharded tensors gathered on the CPU; all ranks call it.
 
-    on_all_ranks: gather it on every rank's device.
+    keep: without it the gathered tensors are None on this rank.
     """
+    if isinstance(state, Mapping):
+        return {key: whole(value, keep) for key, value in state.items()}
+    if not is_distributed(state):
+        return state
+    gathered = state.full_tensor()
+    return gathered.cpu() if keep else None
+
+
+def whole_weights(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
+    """The captioner's gathered state dict. A weight of two names is gathered once."""
     if not is_sharded(captioner):
         return captioner.state_dict()
-    from torch.distributed.checkpoint import state_dict as dcp
-
-    options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=not on_all_ranks)
-    return dcp.get_model_state_dict(captioner, options=options)
-
-
-def whole_optimizer(captioner: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimiser's state dict, gathered as `whole_weights`."""
-    if not is_sharded(captioner):
-        return optimizer.state_dict()
-    from torch.distributed.checkpoint import state_dict as dcp
-
-    options = dcp.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    found = dcp.get_optimizer_state_dict(captioner, optimizer, options=options).get("state", {})
-    # Parameters have names here, and numbers in `Optimizer.state_dict` and in checkpoints.
-    names = enumerate(_names(captioner, optimizer))
-    state = {number: found[name] for number, name in names if name in found}
-    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
-
-
-def _names(captioner: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The names of the optimiser's parameters, by their numbers."""
-    names = {parameter: name for name, parameter in captioner.named_parameters()}
-    return [names[p] for group in optimizer.param_groups for p in group["params"]]
+    found: dict[int, Any] = {}
+    state = captioner.state_dict(keep_vars=True)  # whose tensors of two names are one object
+    for tensor in state.values():
+        if id(tensor) not in found:
+            found[id(tensor)] = whole(tensor.detach(), keep)
+    return {name: found[id(tensor)] for name, tensor in state.items()}
 
 
 def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.Module:
@@ -129,7 +124,7 @@ def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.
     if not is_sharded(captioner):
         return captioner
     copy, _ = captioner_from(config, None, captioner.saved_beside_weights())
-    copy.load_state_dict(whole_weights(captioner, on_all_ranks=True))
+    copy.load_state_dict(whole_weights(captioner))
     return copy.to(device)
 
 
@@ -143,22 +138,14 @@ def load(
 
     Raises what their `load_state_dict` raises.
     """
-    if not is_sharded(captioner):
-        captioner.load_state_dict(weights)
-        optimizer.load_state_dict(state)
-        return
-    from torch.distributed.checkpoint import state_dict as dcp
-
-    names = _names(captioner, optimizer)
-    of_names = {names[number]: own for number, own in state["state"].items()}
-    groups = [{**g, "params": [names[n] for n in g["params"]]} for g in state["param_groups"]]
-    dcp.set_state_dict(
-        captioner,
-        optimizer,
-        model_state_dict=weights,
-        optim_state_dict={"state": of_names, "param_groups": groups},
-        options=dcp.StateDictOptions(full_state_dict=True),
-    )
+    if is_sharded(captioner):
+        own = captioner.state_dict()
+        weights = {name: _as(tensor, own.get(name)) for name, tensor in weights.items()}
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        of_each = dict(enumerate(parameters))
+        state = {**state, "state": {n: _rows(s, of_each[n]) for n, s in state["state"].items()}}
+    captioner.load_state_dict(weights)
+    optimizer.load_state_dict(state)
 
 
 def named_tensors(
@@ -200,3 +187,18 @@ def load_sharded(
     weights = {name[len(MODEL) :]: t for name, t in own.items() if name.startswith(MODEL)}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _rows(moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+    """The optimiser's state of one parameter; the number of steps is not sharded."""
+    return {name: _as(value, parameter) if value.ndim else value for name, value in moments.items()}
+
+
+def _as(tensor: Tensor, sharded: Any) -> Tensor:
+    """A whole tensor, sharded like another one without communication."""
+    from torch.distributed.tensor import distribute_tensor
+
+    if not is_distributed(sharded):
+        return tensor
+    mesh, placements = sharded.device_mesh, sharded.placements
+    return distribute_tensor(tensor.to(sharded.device), mesh, placements, src_data_rank=None)
