@@ -129,5 +129,5 @@ def _run(jobs: Iterable[Job], free: Sequence[dict[str, str]]) -> None:
 def _is_of(folder: Path, config: Config) -> bool:
     """Whether the run in a folder is that of a configuration, wherever its data lie."""
     record = load_config(folder / "config.yaml")
-    keys = [key for role in ("run", "batch", "length") for key in keys_of(role)]
+    keys = [key for role in ("run", "batch", "length") for key in keys_of(role, type(record))]
     return all(getattr(record, key) == getattr(config, key) for key in keys)

@@ -23,7 +23,7 @@ from captioning.runtime.program import exit_code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    """Run the program; return 0, or 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir")
     parser.add_argument("--output", type=Path, help="default: report.html above the runs, or in it")
@@ -41,9 +41,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def default_output(runs: Sequence[Path]) -> Path:
-    """report.html in the folder that holds all runs; for one run, in its own.
+    """report.html in the folder that holds all runs, or in the folder of a single run.
 
-    Runs that have but the root in common leave it in the current folder.
+    It is in the current folder for runs that have only the root in common.
     """
     if len(runs) == 1:
         return runs[0] / "report.html"

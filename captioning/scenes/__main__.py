@@ -1,4 +1,4 @@
-"""Draw a small captioned world.
+"""Make a small data set of drawn scenes with captions.
 
 python -m captioning.scenes --output data/scenes --seed 0
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Optional
 
 from captioning.runtime.program import exit_code
+from captioning.runtime.progress import say
 from captioning.scenes.make import make_scenes
 
 
@@ -24,11 +25,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
 
-    def draw() -> None:
-        drawn = make_scenes(arguments.output, arguments.seed)
-        print(f"{arguments.output} {'is drawn' if drawn else 'is there already'}", file=sys.stderr)
+    def program() -> None:
+        made = make_scenes(arguments.output, arguments.seed)
+        say(f"{arguments.output} {'is drawn' if made else 'is there already'}")
 
-    return exit_code(draw, "stopped")
+    return exit_code(program, "stopped")
 
 
 if __name__ == "__main__":
