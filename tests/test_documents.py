@@ -90,7 +90,7 @@ def test_bash_says_what_a_block_calls(stage):
         ("bash scripts/soak.sh --kill x", "invalid int value: 'x'|unrecognized"),
         ("python -m captioning.sweep configs/caption_coco.yaml --mles 0", "unrecognized"),
         ("python -m captioning.sweep configs/none.yaml", "configs/none.yaml does not exist"),
-        ("python -m captioning.sweep configs/caption_coco.yaml --pretrain x.yaml", "cannot read"),
+        ("python -m captioning.sweep configs/caption_coco.yaml --pretrain x.yaml", "no such file"),
         ("python -m captioning.tune", "no module captioning.tune"),
         ("python -m caption.train", "no module caption.train"),
         ("python -m captioning.files.reading", "does not read its arguments"),
