@@ -95,7 +95,7 @@ def test_bash_says_what_a_block_calls(stage):
         ("python -m caption.train", "no module caption.train"),
         ("python -m captioning.files.reading", "does not read its arguments"),
         ("python -m captioning.launch --standalone train.py", "train.py is launched"),
-        ("torchrun --nproc_per_node 2 -m captioning.train --config a.yaml", "cannot read"),
+        ("torchrun --nproc_per_node 2 -m captioning.train --config a.yaml", "no such file"),
         ("torchrun --processes 2 -m captioning.train", "unrecognized arguments|required"),
         ("python -m captioning.train --config configs/caption_coco.yaml | treee", "treee"),
         ("for x in 1 2; do python -m captioning.report", "syntax error"),
