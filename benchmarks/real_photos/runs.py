@@ -13,8 +13,8 @@ from captioning.config import Config, keys_of, load_config
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
-from captioning.sweep.one_run import train_and_score, without_pretrained
 from captioning.sweep.parallel_runs import run_in_slots, slots
+from captioning.sweep.runs import train_and_score, without_pretrained
 from captioning.sweep.variants import Variant
 from captioning.training.validation_history import is_done, is_trained
 

@@ -10,7 +10,7 @@ from captioning.config.keys import Keys
 from captioning.config.roles import ROLES, roles_of
 from captioning.report.runs import NOT_A_SETTING, OF_SCORING
 from captioning.runtime.errors import UserError
-from captioning.sweep.__main__ import OWN_KEYS
+from captioning.sweep.runs import OWN_KEYS
 from captioning.sweep.variants import varied_keys
 from captioning.training.resume import starting_point
 from tests.tiny_run import leave_an_epoch
