@@ -10,6 +10,11 @@ models share their work over the processes of torchrun. --compare shows how the 
 programs for the same images differ, with intervals and p.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import shlex
 import sys
@@ -35,7 +40,7 @@ from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, build_evalu
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.runtime.registry import load
 
 
@@ -92,7 +97,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code: 2 after a one-line error for the user."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _arguments(argv)
-    return exit_code_unwatched(lambda: _run(arguments, argv), "stopped: nothing was written")
+    return exit_code(lambda: _run(arguments, argv), "stopped: nothing was written")
 
 
 def _run(arguments, argv):

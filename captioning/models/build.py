@@ -16,7 +16,17 @@ from BLIP.weights.checkpoint import load_weights, read_checkpoint
 from captioning.captioners.interface import BuildContext, Captioner
 from captioning.captioners.registry import package_of
 from captioning.config import Config, load_config, parse_config
-from captioning.data import MEAN, STD, Preprocessing, decode, preprocess_caption, read_split
+from captioning.data import (
+    MEAN,
+    STD,
+    Preprocessing,
+    decode,
+    evaluation_transform,
+    normalise,
+    preprocess_caption,
+    read_split,
+    training_transform,
+)
 from captioning.files.stores import without_secrets
 from captioning.models.skip_init import Unfilled
 from captioning.runtime.errors import UserError
@@ -81,9 +91,12 @@ def preprocessing_of(config: Config) -> Preprocessing:
     except ValueError as error:
         raise UserError(str(error)) from error
     if own is None:
-        exact = config.input == "exact"
-        return Preprocessing.of_blip(
-            config.image_size, config.augmentation, config.augmentation_strength, exact
+        strength, exact = config.augmentation_strength, config.input == "exact"
+        return Preprocessing(
+            evaluation_transform(config.image_size),
+            training_transform(config.image_size, config.augmentation, strength, exact),
+            normalise,
+            same=config.augmentation == "none",
         )
     evaluation, training, *others = own
     return Preprocessing(evaluation, partial(_decoded, training), *others)

@@ -3,6 +3,11 @@
 python -m captioning.report output/demo/mle output/demo/smile output/demo/mle_smile
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import os
 import sys
@@ -14,7 +19,7 @@ from captioning.report.comparison import compare
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import write_report
 from captioning.runtime.errors import visible
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -32,7 +37,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         write_report(comparison, output)
         print(f"the report is {output}", file=sys.stderr)
 
-    return exit_code_unwatched(report)
+    return exit_code(report, "stopped")
 
 
 def default_output(runs: Sequence[Path]) -> Path:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
-from captioning.data.sources import SOURCES
+from captioning.data.sources import known_annotation
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.facts import FactsOptions
 from captioning.metrics.registry import EVALUATORS, all_metrics, build_evaluators, options_of
@@ -79,8 +79,9 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     unread = Comparison(split, runs, captioned, missing=missing, captioned=count)
     config = runs[0].scored_with
     try:
-        samples = {sample.image_id: sample for sample in read_split(config, split)}
-        texts = references(config, split)
+        of_split = read_split(config, split)
+        texts = references(config, split, of_split)
+        samples = {sample.image_id: sample for sample in of_split}
     except UserError as error:
         missing.append(f"The data set could not be read, so there are no human captions: {error}.")
         return unread
@@ -115,7 +116,7 @@ def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
 
     def data_of(run: Run) -> dict[str, str]:
         config = run.scored_with
-        known = SOURCES[config.dataset].annotations.get(split)
+        known = known_annotation(config.dataset, split)
         return {
             "dataset": config.dataset,
             "ann_root": str(Path(config.ann_root).resolve()),

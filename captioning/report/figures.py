@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from captioning.config.objectives import NAMES
 from captioning.metrics.diversity import words
 from captioning.report.runs import Run
+from captioning.training.run_log import CURVES
 
 WIDTH, HEIGHT = 4.3, 3.2  # inches, about the width of a phone
 INK, FAINT = "#1c2733", "#c9d1d9"
@@ -34,12 +35,6 @@ VALIDATION = (
     {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
     {"true_facts": "true facts a caption", "cap_len": "words a caption"},
 )
-# Of captions that are sampled in training with a reward.
-SAMPLED = {
-    "reward": ("Reward in training", "reward a caption"),
-    "length": ("Length in training", "words a sampled caption"),
-    "kl": ("KL to the start", "nats a caption"),
-}
 # Okabe and Ito's colours, which colour-blind people tell apart.
 STYLES = {
     "humans": Style("#4a4f57", "D", "-"),
@@ -136,14 +131,14 @@ class Curve(NamedTuple):
 def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     """(title, figure) of each objective's loss by step, of sampled captions, and of validations."""
     of_steps = {part: (f"{name} loss in training", "nats a token") for part, name in NAMES.items()}
-    for part, (title, label) in {**of_steps, **SAMPLED}.items():
+    for part, (title, label) in {**of_steps, **CURVES}.items():
         lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
         if not lines:
             continue
         smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
         if part == "mle" and smoothing != {0}:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
-        name = part if part in SAMPLED else f"loss-{part}"
+        name = part if part in CURVES else f"loss-{part}"
         yield title, _draw(lines, name, title, "optimiser step", label, smooth=True)
     for choices in VALIDATION:
         for name, label in choices.items():

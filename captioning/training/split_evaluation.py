@@ -36,7 +36,7 @@ class SplitEvaluation:
         self.config, self.split, self.folder, self.device = config, split, folder, device
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
-            self.references = references(config, split)
+            self.references = references(config, split, self.samples)
             settings = metric_settings(config, self.samples, str(device))
             options = options_of(config.metrics, config)
             self.evaluators = build_evaluators(config.metrics, settings, **options)

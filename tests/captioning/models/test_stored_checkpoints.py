@@ -120,7 +120,7 @@ def test_annotations_of_a_store_are_those_of_the_disk(store, scenes, scenes_conf
     there = load_config(scenes_config, [*more, *there])
     samples = read_split(here, "val")
     assert read_split(there, "val") == samples
-    assert references(there, "val") == references(here, "val") != {}
+    assert references(there, "val", samples) == references(here, "val", samples) != {}
     found = [options_of(["facts", "diversity"], config) for config in (here, there)]
     for name in ("facts_file", "train_captions"):
         one, other = (Path(options[name]) for options in found)
