@@ -22,7 +22,7 @@ from torch import Tensor
 from captioning.data import training_transform
 from captioning.data.image import open_image
 from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS, check_opencv
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 NAMES = [operation.__name__ for operation in OPERATIONS]
 
@@ -94,7 +94,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         check_opencv()
         print(measure(arguments.photos, arguments.size))
 
-    return exit_code_unwatched(program)
+    return exit_code(program, "stopped")
 
 
 if __name__ == "__main__":

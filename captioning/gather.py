@@ -5,6 +5,11 @@
 Everything else in the checkpoint but its optimiser goes into the file. One process reads it.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import sys
 from collections.abc import Sequence

@@ -8,6 +8,11 @@ Names and subfolders stay, so only image_root changes in a configuration. The sh
 are skipped: the same command resumes where it was stopped.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import io
 import os

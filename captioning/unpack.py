@@ -6,6 +6,11 @@ Writes train.json, val.json and a PNG file per image, for `dataset: custom`. Unk
 file become <unk> in the captions; a captioner that counts its words reads them as its <UNK>.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -16,7 +21,7 @@ from PIL import Image
 
 from captioning.data.tensor_file import Part, read_tensor_file
 from captioning.files.writing import refusals_told, require_folder, write_json
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.runtime.progress import progress, say
 
 
@@ -57,7 +62,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("folder", type=Path, help="where images and annotations go")
     given = parser.parse_args(argv)
     interrupted = "stopped; the same command begins again"
-    return exit_code_unwatched(lambda: say(unpack(given.file, given.folder)), interrupted)
+    return exit_code(lambda: say(unpack(given.file, given.folder)), interrupted)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from adapters.lora import CONFIG
-from BLIP import load_weights, read_checkpoint
 from BLIP.tokenizer import CaptionTokenizer
+from BLIP.weights.checkpoint import load_weights, read_checkpoint
 from captioning.captioners.interface import BuildContext, Captioner
-from captioning.captioners.registry import CAPTIONERS
-from captioning.config import Config, load_config
+from captioning.captioners.registry import package_of
+from captioning.config import Config, load_config, parse_config
 from captioning.data import (
     MEAN,
     STD,
@@ -40,7 +40,7 @@ def captioner_from(
     resumed: the content of the checkpoint whose weights the caller will put in place. Made-up
     weights depend on the seed alone. Raises UserError.
     """
-    package = CAPTIONERS[config.model]
+    package = package_of(config.model)
     torch.manual_seed(config.seed)
     try:
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
@@ -87,7 +87,7 @@ def training_captions(config: Config) -> Iterator[str]:
 def preprocessing_of(config: Config) -> Preprocessing:
     """How images are made into what the configuration's captioner takes. Raises UserError."""
     try:
-        own = CAPTIONERS[config.model].preprocessing(config)
+        own = package_of(config.model).preprocessing(config)
     except ValueError as error:
         raise UserError(str(error)) from error
     if own is None:
@@ -152,14 +152,14 @@ def trained_config(
     except ValueError as error:
         raise UserError(str(error)) from error
     try:
-        found = Config.model_validate(content.get("config"))
+        found = parse_config(content.get("config"))
     except ValidationError as error:
         shown = without_secrets(checkpoint)
         raise UserError(
             f"{shown} does not hold the configuration of a run: name one with --config"
         ) from error
     try:
-        return Config.model_validate({**found.model_dump(), **(changes or {})})
+        return parse_config({**found.model_dump(), **(changes or {})})
     except ValidationError as error:
         reasons = (detail["msg"].removeprefix("Value error, ") for detail in error.errors())
         raise UserError("; ".join(reasons)) from error

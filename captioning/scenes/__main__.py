@@ -3,13 +3,18 @@
 python -m captioning.scenes --output data/scenes --seed 0
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.runtime.progress import say
 from captioning.scenes.make import make_scenes
 
@@ -24,7 +29,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         made = make_scenes(arguments.output, arguments.seed)
         say(f"{arguments.output} {'is drawn' if made else 'is there already'}")
 
-    return exit_code_unwatched(program)
+    return exit_code(program, "stopped")
 
 
 if __name__ == "__main__":
