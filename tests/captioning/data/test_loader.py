@@ -1,6 +1,5 @@
 import gc
 import logging
-import multiprocessing
 
 import pytest
 import torch
@@ -215,14 +214,3 @@ def test_skipped_evaluation_images_are_left_out(photos, make_evaluation, caplog,
     list(loader)
     assert loader.skipped == 4
     assert len(caplog.records) == 4
-
-
-def test_workers_end_with_the_loader(make_loader):
-    gc.collect()
-    before = set(multiprocessing.active_children())
-    loader = make_loader(2, num_workers=2)
-    next(iter(loader))
-    assert len(set(multiprocessing.active_children()) - before) == 2
-    del loader
-    gc.collect()
-    assert set(multiprocessing.active_children()) <= before
