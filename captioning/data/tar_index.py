@@ -12,7 +12,7 @@ from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.images import is_image
 from captioning.files.reading import parse_json, read_lines
-from captioning.files.tars import LARGEST, Tar, is_sample, key_and_suffix
+from captioning.files.tars import LARGEST, Tar, key_and_suffix
 from captioning.files.writing import refusals_told, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -121,10 +121,8 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Op
     """Yield (key, suffix, (name, first byte, size, text if it has captions)) of every member."""
     with Tar.open(fileobj=file, mode="r:") as tar:
         for member in tar.each():
-            if not member.isreg() or member.issparse() or not is_sample(member.name):
-                continue
             key, suffix = key_and_suffix(member.name)
-            if key is not None:
+            if key is not None and member.isreg() and not member.issparse():
                 is_text = suffix in ("txt", "json") and member.size <= LARGEST_TEXT
                 text = tar.content(member) if is_text else None
                 yield key, suffix, (member.name, member.offset_data, member.size, text)

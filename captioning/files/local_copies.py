@@ -10,11 +10,9 @@ from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, Union
 
-from filelock import FileLock
-
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.writing import atomic_write, refusals_told, replace
+from captioning.files.writing import atomic_write, held, refusals_told, replace
 from captioning.runtime.errors import UserError
 
 AT_ONCE = 8  # pieces in memory
@@ -49,7 +47,7 @@ def _copied(address: str, files: dict[str, list[Any]]) -> Path:
         return copy
     with refusals_told(copy):
         kept.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{kept}.lock"):
+        with held(Path(f"{kept}.lock")):
             if copy.exists():  # another process made it meanwhile
                 return copy
             for earlier in kept.iterdir():  # other versions, or an interrupted download
