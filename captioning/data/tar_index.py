@@ -13,7 +13,7 @@ from captioning.files.cache import cache_folder, cache_key
 from captioning.files.images import is_image
 from captioning.files.reading import parse_json, read_lines
 from captioning.files.tars import LARGEST, Tar, key_and_suffix
-from captioning.files.writing import refusals_told, write_lines
+from captioning.files.writing import user_errors, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
@@ -69,7 +69,7 @@ def _build_index(tar: str) -> Optional[dict[str, Any]]:
     errors = [row["error"] for row in rows if "error" in row]
     summary = {"version": VERSION, "tar": tar, "stamp": stamp, "samples": len(captions)}
     summary.update(captions=sum(captions), errors=len(errors), first=next(iter(errors), None))
-    with refusals_told(path):
+    with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, [summary, *rows])
     return summary

@@ -12,7 +12,7 @@ from typing import Any, Union
 
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.writing import atomic_write, held, refusals_told, replace
+from captioning.files.writing import atomic_write, locked, replace, user_errors
 from captioning.runtime.errors import UserError
 
 AT_ONCE = 8  # pieces in memory
@@ -45,9 +45,9 @@ def _copied(address: str, files: dict[str, list[Any]]) -> Path:
     copy = kept / cache_key(repr(sorted(files.items())), 16) / name
     if copy.exists():
         return copy
-    with refusals_told(copy):
+    with user_errors(copy):
         kept.mkdir(parents=True, exist_ok=True)
-        with held(Path(f"{kept}.lock")):
+        with locked(Path(f"{kept}.lock")):
             if copy.exists():  # another process made it meanwhile
                 return copy
             for earlier in kept.iterdir():  # other versions, or an interrupted download
@@ -67,7 +67,7 @@ def fetch(address: str, path: Path, stamp: list[Any]) -> None:
     Raises UserError, also if the file is replaced during the download.
     """
     size = stores.size_of(address, stamp)
-    with refusals_told(path):
+    with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             pieces = [

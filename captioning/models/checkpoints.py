@@ -24,11 +24,11 @@ from captioning.files.stores import Missing, check_address, has_folders, stamp, 
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
-    atomic_writes,
-    refusals_told,
     remove,
     replace,
     sync_folder,
+    unfinished_writes,
+    user_errors,
 )
 from captioning.runtime.errors import UserError, one_line
 
@@ -182,7 +182,7 @@ def tidy(folder: Path) -> None:
         for path in [*folder.glob("checkpoint_*.json"), *folder.glob("weights_*.json")]
         if _NAMED.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
     ]
-    for path in [*atomic_writes(folder), *orphans]:
+    for path in [*unfinished_writes(folder), *orphans]:
         _remove(path)
 
 
@@ -197,7 +197,7 @@ def keep_as_best(folder: Path, epoch: int) -> None:
     """Let checkpoint_best.pth be that of `epoch`: a hard link, or a copy where links cannot be."""
     source = weights_of(folder, epoch) or epoch_path(folder, epoch)
     temporary = folder / f".{BEST}{SUFFIX}"
-    with refusals_told(folder / BEST):
+    with user_errors(folder / BEST):
         remove(temporary)
         if source.is_dir():
             _link_parts(source, temporary)

@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from captioning.files.reading import read_json
-from captioning.files.writing import refusals_told, write_json, write_text
+from captioning.files.writing import user_errors, write_json, write_text
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 from captioning.scenes.facts import describe_all
@@ -71,7 +71,7 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     the folder holds something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
-    with refusals_told(folder):
+    with user_errors(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
             if path.exists() and _read(path)["made_from"] == made_from:

@@ -17,7 +17,7 @@ from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.local_copies import fetch
 from captioning.files.reading import read_json
-from captioning.files.writing import SUFFIX, refusals_told, write_json
+from captioning.files.writing import SUFFIX, user_errors, write_json
 from captioning.models.checkpoints import BEST, fetched, is_checkpoint
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
@@ -107,7 +107,7 @@ class OutputFolder:
     def _begin(self) -> None:
         there = stores.stamps(self.address)
         self._last_writer = self._writer() if WRITER in there else None
-        with refusals_told(self.folder):
+        with user_errors(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             if not self._is_last_writer(there):
                 self._replace(there)
@@ -165,7 +165,7 @@ class OutputFolder:
 
     def _keep(self) -> None:
         try:
-            with refusals_told(self.folder):
+            with user_errors(self.folder):
                 if self._token() is None:
                     _write_token(self.folder)
                 own = self._token()
