@@ -26,8 +26,6 @@ from captioning.runtime.errors import UserError
 
 CROP = {"scale": (0.5, 1.0), "interpolation": InterpolationMode.BICUBIC}
 SCENE = np.random.default_rng(3).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-
-
 PHOTO = Image.fromarray(SCENE).resize((64, 48), Image.BICUBIC)
 
 
