@@ -1,5 +1,6 @@
 """Servers that send too much, lead elsewhere, or say nothing, asked by http in https's place."""
 
+import asyncio
 import contextlib
 import gzip
 import threading
@@ -114,6 +115,17 @@ def test_a_refusal_is_told_by_its_type_and_not_by_its_name(monkeypatch):
     for address in ("s3://bucket/a.jpg", "https://host/a.jpg"):
         with pytest.raises(stores.StoreError, match=r"asked 1 times in vain \(Refused\)"):
             stores.retried(address, ask)
+
+
+def test_a_bucket_gets_all_tries_for_each_file(monkeypatch):
+    monkeypatch.setattr(stores, "PAUSE_S", 0)
+
+    def time_out():
+        raise asyncio.TimeoutError
+
+    for name in "abc":
+        with pytest.raises(stores.StoreError, match="asked 6 times in vain"):
+            stores.retried(f"gs://bucket/{name}", time_out)
 
 
 def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
