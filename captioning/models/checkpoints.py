@@ -18,7 +18,7 @@ import torch
 from BLIP.weights.checkpoint import check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
 from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
-from captioning.files.local_copies import local, local_folder
+from captioning.files.cache import local, local_folder
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
 from captioning.files.stores import Missing, check_address, has_folders, stamp, stamps
 from captioning.files.writing import (

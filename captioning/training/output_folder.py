@@ -14,8 +14,7 @@ from typing import Any, Optional
 
 from BLIP.weights.sharded_checkpoint import REST
 from captioning.files import stores, uploads
-from captioning.files.cache import cache_folder, cache_key
-from captioning.files.local_copies import fetch
+from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_json
 from captioning.files.writing import SUFFIX, user_errors, write_json
 from captioning.models.checkpoints import BEST, fetched, is_checkpoint
