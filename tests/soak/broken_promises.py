@@ -75,7 +75,7 @@ MUTATIONS = [
     Mutation(
         "what a killed run had begun to write stays",
         "captioning/models/checkpoints.py",
-        "for path in [*atomic_writes(folder), *orphans]:",
+        "for path in [*unfinished_writes(folder), *orphans]:",
         "for path in []:",
         CHECKPOINTS,
     ),

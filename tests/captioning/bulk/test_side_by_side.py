@@ -7,7 +7,7 @@ import time
 import pytest
 
 from captioning import caption
-from captioning.files.writing import atomic_write, held, write_lines
+from captioning.files.writing import atomic_write, locked, write_lines
 from tests.captioning.bulk.conftest import read_lines
 from tests.soak.processes import Processes
 
@@ -43,7 +43,7 @@ def test_failures_that_another_writes_meanwhile_stay(checkpoint, photos, tmp_pat
             time.sleep(0.01)
 
     process = Processes(caption.main, given, tmp_path / "said", hook=begin_when_it_is_held)
-    with held(failed):
+    with locked(failed):
         (tmp_path / "held").touch()
         until = time.monotonic() + 60
         while not out.exists() and time.monotonic() < until:
