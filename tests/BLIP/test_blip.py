@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from BLIP import build_captioner, vit
+from BLIP import vit
 from decoding import DecodingSettings
 from smile import Objective
 
@@ -55,56 +55,12 @@ def test_without_gradients_a_cpu_encodes_as_many_images_at_a_time_as_its_cache_h
     assert seen == [5, 2, 2, 1]
 
 
-def test_prompt_and_padding_are_not_scored(make_captioner):
-    captioner = make_captioner()
-    output = captioner(torch.randn(2, 3, 48, 48), [["red ball"], ["a small dogs"]])
+def test_tokens_that_are_scored(make_captioner):
+    """Neither prompt nor padding, and a caption only up to max_tokens."""
+    output = make_captioner()(torch.randn(2, 3, 48, 48), [["red ball"], ["a small dogs"]])
     assert output.tokens.item() == 3 + 5  # the words and [SEP]; dogs is dog ##s
-
-
-def test_captions_are_cut_to_max_tokens(make_captioner):
-    captioner = make_captioner(max_tokens=8)
-    output = captioner(torch.randn(1, 3, 48, 48), [["ball " * 20]])
-    assert output.tokens.item() == 4  # 8 without [DEC] a picture of, [SEP] included
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        BEAM,
-        DecodingSettings(num_beams=4, num_return=2, max_length=20, length_penalty=2.0),
-        DecodingSettings(num_beams=1, max_length=15),
-    ],
-)
-def test_a_batch_never_changes_a_caption(make_captioner, settings):
-    captioner = make_captioner()
-    images = 2 * torch.randn(6, 3, 48, 48)
-    together = captioner.generate_details(images, settings)
-    assert len({tuple(c) for c in together.captions}) > 1
-    for image, captions in zip(images, together.captions):
-        assert captioner.generate_details(image[None], settings).captions == [captions]
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
-def test_cached_steps_equal_the_whole_sequence(make_captioner, dtype, tolerance):
-    """Scores of generated captions, recomputed in float32 in one pass without a cache."""
-    captioner = make_captioner(prompt="the picture of a ")
-    image = torch.randn(3, 3, 48, 48)
-    settings = DecodingSettings(num_beams=3, num_return=3, max_length=14, min_length=0)
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        generated = captioner.generate_details(image, settings)
-    embeds = captioner.visual_encoder(image)
-    start = len(captioner.prompt_ids)
-    for b, rows in enumerate(generated.token_ids):
-        for tokens, score in zip(rows, generated.scores[b]):
-            ended = (tokens == captioner.tokenizer.end).nonzero()
-            length = int(ended[0]) if len(ended) else len(tokens)
-            tokens = tokens[None, : length + 1].clone()
-            logits = captioner.text_decoder.logits(
-                tokens, torch.ones_like(tokens), embeds[b : b + 1].detach()
-            )
-            logprobs = logits[0, :-1].log_softmax(-1)
-            total = logprobs.gather(1, tokens[0, 1:, None])[start - 1 :].sum()
-            assert score.item() == pytest.approx(total.item() / length, abs=tolerance)
+    output = make_captioner(max_tokens=8)(torch.randn(1, 3, 48, 48), [["ball " * 20]])
+    assert output.tokens.item() == 4  # 8 without [DEC] a picture of, with [SEP]
 
 
 def test_the_prompt_is_cut_and_may_be_empty(make_captioner):
@@ -176,18 +132,6 @@ def test_gradient_checkpointing_recomputes_the_last_blocks(make_captioner, layer
         block.attn.register_forward_hook(lambda *_, index=index: calls.append(index))
     captioner(torch.randn(2, 3, 48, 48), CAPTIONS).loss.backward()
     assert calls == expected
-
-
-def test_base_and_large_have_the_released_shapes(vocabulary):
-    """Built without memory for the weights."""
-    with torch.device("meta"):
-        base, large = (build_captioner(str(vocabulary), vit) for vit in ("base", "large"))
-    assert len(base.state_dict()) == 474
-    assert base.state_dict()["visual_encoder.pos_embed"].shape == (1, 577, 768)
-    assert large.state_dict()["visual_encoder.pos_embed"].shape == (1, 577, 1024)
-    assert len(large.visual_encoder.blocks) == 24
-    key = "text_decoder.bert.encoder.layer.11.crossattention.self.key.weight"
-    assert large.state_dict()[key].shape == (768, 1024)
 
 
 def test_dropout_is_on_in_training_only(make_captioner):
