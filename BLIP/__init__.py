@@ -1,4 +1,4 @@
-"""BLIP, the captioner that is fine-tuned: image encoder, text decoder, released checkpoints."""
+"""BLIP: image encoder, text decoder and released checkpoints."""
 
 from BLIP.blip import BlipCaptioner, build_captioner
 from BLIP.inference import inference_copy

@@ -63,10 +63,10 @@ class Keys(BaseModel):
 def build(config: Any, context: Any) -> BlipCaptioner:
     """See `captioning.captioners.interface`, as for the other functions."""
     vit = config.vit.model_dump() if isinstance(config.vit, VitSizes) else config.vit
-    made = {"vit": vit, "objective": config.build_objective()}
+    built = {"vit": vit, "objective": config.build_objective()}
     # The other arguments are keys of the same names.
-    names = signature(build_captioner).parameters.keys() - made
-    captioner = build_captioner(**{name: getattr(config, name) for name in names}, **made)
+    names = signature(build_captioner).parameters.keys() - built
+    captioner = build_captioner(**{name: getattr(config, name) for name in names}, **built)
     if config.lora is None:
         return captioner
     if context.content is None:
@@ -92,7 +92,7 @@ def title(config: Any) -> str:
 
 
 def check_device(config: Any, device: torch.device) -> None:
-    """BLIP computes in every precision but int8 on every device."""
+    """int8 needs a CPU with kernels for it; other precisions work everywhere."""
     if config.precision == "int8":
         check_int8(device, config.compile)
 
