@@ -26,7 +26,7 @@ from adapters.lora import CONFIG, Lora, adapted, merge
 from BLIP.blip import MED_CONFIG, PROMPT, BlipCaptioner, build_captioner
 from BLIP.med import MedConfig, TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer
-from BLIP.vit import NEEDED_SIZES, VIT_SIZES, ImageEncoder
+from BLIP.vit import VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
     DERIVED,
     POSITION_EMBEDDING,
@@ -154,13 +154,9 @@ def settings_of(config: Mapping) -> dict:
         raise CheckpointError("its hidden_act is not 'gelu', which alone is built")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
-    usual = {"patch_size": 16, "mlp_ratio": 4, "layer_norm_eps": 1e-6}
-    for name, sizes in VIT_SIZES.items():
-        if vit == {**usual, **{key: sizes[key] for key in NEEDED_SIZES}}:
-            vit = name  # which also has a drop path rate
-            break
+    named = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
     return {
-        "vit": vit,
+        "vit": next(named, vit),  # a name also stands for a drop path rate
         "image_size": vision["image_size"],
         "med_config": {field.name: text[field.name] for field in fields(MedConfig)},
     }

@@ -66,7 +66,7 @@ def test_same_logits_and_same_greedy_captions(make_captioner, image_size, tmp_pa
 @pytest.mark.parametrize("vit", ["base", "large"])
 @torch.no_grad()
 def test_full_width_both_ways(make_captioner, vit, tmp_path):
-    sizes = {**VIT_SIZES[vit], "depth": 2}
+    sizes = VIT_SIZES[vit].model_copy(update={"depth": 2})
     captioner = make_captioner(vit=sizes, med_config={"num_hidden_layers": 2})
     save_hf(captioner, tmp_path / "hf")
     model, problems = transformers.BlipForConditionalGeneration.from_pretrained(
