@@ -17,10 +17,9 @@ ASKS = False
 
 
 class Keys(BaseModel):
-    """BLIP's own keys, and vit_grad_ckpt, which VLMs use too; see docs/settings.md."""
+    """The keys that only BLIP reads. docs/settings.md describes each key."""
 
     vit: Annotated[Union[Literal["base", "large"], VitSizes], "run"] = "base"
-    vit_grad_ckpt: Annotated[bool, "speed"] = False
     vit_ckpt_layer: Annotated[int, "speed"] = Field(0, ge=0)
     med_config: Annotated[Union[Annotated[str, Field(min_length=1)], dict[str, Any]], "run"] = (
         MED_CONFIG

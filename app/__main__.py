@@ -8,6 +8,11 @@
 See docs/app.md.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import importlib.util
 import sys
@@ -21,13 +26,13 @@ from app.server import listen, serve
 from app.service import CaptionService
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 OLDEST = (3, 10)  # the first Python that Gradio 6 runs on
 
 
 def command_line() -> argparse.ArgumentParser:
-    """What the program understands; the help is docs/app.md's table."""
+    """The command line, which docs/app.md describes."""
     parser = argparse.ArgumentParser(
         prog="bash scripts/app.sh",
         description=__doc__,
@@ -43,7 +48,7 @@ def command_line() -> argparse.ArgumentParser:
         "--precision", choices=("fp32", "int8"), default="fp32", help="int8: faster on a CPU"
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
-    parser.add_argument("--host-name", action="append", help="by which others reach the page, too")
+    parser.add_argument("--host-name", action="append", help="a further host name of the page")
     parser.add_argument("--token", help=f"that visitors need; better: {TOKEN} in the environment")
     parser.add_argument("--port", type=int, default=7860, help="default: 7860; 0: any that is free")
     parser.add_argument("--max-mb", type=float, default=limits.upload_mb, help="of one photo")
@@ -55,7 +60,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    """Run the program; returns 0, or 2 after a line about an error of the user."""
     parser = command_line()
     arguments = parser.parse_args(argv)
     names = ("max_mb", "max_pixels", "max_photos", "queue", "max_batch")
@@ -74,11 +79,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             names = [arguments.host, *(arguments.host_name or [])]
             serve(CaptionService(checkpoints, limits), listening, names, token)
 
-    return exit_code_unwatched(program, interrupted="")
+    return exit_code(program, interrupted="")
 
 
 def require_libraries() -> None:
-    """Raise UserError where this Python is too old for the page, or lacks what it is made of."""
+    """Raise UserError where this Python is too old for Gradio, or a library is missing."""
     if sys.version_info < OLDEST:
         raise UserError(
             "the web page needs Python 3.10 or later, and this is {}.{}: start it with "

@@ -1,4 +1,4 @@
-"""Which checkpoints the page has, and what they are called in it."""
+"""Loads the checkpoints of the page, and gives them labels and colours."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,17 +18,15 @@ from captioning.report.runs import distinct, kind_of, refuse_twice, trained_name
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 
-# The demo's runs, whole or quick, in the order in which the page shows them.
+# The demo's runs, full and quick, in the page's order.
 DEMOS = [Path("output/demo"), Path("output/demo-quick")]
 DEMO_RUNS = ("mle", "smile", "mle_smile")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """source: as it was named, but for secrets; label, colour: the page's, the label distinct.
-
-    captioner: in evaluation mode, on the page's device.
-    """
+    """source: as the user named it, without secrets. label: unique in the page. captioner: in
+    evaluation mode, on the page's device."""
 
     source: str
     label: str
@@ -42,7 +40,7 @@ class Checkpoint:
 
 
 def demos_checkpoints() -> list[str]:
-    """The demo's, in the working folder. Raises UserError where there are none."""
+    """The demo's checkpoints in the working folder. Raises UserError if there are none."""
     for folder in DEMOS:
         found = [best for run in DEMO_RUNS if (best := checkpoints.best(folder / run))]
         if found:
@@ -59,10 +57,10 @@ def load_checkpoints(
     device: torch.device,
     precision: str = "fp32",
 ) -> list[Checkpoint]:
-    """Load them, telling of each.
+    """Load checkpoints, and print a line for each.
 
-    sources: paths, run folders (of which the best checkpoint is meant), URLs, hf://. config: the
-    YAML file of those that are not in a run's folder. precision: fp32 or int8. Raises UserError.
+    sources: paths, run folders (their best checkpoint), URLs, hf://. config: the YAML file of those
+    that are not in a run's folder. precision: fp32 or int8. Raises UserError.
     """
     paths = [checkpoints.named(source) for source in sources]
     shown = [without_secrets(path) for path in paths]

@@ -1,4 +1,4 @@
-"""Connections of callers who send their request too slowly are closed."""
+"""Closes the connections of clients that send their request too slowly."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from h11 import IDLE, SEND_BODY
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 PATIENCE_S = 10.0
-LEAST = 4096  # bytes of a body that have to come in that time
+LEAST = 4096  # bytes of a body in that time
 
 
 class TimedConnection(H11Protocol):
@@ -17,7 +17,7 @@ class TimedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._look_again()
+        self._schedule_check()
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
@@ -26,11 +26,11 @@ class TimedConnection(H11Protocol):
     def _state(self) -> tuple[object, object]:
         return self.cycle, self.conn.their_state
 
-    def _look_again(self) -> None:
+    def _schedule_check(self) -> None:
         self._before, self._received = self._state(), 0
-        self.loop.call_later(PATIENCE_S, self._look)
+        self.loop.call_later(PATIENCE_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self.transport.is_closing():
             return
         _, state = self._before
@@ -38,4 +38,4 @@ class TimedConnection(H11Protocol):
         if self._state() == self._before and (state is IDLE or (state is SEND_BODY and few)):
             self.transport.close()
         else:
-            self._look_again()
+            self._schedule_check()

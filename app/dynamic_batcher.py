@@ -1,16 +1,17 @@
-"""Calls that come within a few milliseconds, from as many threads, answered together."""
+"""Answers calls that several threads make within a few milliseconds as one batch."""
 
 import threading
 import time
 from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
-WINDOW_S = 0.005  # that a call waits for others at most, if nothing else is under way
+WINDOW_S = 0.005  # that a call waits for others if no batch is running
 
 
 class Gone(Exception):
-    """Whoever asked does not wait for the answer any more."""
+    """The caller does not wait for the answer any more."""
 
 
 @dataclass(eq=False)
@@ -19,44 +20,40 @@ class _Call:
     item: Any
     gone: threading.Event
     since: float = field(default_factory=time.monotonic)
-    done: bool = False
-    answer: Any = None
-    error: Optional[Exception] = None
+    answer: Future = field(default_factory=Future)
 
 
 class DynamicBatcher:
-    """One turn at a time: who has it answers all that wait with a call of the same key.
+    """One batch runs at a time; the thread whose turn it is answers all waiting calls of its key.
 
-    make: the answers to items of one key, in their order. most: items at once. told: of every
-    batch that is made, how many items it had and how many seconds it took.
+    make: returns the answers to items of one key, in order. most: items in a batch. on_batch:
+    called after each batch with the number of items and the seconds.
     """
 
     def __init__(self, make: Callable[[Sequence[Any]], Sequence[Any]], most: int):
         self.make, self.most = make, most
-        self.told: Callable[[int, float], None] = lambda items, seconds: None
+        self.on_batch: Callable[[int, float], None] = lambda items, seconds: None
         self._turn = threading.Lock()
-        self._changed = threading.Condition()  # of the waiting
+        self._changed = threading.Condition()  # of the waiting calls
         self._waiting: list[_Call] = []
 
     def ask(self, key: Hashable, item: Any, gone: threading.Event) -> Any:
-        """The item's answer; with the key None it is answered alone.
+        """Return the item's answer; with the key None it is a batch of its own.
 
-        gone: set where nobody waits any more; the call then costs nothing, and raises Gone. Raises
-        what making raised for this item alone.
+        gone: set when the caller stops waiting; the item is then left out, and Gone is raised.
+        Raises the error that `make` raises for this item alone.
         """
         call = _Call(object() if key is None else key, item, gone)
         with self._changed:
             self._waiting.append(call)
             self._changed.notify_all()
         with self._turn:
-            if not call.done:
-                self._answer(self._gathered(call, 0 if key is None else WINDOW_S))
-        if call.error is not None:
-            raise call.error
-        return call.answer
+            if not call.answer.done():
+                self._answer(self._batch_of(call, 0 if key is None else WINDOW_S))
+        return call.answer.result()
 
-    def _gathered(self, first: _Call, window: float) -> list[_Call]:
-        """The call, and those that wait or come in time; none of them waits then."""
+    def _batch_of(self, first: _Call, window: float) -> list[_Call]:
+        """Remove the call and others of its key from the waiting ones, after the window."""
 
         def alike() -> list[_Call]:
             return [c for c in self._waiting if c.key == first.key and not c.gone.is_set()]
@@ -71,24 +68,26 @@ class DynamicBatcher:
         return batch
 
     def _answer(self, batch: list[_Call]) -> None:
-        """Answer each call, with an error where it is its own."""
-        started, wanted = time.monotonic(), [call for call in batch if not call.gone.is_set()]
-        answers = None
+        """Answer each call; an error that one item causes is raised for its caller alone."""
+        started, calls = time.monotonic(), []
+        for call in batch:
+            if call.gone.is_set():
+                call.answer.set_exception(Gone())
+            else:
+                calls.append(call)
+        if not calls:
+            return
         try:
-            answers = self.make([call.item for call in wanted]) if wanted else []
+            answers = self.make([call.item for call in calls])
         except Exception as error:
-            if len(wanted) == 1:
-                wanted[0].error = error
-        if answers is None and len(wanted) > 1:
-            # One is to blame, or they are too many for the memory, which the error held till here.
-            for call in batch:
+            if len(calls) == 1:
+                calls[0].answer.set_exception(error)
+                return
+            answers = None
+        if answers is None:  # here the error, and the memory that its traceback holds, is freed
+            for call in calls:
                 self._answer([call])
             return
-        if wanted and answers is not None:
-            for call, answer in zip(wanted, answers):
-                call.answer = answer
-            self.told(len(wanted), time.monotonic() - started)
-        for call in batch:
-            call.done = True
-            if call not in wanted:
-                call.error = Gone()
+        for call, answer in zip(calls, answers):
+            call.answer.set_result(answer)
+        self.on_batch(len(calls), time.monotonic() - started)

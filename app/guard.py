@@ -1,4 +1,4 @@
-"""Who is let in: requests for this page's host, from its own pages, with the token if any."""
+"""Refuses requests for other hosts or routes, from other origins, or without the token."""
 
 import base64
 import binascii
@@ -13,19 +13,19 @@ from urllib.parse import unquote, urlsplit
 
 from captioning.runtime.errors import UserError
 
-TOKEN = "APP_TOKEN"  # of the environment, which no list of processes shows
-# A browser asks its user for a name, which is passed over, and a password, which is the token.
+TOKEN = "APP_TOKEN"  # in the environment, which `ps` does not show
+# A browser then asks its user for a name, which is ignored, and a password, which is the token.
 CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
-# What the page asks of Gradio. Some others of its seventy routes fetch what a caller names.
+# The routes of Gradio that the page needs. Some of its seventy others fetch any address.
 GRADIO = "gradio_api"
-FILE = f"/{GRADIO}/file="
+FILE, UPLOAD = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
 EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
-OTHERS = f"/{GRADIO}/(upload|upload_progress|queue/data|app_id|file=/[^/].*)"
-ROUTES = re.compile("|".join((*EVENTS, OTHERS)))
+OTHERS = f"/{GRADIO}/(upload_progress|queue/data|app_id|file=/[^/].*)"
+ROUTES = re.compile("|".join((*EVENTS, UPLOAD, OTHERS)))
 
 
 def checked_token(given: Optional[str]) -> Optional[str]:
-    """The token of the command line, else of the environment, if any. Raises UserError."""
+    """The token of the command line or else of the environment, if any. Raises UserError."""
     token = os.environ.get(TOKEN) or None if given is None else given
     if token is not None and (
         not token or token != token.strip() or not (token.isascii() and token.isprintable())
@@ -37,37 +37,32 @@ def checked_token(given: Optional[str]) -> Optional[str]:
 
 
 def is_local(address: str) -> bool:
-    """Whether a socket that is bound to it is reached from this machine alone."""
+    """Whether a socket that is bound to it accepts connections of this machine only."""
     return ipaddress.ip_address(address).is_loopback
 
 
 def _name_in(host: str) -> str:
-    """A Host header's name, in lower case and without the port; empty where it is none."""
+    """The name in a Host header, in lower case, without the port; empty if it is not valid."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
 
 
-def _in_full(text: str) -> str:
-    """Without percent-encoding, however often it was encoded."""
-    while (plain := unquote(text)) != text:
-        text = plain
-    return text
-
-
 def is_open(path: str) -> bool:
     """Whether a path is not Gradio's, or one that the page needs and that names no address."""
-    plain = _in_full(path)
+    plain = path
+    while (decoded := unquote(plain)) != plain:  # it may be encoded several times
+        plain = decoded
     if GRADIO not in plain.lower():
         return True
     return ROUTES.fullmatch(path) is not None and "://" not in plain
 
 
 def is_own_origin(address: str, headers) -> bool:
-    """Whether an address is of the host that the request is for, or was for at a proxy before us.
+    """Whether an address is at the host of the request, or at that of the proxy before this server.
 
-    No page elsewhere can have a browser send another Host, or X-Forwarded-Host.
+    A page of another origin cannot make a browser change Host or X-Forwarded-Host.
     """
     ports = {"http": 80, "https": 443}
 
@@ -84,9 +79,9 @@ def is_own_origin(address: str, headers) -> bool:
 
 
 def is_from_this_page(scope, headers) -> bool:
-    """Whether no other page has a browser make the request; following a link is allowed.
+    """Whether the request does not come from a page of another origin; links to this one may.
 
-    Pages cannot set Sec-Fetch-Site. Browsers send it over TLS and to localhost alone.
+    Pages cannot set Sec-Fetch-Site. Browsers send it over TLS and to localhost only.
     """
     site = headers.get("sec-fetch-site", "none")
     if site == "same-origin":
@@ -100,11 +95,11 @@ def is_from_this_page(scope, headers) -> bool:
 
 
 class Guard:
-    """Middleware. bound: the address that the socket has; names: further ones of this page.
+    """Middleware. bound: the address of the socket. names: further host names of this page.
 
-    A page elsewhere can point its own name at this machine (DNS rebinding), and then read what
-    is answered; the Host header tells, as it keeps that name. No address can be pointed anywhere:
-    where the socket takes all of a machine's, any is right, since a router may give it others.
+    An attacker can point a name at this machine (DNS rebinding) and then read the answers. The Host
+    header still has that name, and is refused. An IP address cannot be pointed elsewhere: if the
+    socket is bound to all addresses, any is accepted, since a router may map others.
     """
 
     def __init__(self, app, bound: str, names: Iterable[str], token: Optional[str]):
@@ -128,7 +123,7 @@ class Guard:
         elif not is_from_this_page(scope, headers):
             line = "the request comes from a page of another origin: open this page itself"
             app = JSONResponse({"error": line}, 403)
-        elif not self.is_known(headers.get("authorization", "")):
+        elif not self.has_token(headers.get("authorization", "")):
             line = "a token is needed: the header Authorization: Bearer TOKEN"
             app = JSONResponse({"error": line}, 401, {"www-authenticate": CHALLENGE})
         elif not is_open(scope["path"]):
@@ -137,7 +132,7 @@ class Guard:
         await app(scope, receive, send)
 
     def is_own(self, host: str) -> bool:
-        """Whether a Host header, with a port or without, is this page's."""
+        """Whether a Host header names this page."""
         name = _name_in(host)
         if name in self.names:
             return True
@@ -147,8 +142,8 @@ class Guard:
             return False
         return self.bound.is_unspecified or address.is_loopback or address == self.bound
 
-    def is_known(self, authorization: str) -> bool:
-        """Whether an Authorization header, Bearer or Basic, has the token, if there is one."""
+    def has_token(self, authorization: str) -> bool:
+        """Whether an Authorization header, Bearer or Basic, has the token, if one is set."""
         if self.token is None:
             return True
         scheme, _, given = authorization.partition(" ")

@@ -1,4 +1,4 @@
-"""GET /metrics: what is asked of the server and how long it takes, as Prometheus reads it."""
+"""GET /metrics: counts and durations of requests and batches, for Prometheus."""
 
 import time
 
@@ -9,9 +9,9 @@ PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Metrics:
-    """Middleware that answers GET /metrics and counts the requests to `path` that have been let in.
+    """Middleware that answers GET /metrics, and counts the requests to `path` that reach it.
 
-    Nothing is kept by what a visitor may choose: there are as many rows as statuses.
+    The label of a count is the status alone: visitors cannot add rows.
     """
 
     def __init__(self, app, service: CaptionService, path: str):
@@ -28,20 +28,20 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         shared = {"registry": self.registry}
         self.requests = Counter(
-            "smile_requests", "Requests to the API, by status; 499: gone away", ["status"], **shared
+            "smile_requests", "Requests to the API, by status; 499: hung up", ["status"], **shared
         )
         self.request_seconds = Histogram(
             "smile_request_seconds", "From the request to its answer", buckets=SECONDS, **shared
         )
-        self.captions = Counter("smile_captions", "Captions, the page's among them", **shared)
+        self.captions = Counter("smile_captions", "Captions, including the page's", **shared)
         self.batch_photos = Histogram(
             "smile_batch_photos", "Photos that were captioned at once", buckets=PHOTOS, **shared
         )
         self.batch_seconds = Histogram(
-            "smile_batch_seconds", "Of captioning a batch", buckets=SECONDS, **shared
+            "smile_batch_seconds", "To caption a batch", buckets=SECONDS, **shared
         )
-        self.shown = make_asgi_app(self.registry)
-        service.gathering.told = self.count_batch
+        self.page = make_asgi_app(self.registry)
+        service.batcher.on_batch = self.count_batch
 
     def count_batch(self, photos: int, seconds: float) -> None:
         self.captions.inc(photos)
@@ -51,7 +51,7 @@ class Metrics:
     async def __call__(self, scope, receive, send) -> None:
         path = scope["path"] if scope["type"] == "http" else None
         if path != self.path:
-            await (self.shown if path == "/metrics" else self.app)(scope, receive, send)
+            await (self.page if path == "/metrics" else self.app)(scope, receive, send)
             return
         started, status = time.monotonic(), 500
 

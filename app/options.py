@@ -1,4 +1,4 @@
-"""The decoding settings that a visitor chooses, named alike in the page and in its API."""
+"""The decoding settings that a visitor can choose, in the page and in its API."""
 
 from typing import Any, Optional
 
@@ -10,13 +10,14 @@ from decoding import DecodingSettings
 
 MOST_BEAMS, LONGEST = 10, 120
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
-OFTEN_OFF = {"no_repeat_ngram_size", "min_p", "typical_p"}  # told where they are on
+# Recorded only where they differ from their defaults, which switch them off.
+OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p"}
 
 
 class Options(BaseModel):
-    """Decoding settings within what a page can answer in time, under transformers' names.
+    """Decoding settings within limits that bound the time of a caption, under transformers' names.
 
-    prompt: None is each checkpoint's own. seed: of sampling; the same gives the same captions.
+    prompt: None is each checkpoint's own. seed: of sampling; it repeats a caption.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,7 +38,7 @@ class Options(BaseModel):
     prompt: Optional[str] = Field(None, max_length=200)
 
     def decoding_settings(self) -> DecodingSettings:
-        """Raises UserError for lengths that exclude each other."""
+        """Raises UserError for a min_length above max_length."""
         names = DecodingSettings.__dataclass_fields__.keys() & type(self).model_fields.keys()
         try:
             return DecodingSettings(**{name: getattr(self, name) for name in names})
@@ -45,14 +46,14 @@ class Options(BaseModel):
             raise UserError(str(error)) from error
 
     def used(self) -> dict[str, Any]:
-        """The settings that have an influence, to be recorded beside a caption."""
+        """The settings that have an effect, for the record of a caption."""
         unused = {"num_beams"} if self.sample else SAMPLING
-        off = {name for name in OFTEN_OFF if getattr(self, name) == getattr(DecodingSettings, name)}
+        off = {name for name in OPTIONAL if getattr(self, name) == getattr(DecodingSettings, name)}
         return self.model_dump(exclude=unused | off)
 
 
 def read_options(values: dict[str, Any]) -> Options:
-    """Raises UserError for an unknown name and for a value outside its limits."""
+    """Validate settings. Raises UserError for an unknown name and a value outside its limits."""
     try:
         return Options(**values)
     except ValidationError as error:
@@ -66,7 +67,7 @@ def read_options(values: dict[str, Any]) -> Options:
 
 
 def defaults_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The decoding settings of a checkpoint's own run, as far as the page allows them."""
+    """The decoding settings of a checkpoint's run, within the page's limits."""
     settings = checkpoint.config.decoding_settings()
     values = {
         name: getattr(settings, name) for name in Options.model_fields if hasattr(settings, name)

@@ -1,17 +1,17 @@
-// What the results do in the browser: show where a word was looked for, copy a caption.
+// The behaviour of the results: show a word's attention map, copy a caption.
 (() => {
   const card = (node) => node.closest(".smile-card");
   const wordAt = (event) => event.target instanceof Element && event.target.closest(".smile-word");
 
   function show(word) {
-    const of = card(word), gaze = of.querySelector(".smile-gaze"), seen = of.querySelector(".smile-seen");
+    const of = card(word), map = of.querySelector(".smile-attention"), seen = of.querySelector(".smile-seen");
     seen.dataset.before ??= seen.textContent;
     of.querySelectorAll(".smile-word.lit").forEach((other) => other.classList.remove("lit"));
     word.classList.add("lit");
     seen.textContent = `${word.firstElementChild.textContent}: ${word.dataset.percent} %`;
-    if (word.dataset.gaze) {
-      gaze.src = word.dataset.gaze;
-      gaze.hidden = false;
+    if (word.dataset.attention) {
+      map.src = word.dataset.attention;
+      map.hidden = false;
       of.classList.add("looking");
     }
   }
@@ -22,7 +22,7 @@
     const seen = of.querySelector(".smile-seen");
     of.querySelectorAll(".smile-word.lit").forEach((word) => word.classList.remove("lit"));
     of.classList.remove("looking");
-    of.querySelector(".smile-gaze").hidden = true;
+    of.querySelector(".smile-attention").hidden = true;
     if (seen.dataset.before) seen.textContent = seen.dataset.before;
   }
 
@@ -31,7 +31,7 @@
   for (const kind of ["mouseout", "focusout"])
     document.addEventListener(kind, (event) => wordAt(event) && setTimeout(clear, 0, card(wordAt(event))));
 
-  // Gradio gives its examples, which are pictures in buttons, no names to be read out.
+  // Gradio's examples are pictures in buttons without names for screen readers.
   document.addEventListener("focusin", (event) => {
     const examples = [...document.querySelectorAll(".gallery-item")];
     const at = examples.indexOf(event.target);
@@ -51,8 +51,8 @@
     words[next].focus();
   });
 
-  // Only the settings of the chosen way are shown. The server is not asked: what follows at once
-  // would now and then be lost by Gradio.
+  // Show only the settings of the chosen method. Done here, since Gradio sometimes loses an event
+  // that follows at once.
   document.addEventListener("change", (event) => {
     if (["Beam search", "Sampling"].includes(event.target.value))
       event.target.closest(".smile-controls")?.classList.toggle("sampling", event.target.value === "Sampling");
@@ -62,7 +62,7 @@
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      // Without https a browser has no clipboard for any host but this machine.
+      // Without https browsers offer the clipboard to localhost only.
       const field = Object.assign(document.createElement("textarea"), { value: text });
       document.body.append(field);
       field.select();

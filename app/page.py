@@ -1,4 +1,4 @@
-"""The page: tabs to compare checkpoints on a photo, to caption several photos, and about it."""
+"""The Gradio page: the tabs Compare, Batch and About."""
 
 import functools
 import tempfile
@@ -24,32 +24,32 @@ HEADER = (
 )
 WAITING = '<p class="smile-empty">The captions appear here.</p>'
 BEAM, SAMPLING = "Beam search", "Sampling"
-# An event of the page is no endpoint for programs: /api/caption is.
+# Keeps events out of Gradio's API; programs use /api/caption.
 EVENT = {"api_visibility": "private"}
 
 _html = functools.partial(gr.HTML, apply_default_css=False)
 
 
 def _as_uploaded(field: gr.Image, payload: Any) -> Any:
-    """(file, the visitor's name of it) of what an image field holds, whatever that is.
+    """(file, the visitor's name for it) of an image field's value; None for an empty field.
 
-    Gradio's own way decodes it, without bounds, and fails without a word for a visitor. That the
-    file is an uploaded one was checked before.
+    Gradio's own preprocessing decodes files without limits, and shows no error. `Bodies` has
+    checked that the file was uploaded.
     """
     if payload is None or payload.path is None:
         return None
     return payload.path, payload.orig_name or Path(payload.path).name
 
 
-# An image field with that way. Gradio remakes a field whose value it sets, so the class must have
-# it; made by a class statement, Gradio would write a .pyi file beside this one.
+# An image field with that preprocessing. Gradio recreates fields, so a method of an instance would
+# be lost; and for a class statement Gradio would write a .pyi file beside this one.
 Photo = ABCMeta.__new__(
     type(gr.Image), "Photo", (gr.Image,), {"preprocess": _as_uploaded, "is_template": True}
 )
 
 
-class FilesAlone(route_utils.GradioMultiPartParser):
-    """Gradio's keeps a field that is no file in memory, however large it is."""
+class FilesOnly(route_utils.GradioMultiPartParser):
+    """Refuses fields that are no files: Gradio keeps them in memory, however large."""
 
     def on_headers_finished(self) -> None:
         super().on_headers_finished()
@@ -58,8 +58,8 @@ class FilesAlone(route_utils.GradioMultiPartParser):
 
 
 def add_page(server, service: CaptionService, examples: Sequence[Path], address: str):
-    """The application of a FastAPI server with the page at its root; see `build_page`."""
-    route_utils.GradioMultiPartParser = FilesAlone  # of its route for uploads
+    """Mount the page at the root of a FastAPI server; see `build_page`."""
+    route_utils.GradioMultiPartParser = FilesOnly  # used by Gradio's upload route
     style, script = (Path(__file__).with_suffix(s).read_text("utf-8") for s in (".css", ".js"))
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     return gr.mount_gradio_app(
@@ -67,7 +67,7 @@ def add_page(server, service: CaptionService, examples: Sequence[Path], address:
         build_page(service, examples, address),
         path="/",
         theme=gr.themes.Default(primary_hue="blue", neutral_hue="slate", **fonts),
-        # The style is not given as `css`: Gradio would take it apart, and lose some of it.
+        # Not given as `css`, which Gradio parses and rewrites, losing some rules.
         head=f"<style>{style}</style><script>{script}</script>",
         max_file_size=service.limits.upload_bytes,
         ssr_mode=False,
@@ -77,7 +77,7 @@ def add_page(server, service: CaptionService, examples: Sequence[Path], address:
 
 
 def build_page(service: CaptionService, examples: Sequence[Path], address: str) -> gr.Blocks:
-    """The page with its events. examples: pictures to try; address: of the server, for About."""
+    """Build the page. examples: pictures to try. address: of the server, for About."""
     with gr.Blocks(
         title="SMILE captions",
         analytics_enabled=False,
@@ -104,7 +104,7 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
                 label="Photo",
                 height=280,
                 elem_id="photo",
-                buttons=[],  # none that shares or sends a photo elsewhere
+                buttons=[],  # none that shares the photo
             )
             button = gr.Button("Caption", variant="primary", elem_id="caption")
             gr.Examples([[str(path)] for path in examples], [photo], label="Drawn examples")
@@ -118,8 +118,7 @@ def _compare(service: CaptionService, examples: Sequence[Path]) -> None:
                 raise UserError("no photo: drop one, take one with the camera, or try an example")
             labels, options = chosen_by(*values)
             path, name = file
-            chosen = service.chosen(labels)
-            photo, captions = service.caption_file(Path(path), name, chosen, options)
+            photo, captions = service.caption_file(Path(path), name, labels, options)
             return view.results(name, photo, captions)
         except UserError as error:
             return view.error(str(error))
@@ -154,7 +153,7 @@ def _batch(service: CaptionService) -> None:
                 raise UserError("no photos: drop some, or choose them")
             labels, options = chosen_by(*values)
             photos = [(Path(file), Path(file).name) for file in given]
-            steps = caption_all(service, photos, service.chosen(labels), options)
+            steps = caption_all(service, photos, labels, options)
             progress((0, len(photos)), desc="captioning", unit="photos")
             done = []
             for captioned in steps:
@@ -170,10 +169,10 @@ def _batch(service: CaptionService) -> None:
 
 
 def _controls(service: CaptionService) -> tuple[list[gr.components.Component], Callable]:
-    """Those of checkpoints and decoding settings, at the place of the page that is being built.
+    """Add the controls of checkpoints and decoding settings to the block that is being built.
 
-    Also returns what reads their values, in this order: it gives the labels of the chosen
-    checkpoints, and the options, or raises UserError.
+    Also returns a function of their values, in the same order, that returns the labels of the
+    chosen checkpoints and the options, or raises UserError.
     """
     defaults = defaults_of(service.checkpoints[0])
     labels = [checkpoint.label for checkpoint in service.checkpoints]
@@ -186,7 +185,7 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
     with gr.Column(elem_classes=classes):
         chosen = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
         found_by = SAMPLING if defaults["sample"] else BEAM
-        way = gr.Radio([BEAM, SAMPLING], value=found_by, label="Words are found by")
+        method = gr.Radio([BEAM, SAMPLING], value=found_by, label="Words are found by")
         with gr.Accordion("Lengths, prompt and more", open=False):
             with gr.Row():
                 slider("min_length", "Shortest caption, tokens", 0, LONGEST, 1)
@@ -214,9 +213,9 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
                 slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
                 slider("no_repeat_ngram_size", "No n-gram twice, tokens (0: off)", 0, 10, 1)
 
-    def read(labels: Optional[list[str]], way: str, *others: Any) -> tuple[list[str], Options]:
+    def read(labels: Optional[list[str]], method: str, *others: Any) -> tuple[list[str], Options]:
         given = dict(zip(made, others))
         given["prompt"] = given["prompt"] or None
-        return labels or [], read_options({**given, "sample": way == SAMPLING})
+        return labels or [], read_options({**given, "sample": method == SAMPLING})
 
-    return [chosen, way, *made.values()], read
+    return [chosen, method, *made.values()], read

@@ -1,4 +1,4 @@
-"""Photos as visitors upload them: the limits of the page, and a file read within them."""
+"""Reads uploaded photos within the limits of the page."""
 
 import contextlib
 from pathlib import Path
@@ -13,15 +13,15 @@ WIDEST = 640  # pixels of a photo as it is shown
 
 
 class PhotoError(UserError):
-    """A photo that cannot be read, or is beyond the limits."""
+    """A photo that cannot be read or exceeds the limits."""
 
 
 class Limits(NamedTuple):
-    """What the page refuses, so that one visitor cannot take all of the machine.
+    """Limits that keep one visitor from taking the whole machine.
 
-    upload_mb: of one file, of 2 ** 20 bytes as Gradio counts them. pixels: of one photo. photos: of
-    one batch. queue: callers that wait for their turn; further ones are sent away. batch: photos
-    that a captioner sees at once.
+    upload_mb: of a file, in 2 ** 20 bytes as Gradio counts. pixels: of a photo. photos: in the
+    page's Batch. queue: waiting callers; further ones are refused. batch: photos that a captioner
+    gets at once.
     """
 
     upload_mb: float = 20.0
@@ -36,9 +36,9 @@ class Limits(NamedTuple):
 
 
 def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
-    """The photo, RGB, turned as its EXIF says.
+    """The photo, RGB, turned upright by its EXIF orientation.
 
-    name: what the visitor calls the file, in errors. Its size is looked at before it is decoded.
+    name: the visitor's name of the file, for errors. Its size is checked before it is decoded.
     Raises PhotoError.
     """
     megabytes = path.stat().st_size / 2**20
@@ -56,8 +56,8 @@ def read_photo(path: Path, name: str, limits: Limits) -> Image.Image:
                 )
             photo = decode(opened)
     except UserError as error:
-        # The file lies under a name that the visitor never saw.
+        # The visitor does not know the path of the upload.
         raise PhotoError(str(error).replace(str(path), name)) from None
-    with contextlib.suppress(Exception):  # of broken EXIF data; the photo itself is good
+    with contextlib.suppress(Exception):  # broken EXIF data; the pixels are good
         ImageOps.exif_transpose(photo, in_place=True)
     return photo

@@ -1,4 +1,4 @@
-"""The server: the page and its API on one port, out of reach of any other machine unless told."""
+"""The server: the page and its API on one port, for this machine only by default."""
 
 import asyncio
 import os
@@ -24,11 +24,11 @@ from captioning.scenes.world import random_scene
 
 EXAMPLES, EXAMPLES_SEED = 6, 11
 API = "/api/caption"
-GONE = 499  # the status, which nobody sees, of whoever has gone away
-NAME = "the photo"  # in errors of the API: a request's body has no name
-# No analytics and no news from the network. Gradio and the hub's library read it when imported.
+GONE = 499  # the status in the metrics of a caller that has hung up
+NAME = "the photo"  # in errors of the API, where the file has no name
+# Switches off analytics and update checks. Gradio and huggingface_hub read it when imported.
 SILENCE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
-# Obeyed by the browser: fonts, scripts and pictures of other servers are not asked for.
+# Forbids the browser to load fonts, scripts and pictures of other servers.
 POLICY = (
     "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-ancestors 'self'; "
     "form-action 'self'"
@@ -36,7 +36,7 @@ POLICY = (
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that already listens. Raises UserError where the address is taken or is none."""
+    """A listening socket. Raises UserError where the address is taken or invalid."""
     try:
         return socket.create_server((host, port), backlog=100)
     except (OSError, OverflowError) as error:
@@ -49,9 +49,9 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     service: CaptionService, listening: socket.socket, names: Iterable[str], token: Optional[str]
 ) -> None:
-    """Until it is interrupted. What visitors upload lies in a folder that is removed then.
+    """Serve until interrupted. Uploads are in a temporary folder.
 
-    names: those that visitors reach the server by; token: that they need, if any.
+    names: host names of the server. token: that visitors need, if any.
     """
     os.environ.update(SILENCE)
     with tempfile.TemporaryDirectory(prefix="smile-app-") as folder:
@@ -81,7 +81,7 @@ def serve(
             server_header=False,
             headers=[("content-security-policy", POLICY)],
         )
-        # uvicorn ends well on both signals, then raises them once more.
+        # uvicorn shuts down on either signal, then raises it again.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if token is None and not is_local(host):
             say(
@@ -99,8 +99,8 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     """Give a FastAPI server POST /api/caption?KEY=VALUE..., whose body is the photo's file.
 
     The keys are those of `Options`, and `checkpoint`, a label, once or several times. Answers
-    [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with the status
-    400, 413 for a photo beyond the limits' bytes, 503 where too many wait or the disk has no room.
+    [{caption, score, label, checkpoint, settings, words}], or {"error": one line} with status 400,
+    413 (the photo has too many bytes) or 503 (too many callers wait, or the disk is full).
     """
     from anyio import CapacityLimiter
     from anyio.to_thread import run_sync
@@ -111,7 +111,7 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     defaults, limits = defaults_of(service.checkpoints[0]), service.limits
     known = [checkpoint.label for checkpoint in service.checkpoints]
     places = threading.BoundedSemaphore(limits.queue + 1)
-    threads = CapacityLimiter(limits.queue + 1)  # of each caller: together they make a batch
+    threads = CapacityLimiter(limits.queue + 1)  # one per caller, so that their calls share a batch
 
     def error(message: str, status: int) -> JSONResponse:
         return JSONResponse({"error": message}, status)
@@ -119,7 +119,7 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
     def answer(
         path: Path, labels: list[str], options: Options, gone: threading.Event
     ) -> list[dict[str, Any]]:
-        _, captions = service.caption_file(path, NAME, service.chosen(labels), options, gone)
+        _, captions = service.caption_file(path, NAME, labels, options, gone)
         return [caption.record() for caption in captions]
 
     @server.post(API)
@@ -137,11 +137,11 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                 file.flush()
             except ClientDisconnect:
                 return error("gone away", GONE)
-            # A request takes a place once its body is read, so that slow callers hold none.
+            # A request takes a place after its body is read, so that slow callers take none.
             if not places.acquire(blocking=False):
                 return error("too many are waiting: try again in a while", 503)
             gone = threading.Event()
-            watching = asyncio.create_task(_tell_when_gone(request, gone))
+            watching = asyncio.create_task(_watch_connection(request, gone))
             try:
                 given = {**defaults, **request.query_params}
                 given.pop("checkpoint", None)
@@ -158,14 +158,14 @@ def add_api(server, service: CaptionService, uploads: Uploads) -> None:
                 places.release()
 
 
-async def _tell_when_gone(request, gone: threading.Event) -> None:
-    """Set `gone` when the caller, whose whole request is here, hangs up before its answer."""
+async def _watch_connection(request, gone: threading.Event) -> None:
+    """Set `gone` when the caller hangs up; the body has to be read before."""
     if (await request.receive())["type"] == "http.disconnect":
         gone.set()
 
 
 def draw_examples(folder: Path) -> list[Path]:
-    """Write a few scenes of the demo's world into the folder; always the same ones."""
+    """Draw a few scenes of the demo; always the same ones."""
     rng = random.Random(EXAMPLES_SEED)
     paths = [folder / f"scene_{number + 1}.png" for number in range(EXAMPLES)]
     for path in paths:

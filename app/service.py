@@ -1,4 +1,4 @@
-"""The service that captions photos, one or several, for the page and for its API."""
+"""Captions photos for the page and for its API."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,18 +20,18 @@ from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
-DECODED_AT_ONCE = 2  # photos; half a gigabyte is needed to decode one of 50 million pixels
+DECODER_THREADS = 2  # decoding a photo of 50 million pixels takes half a gigabyte
 
 
 class Caption(NamedTuple):
-    """One checkpoint's caption of one photo, word by word, and the settings it was made with."""
+    """A checkpoint's caption of a photo, word by word, and its decoding settings."""
 
     checkpoint: Checkpoint
     details: ScoredCaption
     settings: dict[str, Any]
 
     def record(self) -> dict[str, Any]:
-        """What is downloaded, and what the API answers."""
+        """The JSON that is downloaded, and that the API answers with."""
         words = zip(self.details.words, self.details.probabilities.tolist())
         return {
             "caption": self.details.caption,
@@ -45,8 +45,8 @@ class Caption(NamedTuple):
         }
 
 
-class Asked(NamedTuple):
-    """image: as the checkpoint's preprocessing makes it."""
+class _Item(NamedTuple):
+    """An item of a batch. image: as the checkpoint's preprocessing makes it."""
 
     image: Any
     checkpoint: Checkpoint
@@ -54,93 +54,71 @@ class Asked(NamedTuple):
 
 
 class CaptionService:
-    """The checkpoints, one of which captions at a time: photos of all who ask for the same of it.
-
-    limits: of what visitors may ask for; they are kept where photos are read and batches begin.
-    """
+    """The loaded checkpoints. One captions at a time, in batches across callers."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint], limits: Limits):
         self.checkpoints, self.limits = list(checkpoints), limits
-        self.gathering = DynamicBatcher(self._captions, limits.batch)
-        # Always the same threads: malloc keeps memory for each that ever decoded.
-        self._decoders = ThreadPoolExecutor(DECODED_AT_ONCE)
-
-    def chosen(self, labels: Sequence[str]) -> list[Checkpoint]:
-        """The checkpoints with the labels, in the page's order. Raises UserError."""
-        known = [checkpoint.label for checkpoint in self.checkpoints]
-        for label in labels:
-            if label not in known:
-                raise UserError(f"checkpoint: there is no {label!r}; there are {', '.join(known)}")
-        found = [c for c in self.checkpoints if c.label in labels]
-        if not found:
-            raise UserError("no checkpoint is chosen: tick one or more")
-        return found
+        self.batcher = DynamicBatcher(self._captions, limits.batch)
+        # A fixed pool, since malloc keeps memory for each thread that ever decoded.
+        self._decoders = ThreadPoolExecutor(DECODER_THREADS)
 
     def caption_file(
         self,
         path: Path,
         name: str,
-        checkpoints: Sequence[Checkpoint],
+        labels: Sequence[str],
         options: Options,
         gone: Optional[threading.Event] = None,
     ) -> tuple[Image.Image, list[Caption]]:
-        """Read a visitor's file and caption it with each checkpoint; also return the photo, small.
+        """Caption a visitor's file with the checkpoints of those labels.
 
-        name, gone: as in `read_photo` and `caption`. The decoded photo is freed before captioning.
+        Also returns the photo, shrunk. name: see `read_photo`. gone: set when the visitor stops
+        waiting; raises Gone then. Samples are a batch of their own, so that a seed repeats them.
         Raises PhotoError for the file, UserError for the settings.
         """
         gone = gone or threading.Event()
+        checkpoints = self._chosen(labels)
 
-        def read() -> tuple[Image.Image, list[Asked]]:
+        def read() -> tuple[Image.Image, list[_Item]]:
             if gone.is_set():
                 raise Gone
             photo = read_photo(path, name, self.limits)
-            asked = [_asked(photo, checkpoint, options) for checkpoint in checkpoints]
+            items = []
+            for checkpoint in checkpoints:
+                image = preprocessing_of(_config(checkpoint, options)).item(photo)
+                items.append(_Item(image, checkpoint, options))
             photo.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-            return photo, asked
+            return photo, items
 
-        photo, asked = self._decoders.submit(read).result()
-        return photo, [self._caption(each, gone) for each in asked]
+        photo, items = self._decoders.submit(read).result()
+        keys = [None if options.sample else (c.label, options) for c in checkpoints]
+        return photo, [self.batcher.ask(key, item, gone) for key, item in zip(keys, items)]
 
-    def caption(
-        self,
-        photo: Image.Image,
-        checkpoint: Checkpoint,
-        options: Options,
-        gone: Optional[threading.Event] = None,
-    ) -> Caption:
-        """Caption an RGB photo, together with those that other threads ask for. Samples, whose
-        seed is to give them again, are drawn alone.
+    def _chosen(self, labels: Sequence[str]) -> list[Checkpoint]:
+        """The checkpoints with the labels, in the page's order. Raises UserError."""
+        known = [checkpoint.label for checkpoint in self.checkpoints]
+        for label in labels:
+            if label not in known:
+                raise UserError(f"checkpoint: there is no {label!r}; there are {', '.join(known)}")
+        if not labels:
+            raise UserError("no checkpoint is chosen: tick one or more")
+        return [c for c in self.checkpoints if c.label in labels]
 
-        gone: set by whoever does not wait any more; raises Gone then. Raises UserError for settings
-        that a checkpoint cannot follow.
-        """
-        return self._caption(_asked(photo, checkpoint, options), gone or threading.Event())
-
-    def _caption(self, asked: Asked, gone: threading.Event) -> Caption:
-        key = None if asked.options.sample else (asked.checkpoint.label, asked.options)
-        return self.gathering.ask(key, asked, gone)
-
-    def _captions(self, asked: Sequence[Asked]) -> list[Caption]:
-        """Those of photos that are asked for alike. Raises UserError."""
-        _, checkpoint, options = asked[0]
+    def _captions(self, items: Sequence[_Item]) -> list[Caption]:
+        """The captions of a batch, whose checkpoint and options are the same. Raises UserError."""
+        _, checkpoint, options = items[0]
         captioner, config = checkpoint.captioner, _config(checkpoint, options)
         settings = options.decoding_settings()
-        images = preprocessing_of(config).join([each.image for each in asked])
+        images = preprocessing_of(config).join([item.image for item in items])
         with prompted(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
-            told = scored_captions(captioner, images.to(checkpoint.device), settings)
+            scored = scored_captions(captioner, images.to(checkpoint.device), settings)
             used = {**options.used(), "prompt": captioner.prompt or config.prompt}
-        return [Caption(checkpoint, details, used) for details in told]
-
-
-def _asked(photo: Image.Image, checkpoint: Checkpoint, options: Options) -> Asked:
-    image = preprocessing_of(_config(checkpoint, options)).seen(photo)
-    return Asked(image, checkpoint, options)
+        return [Caption(checkpoint, details, used) for details in scored]
 
 
 def _config(checkpoint: Checkpoint, options: Options) -> Config:
-    """With the visitor's prompt, if any: by some captioners it is seen beside the photo."""
+    """With the visitor's prompt, if any: some captioners' preprocessing depends on it."""
     if options.prompt is None:
         return checkpoint.config
     return checkpoint.config.model_copy(update={"prompt": options.prompt})
@@ -150,10 +128,10 @@ def _config(checkpoint: Checkpoint, options: Options) -> Config:
 def prompted(
     checkpoint: Checkpoint, prompt: Optional[str], settings: DecodingSettings
 ) -> Iterator[None]:
-    """Let every caption start with the prompt within the block; None is the captioner's own.
+    """Set the captioner's prompt within the block; None keeps its own.
 
-    Raises UserError for a prompt with a word that the captioner has not learned, and where the
-    lengths leave no room for a caption after it.
+    Raises UserError for a prompt with a word that is not in the captioner's vocabulary, and for a
+    max_length that is shorter than the prompt or longer than the captioner's positions.
     """
     captioner, longest = checkpoint.captioner, settings.max_length
     before = captioner.prompt, captioner.prompt_ids
@@ -164,7 +142,7 @@ def prompted(
                 raise UserError(
                     f"prompt: {checkpoint.label} has not learned a word of {prompt.strip()!r}"
                 )
-            # What is cut off a caption is the prompt as the tokenizer writes it.
+            # The captioner cuts off the prompt as the tokenizer writes it.
             written = captioner.tokenizer.decode(captioner.prompt_ids)
             captioner.prompt = f"{written} " if written else ""
         least, most = len(captioner.prompt_ids) + 1, captioner.max_positions
@@ -183,7 +161,7 @@ def prompted(
 
 
 class Captioned(NamedTuple):
-    """One photo of a batch: its captions, or the line that says why there are none."""
+    """A photo of several: its captions, or the error line of a photo that cannot be read."""
 
     name: str
     captions: list[Caption]
@@ -193,10 +171,10 @@ class Captioned(NamedTuple):
 def caption_all(
     service: CaptionService,
     photos: Sequence[tuple[Path, str]],
-    checkpoints: Sequence[Checkpoint],
+    labels: Sequence[str],
     options: Options,
 ) -> Iterator[Captioned]:
-    """Yield every photo (file, name) as it is done; one that cannot be read does not end it.
+    """Yield each photo (file, name) as it is done, also one that cannot be read.
 
     Raises UserError for too many photos and for settings that a checkpoint cannot follow.
     """
@@ -205,6 +183,6 @@ def caption_all(
         raise UserError(f"{len(photos)} photos; this page takes up to {most} at a time")
     for path, name in photos:
         try:
-            yield Captioned(name, service.caption_file(path, name, checkpoints, options)[1])
+            yield Captioned(name, service.caption_file(path, name, labels, options)[1])
         except PhotoError as error:
             yield Captioned(name, [], str(error))

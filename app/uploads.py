@@ -1,4 +1,4 @@
-"""What requests bring: files that have room on the disk, and names of such files alone."""
+"""Limits on what requests bring: uploads on the disk, the size of bodies, files that they name."""
 
 import json
 import os
@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from app.guard import EVENTS, FILE, is_own_origin
+from app.guard import EVENTS, FILE, UPLOAD, is_own_origin
 from app.photos import Limits
 
-UPLOAD = "/gradio_api/upload"
-MOST = 1 << 20  # bytes of a body that is no file
+MOST = 1 << 20  # bytes of a body that is not a file
 KEPT_S = 3600  # seconds for which Gradio keeps a file
-LOOK_S = 600  # seconds after which Gradio looks for older files again
+LOOK_S = 600  # seconds between Gradio's looks for older files
 FULL = "this page has no more room for photos: try again in an hour"
 
 
 class Uploads:
-    """The folder of what visitors upload, and how much of it there may be.
-
-    That is two batches of the heaviest photos, in files 100 batches. own: files of the page.
-    """
+    """The folder of uploads, limited to two batches of the heaviest photos, and to as many files as
+    100 batches. own: files of the page, which stay."""
 
     def __init__(self, folder: Path, limits: Limits, own: Iterable[Path] = ()):
         self.folder, self.own = folder.resolve(), {str(path.resolve()) for path in own}
@@ -32,14 +29,14 @@ class Uploads:
         self._room, self._next = True, 0.0
 
     def holds(self, path: Any) -> bool:
-        """Whether it is the path of a file in the folder, wherever it leads."""
+        """Whether it is the path of a file in the folder, after links and `..`."""
         try:
             return os.path.isabs(path) and Path(path).resolve().is_relative_to(self.folder)
         except (TypeError, ValueError, OSError, RuntimeError):
             return False
 
     def has_room(self) -> bool:
-        """Whether more may be kept; the folder is looked through once a second at most."""
+        """Whether the folder is below its limits; it is measured once a second at most."""
         if time.monotonic() >= self._next:
             sizes = list(self._sizes())
             self._room = sum(sizes) < self.bytes and len(sizes) < self.files
@@ -47,7 +44,7 @@ class Uploads:
         return self._room
 
     def _sizes(self) -> Iterable[int]:
-        """Those of the files. Removes what Gradio has forgotten: uploads that failed, folders."""
+        """The sizes of the files. Removes what Gradio leaves behind: failed uploads, folders."""
         forgotten = time.time() - KEPT_S - 2 * LOOK_S
         for folder, _, names in os.walk(self.folder, topdown=False):
             for path in (os.path.join(folder, name) for name in names):
@@ -63,7 +60,7 @@ class Uploads:
 
 
 class Bodies:
-    """Middleware. files: the path that takes a file as its body, and looks after it itself."""
+    """Middleware that checks bodies. files: a path whose handler checks its body itself."""
 
     def __init__(self, app, uploads: Uploads, files: str):
         self.app, self.uploads, self.files = app, uploads, files
@@ -77,7 +74,7 @@ class Bodies:
             await self._small(scope, receive, send)
 
     def _of_upload(self, receive):
-        """Gradio removes what it has of an upload if it fails so, and shows the line."""
+        """After such an error Gradio removes the partial upload, and shows the line."""
         from starlette.formparsers import MultiPartException
 
         async def received():
@@ -91,7 +88,7 @@ class Bodies:
         return received
 
     async def _small(self, scope, receive, send) -> None:
-        """Read the body whole, so that it is known before any other code sees it."""
+        """Read and check the whole body before any other code sees it."""
         from starlette.datastructures import Headers
         from starlette.responses import JSONResponse
 
@@ -102,9 +99,8 @@ class Bodies:
                 return
             body, more = body + message.get("body", b""), message.get("more_body", False)
             if len(body) > MOST:
-                await JSONResponse({"error": f"a body above {MOST} bytes"}, 413)(
-                    scope, receive, send
-                )
+                refusal = JSONResponse({"error": f"a body above {MOST} bytes"}, 413)
+                await refusal(scope, receive, send)
                 return
         if scope["path"] in EVENTS and not self._names_uploads(body, Headers(scope=scope)):
             line = "a file that was not uploaded to this page: upload it first"
@@ -112,13 +108,13 @@ class Bodies:
             return
         unread = [{"type": "http.request", "body": body}]
 
-        async def again():
+        async def replay():
             return unread.pop() if unread else await receive()
 
-        await self.app(scope, again, send)
+        await self.app(scope, replay, send)
 
     def _names_uploads(self, body: bytes, headers) -> bool:
-        """Whether each "path" and "url" within the JSON is that of an uploaded file, or null.
+        """Whether each "path" and "url" within the JSON is null or that of an uploaded file.
 
         Gradio fetches a path that is an address, and copies any other file of the machine.
         """

@@ -1,4 +1,4 @@
-"""What the page shows of captions, of errors and about itself, as HTML, and the ZIP of a batch."""
+"""The HTML of captions, errors and About, and the ZIP of a batch."""
 
 import base64
 import json
@@ -22,12 +22,12 @@ from captioning.files.writing import json_line
 from captioning.models.score_tokens import END, ScoredCaption
 from captioning.report.picture import data_uri, embedded
 
-GAZE_SIDE = 64  # pixels; the browser stretches it over the photo, whatever that one's shape
-STRONGEST = 215  # of 255: at its brightest the photo still shines through
+MAP_SIDE = 64  # pixels of an attention map, which the browser stretches over the photo
+MAX_ALPHA = 215  # of 255: the photo stays visible
 
 templates = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # a file's name and a prompt can hold anything
+    autoescape=True,  # file names and prompts are untrusted
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
@@ -35,7 +35,7 @@ templates = jinja2.Environment(
 
 
 def results(name: str, photo: Image.Image, captions: Sequence[Caption]) -> str:
-    """A card for each checkpoint: the photo, and the caption's words with their gaze."""
+    """A card for each checkpoint: the photo, and the caption's words with their attention maps."""
     records = [{"image": name, **caption.record()} for caption in captions]
     return templates.get_template("results.html").render(
         name=name,
@@ -59,7 +59,7 @@ def batch_table(done: Sequence[Captioned]) -> str:
 
 
 def write_zip(done: Sequence[Captioned], path: Path) -> None:
-    """captions.jsonl, failed.jsonl where there is one to name, and LABEL/PHOTO.txt."""
+    """Write captions.jsonl, LABEL/PHOTO.txt and, if photos failed, failed.jsonl."""
     records = [{"image": d.name, **caption.record()} for d in done for caption in d.captions]
     failed = [{"image": d.name, "reason": d.reason} for d in done if d.reason]
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -80,7 +80,7 @@ def write_zip(done: Sequence[Captioned], path: Path) -> None:
 
 
 def about(service: CaptionService, address: str) -> str:
-    """What is compared, the limits, and the API. address: of the server, http://host:port."""
+    """The tab About. address: of the server, http://host:port."""
     return templates.get_template("about.html").render(
         checkpoints=service.checkpoints,
         limits=service.limits,
@@ -91,30 +91,25 @@ def about(service: CaptionService, address: str) -> str:
 
 
 def attention_pictures(attention_map: Tensor) -> list[str]:
-    """A data: URI for each word's attention (words, G, G), interpolated; its maximum is white.
-
-    What was not looked at is transparent.
-    """
+    """A data: URI for each word's attention (words, G, G), interpolated. Its maximum is white, zero
+    is transparent."""
     import matplotlib
 
-    size = (GAZE_SIDE, GAZE_SIDE)
+    size = (MAP_SIDE, MAP_SIDE)
     lit = F.interpolate(attention_map.unsqueeze(1), size=size, mode="bicubic", align_corners=False)
-    lit = lit[:, 0].clamp(min=0)  # (words, GAZE_SIDE, GAZE_SIDE)
+    lit = lit[:, 0].clamp(min=0)  # (words, MAP_SIDE, MAP_SIDE)
     lit = (lit / lit.amax((1, 2), keepdim=True).clamp(min=1e-9)).numpy()
-    colours = matplotlib.colormaps["inferno"](lit, bytes=True)  # (words, GAZE_SIDE, GAZE_SIDE, 4)
-    colours[..., 3] = (STRONGEST * lit).astype("uint8")
+    colours = matplotlib.colormaps["inferno"](lit, bytes=True)  # (words, MAP_SIDE, MAP_SIDE, 4)
+    colours[..., 3] = (MAX_ALPHA * lit).astype("uint8")
     return [data_uri(Image.fromarray(frame), "PNG", compress_level=6) for frame in colours]
 
 
 def _words(details: ScoredCaption) -> list[dict[str, Any]]:
-    """The text, the percentage and the picture of the gaze, if any, of each word but END."""
-    attention_map = (
-        [None] * len(details.words)
-        if details.attention_map is None
-        else attention_pictures(details.attention_map)
-    )
+    """Text, percentage and attention map (a data: URI, or None) of each word but END."""
+    maps = details.attention_map
+    pictures = [None] * len(details.words) if maps is None else attention_pictures(maps)
     return [
-        {"text": word, "percent": round(100 * p, 1), "gaze": picture}
-        for word, p, picture in zip(details.words, details.probabilities.tolist(), attention_map)
+        {"text": word, "percent": round(100 * p, 1), "attention": picture}
+        for word, p, picture in zip(details.words, details.probabilities.tolist(), pictures)
         if word != END
     ]

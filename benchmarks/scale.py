@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioning.bulk import planning, ray_engine
-from captioning.bulk.actor_pool import Crew
+from captioning.bulk import planning
+from captioning.bulk.actor_pool import ActorPool
 from captioning.bulk.cluster import CPUS, Cluster
-from captioning.bulk.ray_engine import ManyActors
+from captioning.bulk.ray_engine import RayEngine, _Dispatcher
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
 
@@ -55,22 +55,19 @@ def sleeper(shard_s: float, failures: float) -> type:
         def load(self, load, request):
             return "", 1, None
 
-        def stop(self):
-            pass
-
-        def caption(self, handed):
+        def caption(self, task):
             import os
             import time
 
-            left = handed.entries[len(handed.lines) :]
-            seconds = self.random.uniform(0.5, 1.5) * shard_s * len(left) / len(handed.entries)
+            left = task.entries[len(task.lines) :]
+            seconds = self.random.uniform(0.5, 1.5) * shard_s * len(left) / len(task.entries)
             pieces = max(1, round(seconds))  # told of every second, as by a real one
             for piece in range(pieces):
                 time.sleep(seconds / pieces)
                 if self.random.random() < failures / pieces:
                     os._exit(1)
                 own = left[piece * len(left) // pieces : (piece + 1) * len(left) // pieces]
-                counts = {"images": len(handed.entries), "failed": 0}
+                counts = {"images": len(task.entries), "failed": 0}
                 lines = [line_of(entry["image"]) for entry in own]
                 yield lines, [], counts if piece == pieces - 1 else None, None
 
@@ -88,9 +85,9 @@ class Watch:
         self._missing: set[int] = set()
 
     def install(self) -> None:
-        give, lose, lost = ray_engine._Work._give, Crew.lose, ray_engine._Work._lost
+        give, lose, lost = _Dispatcher._give, ActorPool.lose, _Dispatcher._lost
 
-        def given(work, hand, shard):
+        def given(dispatcher, worker, shard):
             self.handed += 1
             if self.nodes and self.handed == self.shards // 2:
                 node = next(iter(self.nodes.worker_nodes))
@@ -99,21 +96,19 @@ class Watch:
             if shard in self._missing:
                 self._missing.remove(shard)
                 self.back_s.append(round(time.monotonic() - self.lost_at, 2))
-            give(work, hand, shard)
+            give(dispatcher, worker, shard)
 
-        def losing(crew, hand, error):
-            self.actors_lost += not hand.lost
-            lose(crew, hand, error)
+        def losing(pool, worker, error):
+            self.actors_lost += not worker.lost
+            lose(pool, worker, error)
 
-        def missed(work, hand, sender, error):
-            part = hand.parts.get(sender)
-            if part is not None:
-                self.again += 1
-                if hand.machine.id == self.machine:
-                    self._missing.add(part.shard)
-            lost(work, hand, sender, error)
+        def missed(dispatcher, worker, stream, error):
+            self.again += 1
+            if worker.machine.id == self.machine:
+                self._missing.add(worker.parts[stream].shard)
+            lost(dispatcher, worker, stream, error)
 
-        ray_engine._Work._give, Crew.lose, ray_engine._Work._lost = given, losing, missed
+        _Dispatcher._give, ActorPool.lose, _Dispatcher._lost = given, losing, missed
 
 
 def measured(given: argparse.Namespace, images: int, size: int, folder: Path) -> dict[str, Any]:
@@ -132,26 +127,26 @@ def measured(given: argparse.Namespace, images: int, size: int, folder: Path) ->
     watch.install()
     kind = sleeper(0, 0) if growing else sleeper(given.seconds, given.failures)
     began: dict[str, float] = {}
-    caption, merge = ManyActors.caption, BulkCaptioning._merge
+    caption, merge = RayEngine.caption, BulkCaptioning._merge
 
     def timed(self, *arguments):
         began.update(planned=peak(), plan_cpu=time.process_time() - start_cpu)
-        while sum(hand.at_once > 0 for hand in self.crew.hands) < given.machines * given.actors:
-            self.crew.tend(request, given.shards)
-            ray_engine._Work(self.crew, request).gather()
+        while sum(w.capacity > 0 for w in self.pool.workers) < given.machines * given.actors:
+            self.pool.start_actors(request, given.shards)
+            list(self.pool.poll())
         wall, work = time.monotonic(), time.process_time()
         caption(self, *arguments)
         began.update(wall=time.monotonic() - wall, work=time.process_time() - work)
 
-    def merging(self):
+    def merging(self, plan):
         before = time.process_time()
-        merge(self)
+        merge(self, plan)
         began["merge_cpu"] = time.process_time() - before
 
-    ManyActors.caption, BulkCaptioning._merge = timed, merging
+    RayEngine.caption, BulkCaptioning._merge = timed, merging
     base, start, start_cpu = peak(), time.monotonic(), time.process_time()
     with contextlib.closing(Cluster(nodes.address, "cpu")) as cluster:
-        engine = ManyActors(cluster, lambda: None, kind)
+        engine = RayEngine(cluster, lambda: None, kind)
         BulkCaptioning(request, {"checkpoint": "sleeps"}, engine, False).run()
     nodes.shutdown()
     with open(request.out) as file:

@@ -6,9 +6,14 @@
     python -m captioning.caption blip.pth 'shards/{00000..00099}.tar' --out captions.jsonl \\
         --config configs/caption_coco.yaml --num_beams 5 --num_return 3
 
-One JSON line an image. Called again, it goes on where it was stopped; docs/captioning.md tells
-more. --engine ray divides the work among GPUs and machines.
+Writes one JSON line per image. The same command continues a run that was stopped. --engine ray uses
+several GPUs and machines. See docs/captioning.md.
 """
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
 
 import argparse
 import contextlib
@@ -24,10 +29,10 @@ import torch
 
 from captioning.bulk import served_options, stored_output
 from captioning.bulk.cluster import Cluster
-from captioning.bulk.local_engine import OneProcess
-from captioning.bulk.model import Captioning
-from captioning.bulk.ray_engine import ManyActors
-from captioning.bulk.request import EXISTING, OF_THE_IMAGES, Request
+from captioning.bulk.local_engine import LocalEngine
+from captioning.bulk.model import CheckpointModel
+from captioning.bulk.ray_engine import RayEngine
+from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning, Engine
 from captioning.config import Config, keys_of
 from captioning.files import stores
@@ -39,26 +44,26 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code, leave, show_warnings
 from captioning.runtime.progress import say
 
-# The flags of the keys that say how captions are drawn; `sample` is --do_sample.
+# Flags of the decoding keys; that of `sample` is --do_sample.
 DECODING = {
     "num_beams": "beams; 1 is greedy",
-    "max_length": "tokens of a caption at most, the prompt's counted",
-    "min_length": "and at least",
+    "max_length": "most tokens of a caption, including the prompt",
+    "min_length": "fewest tokens",
     "length_penalty": "of beams: above 0 favours longer ones",
-    "repetition_penalty": "above 1 disfavours words that are there already",
-    "no_repeat_ngram_size": "so many tokens never come twice in a caption",
-    "num_beam_groups": "groups of beams that are held apart",
-    "diversity_penalty": "by so much for a word that another group has just chosen",
-    "top_p": "sample from the likeliest words that together have this probability",
-    "top_k": "and from so many at most; 0 is all",
+    "repetition_penalty": "above 1 disfavours tokens that the caption already has",
+    "no_repeat_ngram_size": "n-grams of this many tokens occur once in a caption",
+    "num_beam_groups": "groups of diverse beam search",
+    "diversity_penalty": "for a token that another group has just chosen",
+    "top_p": "sample from the likeliest tokens that together have this probability",
+    "top_k": "sample from this many tokens at most; 0 is all",
     "temperature": "of sampling",
-    "min_p": "sample from words at least so many times as likely as the best",
-    "typical_p": "sample from the typical words that together have this probability",
+    "min_p": "sample from tokens with at least this fraction of the best one's probability",
+    "typical_p": "sample from the typical tokens that together have this probability",
 }
-# What makes captions what they are: another value makes an unfinished run another run.
-OF_THE_RUN = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
-OF_THE_RUN += ("write_shards",)
-# The keys of a configuration that the flags of these names set.
+# An unfinished run continues only with the same values of these flags, and the same input.
+IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
+IDENTITY += ("write_shards", "glob", "root", "column", "recursive")
+# Flags that set the configuration keys of the same names.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
 
@@ -77,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "input", metavar="INPUT", help="photo, folder, list (.txt .csv .json .jsonl) or .tar shards"
     )
-    add("--out", required=True, help="a .jsonl file, on disk or in a store: a line an image")
+    add("--out", required=True, help="a .jsonl file, on disk or in a store")
     add("--config", help="a YAML file, where the checkpoint is not of a run here")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     add("--precision", choices=tuple(DTYPES), help="default: bf16 on a GPU, else fp32")
@@ -87,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--engine", choices=("process", "ray"), help="default: one process; ray for several GPUs")
     add("--ray-address", "--ray_address", metavar="HOST:PORT", help="of a cluster, or auto")
 
-    group = parser.add_argument_group("how captions are drawn (default: as the checkpoint's run)")
+    group = parser.add_argument_group("decoding (default: as in the checkpoint's run)")
     for name, text in DECODING.items():
         kind = Config.model_fields[name].annotation
         group.add_argument(f"--{name}", type=kind, help=text)
@@ -105,15 +110,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
     group.add_argument(
-        "--root", type=_place, help="where paths of a list start; default: its folder"
+        "--root", type=_location, help="folder of a list's paths; default: that of the list"
     )
-    group.add_argument("--column", help="of a list that holds the paths; default: image, path, ...")
+    group.add_argument("--column", help="of a list, with the paths; default: image, path, ...")
     group.add_argument(
-        "--existing", choices=EXISTING, default="skip", help="what of images that have a caption"
+        "--existing",
+        choices=("skip", "overwrite"),
+        default="skip",
+        help="images that have a caption",
     )
-    group.add_argument("--captions", help="captions that exist, as training reads them")
-    group.add_argument("--retry-failed", "--retry_failed", action="store_true", help="try again")
-    group.add_argument("--verify", action="store_true", help="find gaps, and mend them")
+    group.add_argument("--captions", help="existing captions, in a format of training")
+    group.add_argument(
+        "--retry-failed", "--retry_failed", action="store_true", help="try images again that failed"
+    )
+    group.add_argument("--verify", action="store_true", help="find gaps, and repair them")
     group.add_argument("--restart", action="store_true", help="drop an unfinished run")
 
     group = parser.add_argument_group("what is written")
@@ -122,14 +132,14 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos"
     )
-    group.add_argument("--write-shards", "--write_shards", type=_place, metavar="FOLDER")
-    group.add_argument("--parquet", type=_place, metavar="FILE")
+    group.add_argument("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
+    group.add_argument("--parquet", type=_location, metavar="FILE")
     group.add_argument("--shard_size", type=int, help="images a shard of a folder or list")
     return parser
 
 
-def _place(text: str) -> str:
-    """A file or folder, on disk or in a store, written in one way."""
+def _location(text: str) -> str:
+    """The normal form of a path or address."""
     return text.rstrip("/") if stores.is_store(text) else str(Path(text))
 
 
@@ -154,7 +164,7 @@ def parse_arguments(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def changes_of(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """The keys of the checkpoint's configuration that are to have other values."""
+    """The configuration keys whose values differ from the checkpoint's."""
     given = {name: getattr(arguments, name) for name in KEYS}
     given["eval_batch_size"] = arguments.batch_size
     given["sample"] = arguments.do_sample or None
@@ -176,55 +186,53 @@ def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
     return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
 
 
-def loaded(
+def loader(
     arguments: argparse.Namespace, device: torch.device
-) -> tuple[dict[str, Any], Callable[[], Captioning]]:
-    """What makes a checkpoint's captions what they are, and what makes its captioner."""
+) -> tuple[dict[str, Any], Callable[[], CheckpointModel]]:
+    """The settings that identify the run, and a function that loads the captioner."""
     checkpoint = checkpoints.named(arguments.checkpoint)
     changes = changes_of(arguments, device)
-    load = partial(Captioning, checkpoint, arguments.config, changes, arguments.num_return, device)
     only_speed = keys_of("speed")
     settings = {
         "checkpoint": stores.without_secrets(checkpoint),
         "checkpoint_time": checkpoints.version_of(checkpoint),
         **{name: value for name, value in changes.items() if name not in only_speed},
     }
-    return settings, load
+    return settings, partial(
+        CheckpointModel, checkpoint, arguments.config, changes, arguments.num_return, device
+    )
 
 
 @contextlib.contextmanager
 def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
-    """What makes captions what they are, by which an unfinished run goes on, and what makes them.
-
-    Raises UserError.
-    """
+    """The settings that identify the run, and the engine. Raises UserError."""
     served_options.check(arguments, DECODING)
     if distributed.announced() > 1:
         raise UserError("several processes caption with --engine ray, and not under torchrun")
     if arguments.backend == "openai":
         distributed.start("cpu")
         settings, load = served_options.served(arguments)
-        yield settings, OneProcess(load)
+        yield settings, LocalEngine(load)
         return
     cluster = cluster_of(arguments)
     if cluster is None:
-        settings, load = loaded(arguments, distributed.start(arguments.device))
-        yield settings, OneProcess(load)
+        settings, load = loader(arguments, distributed.start(arguments.device))
+        yield settings, LocalEngine(load)
         return
     with contextlib.closing(cluster):
-        settings, load = loaded(arguments, cluster.device)
-        yield settings, ManyActors(cluster, load)
+        settings, load = loader(arguments, cluster.device)
+        yield settings, RayEngine(cluster, load)
 
 
 def caption(arguments: argparse.Namespace) -> None:
-    """Do what is asked. Raises UserError and Stopped."""
+    """Caption the input. Raises UserError, Stopped."""
     names = set(Request.__dataclass_fields__) - {"source", "out", "address"}
-    out, address = stored_output.place_of(arguments.out)
+    out, address = stored_output.locate(arguments.out)
     given = {name: getattr(arguments, name) for name in names}
     request = Request(arguments.input, out, address=address, **given)
     with engine_of(arguments) as (settings, engine):
-        of_the_run = {name: getattr(arguments, name) for name in (*OF_THE_RUN, *OF_THE_IMAGES)}
-        settings.update(of_the_run, input=_place(arguments.input))
+        settings.update({name: getattr(arguments, name) for name in IDENTITY})
+        settings["input"] = _location(arguments.input)
         BulkCaptioning(request, settings, engine, arguments.restart).run()
 
 

@@ -1,112 +1,149 @@
-"""The actors of a cluster: asked for where a machine has room, and replaced where they are lost."""
+"""The actors of a cluster: requested where a machine has room, replaced when they are lost.
+
+`ray.util.ActorPool` has neither: it takes one result per call, and loses the pool's actor with the
+first that dies. Ray's own restarts would repeat a shard from its beginning.
+"""
 
 import time
 from collections import Counter
-from typing import Any, Callable, Optional
+from collections.abc import Iterator
+from typing import Any, Callable, Optional, Union
 
-from captioning.bulk.cluster import SHARDS_AT_ONCE, Cluster, Machine
+from captioning.bulk.cluster import SHARDS_PER_ACTOR, Cluster, Machine
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Part
+from captioning.bulk.shards import Part, ShardUpdate
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import say
 
-TRIES = 3  # of an actor to begin on a machine, and of a shard to get on
-LOOK_S = 2  # between two looks at which machines there are
-PATIENCE_S = 60  # before it is said what is waited for
+TRIES = 3  # to start an actor on a machine, and to advance a shard
+LOOK_S = 2  # between two looks at the machines of the cluster
+WAIT_NOTICE_S = 60  # after which the user is told what is waited for
+POLL_S = 0.2
 
 
-class Hand:
-    """An actor, and the shards that it has, by the stream in which their captions come."""
+class Worker:
+    """An actor, and the parts of its shards by the streams that bring their captions."""
 
     def __init__(self, actor: Any, machine: Machine, loading: Any):
         self.actor, self.machine, self.loading = actor, machine, loading
-        self.at_once = 0  # until the captioner is loaded
-        self.alone = False  # with a shard that may be the end of it
+        self.capacity = 0  # shards at once; 0 until the captioner is loaded
+        self.exclusive = False  # captions a single shard, which may be what actors die of
         self.lost = False
-        self.asked_for = time.monotonic()
+        self.requested = time.monotonic()
         self.parts: dict[Any, Part] = {}
 
-    def free(self) -> bool:
-        return not (self.lost or self.alone) and len(self.parts) < self.at_once
+    def has_room(self) -> bool:
+        return not (self.lost or self.exclusive) and len(self.parts) < self.capacity
 
 
-class Crew:
-    """kind: the class of the actors; load: makes their captioner."""
+class ActorPool:
+    """kind: the class of the actors. load: makes their captioner."""
 
-    def __init__(self, cluster: Cluster, kind: type, load: Callable[[], Any]):
-        self.cluster, self.kind, self.load = cluster, kind, load
-        self.hands: list[Hand] = []
-        self.report: Optional[str] = None
-        self._failed: Counter[str] = Counter()  # by machine, those that did not begin, in a row
+    def __init__(self, cluster: Cluster, load: Callable[[], Any], kind: type):
+        self.cluster, self.load, self.kind = cluster, load, kind
+        self.workers: list[Worker] = []
+        self._failures: Counter[str] = Counter()  # starts that failed in a row, by machine
         self._reason = ""
-        self._looked = self._worked = 0.0
-        self._waits = False
+        self._looked = self._ready_at = 0.0
+        self._report: Optional[str] = None
+        self._noticed = False
 
-    def tend(self, request: Request, most: int) -> None:
-        """Ask for actors where there is room, but for no more than `most`. Raises UserError."""
+    def is_ready(self) -> bool:
+        """Whether an actor has loaded its captioner."""
+        return any(worker.capacity for worker in self.workers)
+
+    def start_actors(self, request: Request, limit: int) -> None:
+        """Request actors where there is room, up to `limit` in all. Raises UserError."""
         now = time.monotonic()
-        if any(hand.at_once for hand in self.hands):
-            self._worked, self._waits = now, False
-        elif not self._worked:
-            self._worked = now
-        elif now - self._worked > PATIENCE_S and not self._waits:
-            self._waits = True
+        if self.is_ready() or not self._ready_at:
+            self._ready_at, self._noticed = now, False
+        elif now - self._ready_at > WAIT_NOTICE_S and not self._noticed:
+            self._noticed = True
             kind = "GPU" if self.cluster.device.type == "cuda" else "CPU"
             say(f"waiting for a machine with a free {kind}, and for the captioner to be loaded")
         if now - self._looked < LOOK_S:
             return
         self._looked = now
         machines = self.cluster.machines()
-        able = [machine for machine in machines if self._failed[machine.id] < TRIES]
-        works = any(hand.at_once and not hand.lost for hand in self.hands)
-        if machines and not able and not works:
+        able = [machine for machine in machines if self._failures[machine.id] < TRIES]
+        alive = [worker for worker in self.workers if not worker.lost]
+        if machines and not able and not any(worker.capacity for worker in alive):
             raise UserError(f"no machine of the cluster can start a captioner: {self._reason}")
         for machine in able:
-            here = sum(hand.machine.id == machine.id for hand in self.hands)
-            # One that waits for its place in vain does not keep another machine from its own.
-            count = sum(
-                not hand.lost and (hand.at_once > 0 or now - hand.asked_for < PATIENCE_S)
-                for hand in self.hands
-            )
-            for _ in range(min(machine.actors - here, most - count)):
+            here = sum(worker.machine.id == machine.id for worker in self.workers)
+            # An actor that waits long for its place does not block another machine.
+            count = sum(w.capacity > 0 or now - w.requested < WAIT_NOTICE_S for w in alive)
+            for _ in range(min(machine.actors - here, limit - count)):
                 actor = self.cluster.actor(self.kind, machine)
-                loading = actor.load.remote(self.load, request)
-                self.hands.append(Hand(actor, machine, loading))
+                worker = Worker(actor, machine, actor.load.remote(self.load, request))
+                self.workers.append(worker)
+                alive.append(worker)
 
-    def loaded(self, hand: Hand, answer: Any) -> None:
-        """An actor has answered `load`. Raises UserError where it cannot."""
-        report, at_once, problem = answer
-        if problem is not None:
-            raise UserError(f"[{hand.machine.name}] {problem}")
-        hand.loading, hand.at_once = None, min(at_once, SHARDS_AT_ONCE)
-        self._failed[hand.machine.id] = 0
-        if self.report is None:
-            self.report = report
-            say(report)
+    def poll(self) -> Iterator[tuple[Worker, Any, Union[ShardUpdate, Exception]]]:
+        """Wait a moment; yield (worker, stream, update) of shards, or the error of a lost actor.
 
-    def freest(self) -> Optional[Hand]:
-        """The one with the fewest shards, if it takes another."""
-        free = [hand for hand in self.hands if hand.free()]
-        return min(free, key=lambda hand: len(hand.parts), default=None)
-
-    def idle(self) -> Optional[Hand]:
-        """One without a shard."""
-        return next((hand for hand in self.hands if hand.free() and not hand.parts), None)
-
-    def lose(self, hand: Hand, error: Exception) -> None:
-        """Hand out nothing to it any more."""
-        if not hand.lost:
-            hand.lost = True
-            if hand.loading is not None:
-                self._failed[hand.machine.id] += 1
-                self._reason = f"[{hand.machine.name}] {one_line(error, 300)}"
-            say(f"lost a captioner on {hand.machine.name}; what it had goes to others")
-        self.forget_lost(hand)
-
-    def forget_lost(self, hand: Hand) -> None:
-        """Make room for another, once all that a lost one sent has been taken."""
+        Raises UserError where a captioner cannot be loaded.
+        """
         import ray
 
-        if hand.lost and not hand.parts and hand in self.hands:
-            self.hands.remove(hand)
-            ray.kill(hand.actor)
+        senders: dict[Any, Worker] = {}
+        for worker in self.workers:
+            senders.update(dict.fromkeys(worker.parts, worker))
+            if worker.loading is not None:
+                senders[worker.loading] = worker
+        if not senders:
+            time.sleep(POLL_S)
+            return
+        ready, _ = ray.wait(list(senders), num_returns=1, timeout=POLL_S)
+        if ready:
+            ready, _ = ray.wait(list(senders), num_returns=len(senders), timeout=0)
+        for sender in ready:
+            worker = senders[sender]
+            try:
+                if sender is worker.loading:
+                    self._loaded(worker, ray.get(sender))
+                    continue
+                update = ShardUpdate(*ray.get(next(sender)))
+            except (ray.exceptions.RayError, StopIteration) as error:
+                if sender is worker.loading:
+                    self.lose(worker, error)
+                    continue
+                update = error
+            yield worker, sender, update
+
+    def _loaded(self, worker: Worker, answer: Any) -> None:
+        report, capacity, problem = answer
+        if problem is not None:
+            raise UserError(f"[{worker.machine.name}] {problem}")
+        worker.loading, worker.capacity = None, min(capacity, SHARDS_PER_ACTOR)
+        self._failures[worker.machine.id] = 0
+        if self._report is None:
+            self._report = report
+            say(report)
+
+    def least_busy(self) -> Optional[Worker]:
+        """The worker with the fewest shards, among those that take another."""
+        free = [worker for worker in self.workers if worker.has_room()]
+        return min(free, key=lambda worker: len(worker.parts), default=None)
+
+    def idle(self) -> Optional[Worker]:
+        """A worker without a shard."""
+        return next((w for w in self.workers if w.has_room() and not w.parts), None)
+
+    def lose(self, worker: Worker, error: Exception) -> None:
+        """Give a worker no more shards."""
+        if not worker.lost:
+            worker.lost = True
+            if worker.loading is not None:
+                self._failures[worker.machine.id] += 1
+                self._reason = f"[{worker.machine.name}] {one_line(error, 300)}"
+            say(f"lost a captioner on {worker.machine.name}; what it had goes to others")
+        self.release(worker)
+
+    def release(self, worker: Worker) -> None:
+        """Free the place of a lost worker once none of its streams is left."""
+        import ray
+
+        if worker.lost and not worker.parts and worker in self.workers:
+            self.workers.remove(worker)
+            ray.kill(worker.actor)

@@ -1,4 +1,4 @@
-"""On a machine of a cluster: a captioner, and the shards that it is handed, several at once."""
+"""The actor: loads a captioner on a machine of the cluster, and captions several shards at once."""
 
 import contextlib
 import os
@@ -8,39 +8,38 @@ from collections.abc import Iterator
 from typing import Callable, NamedTuple, Optional
 
 from captioning.bulk import reading
-from captioning.bulk.local_engine import disks_told_of, write_beside
-from captioning.bulk.model import Captioning
+from captioning.bulk.local_engine import disk_errors, write_outputs
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Handed, Line, Made
+from captioning.bulk.shards import Line, ShardTask, ShardUpdate
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import keep_said
 
-TELL_S = 1.0  # lines are sent this often, and lost with the actor until then
+SEND_S = 1.0  # between two updates; lines that are not sent are lost with the actor
 
 
 class Loaded(NamedTuple):
-    """What comes of loading. report: of the captioner. at_once: shards; one to each reader.
+    """report: on the captioner. capacity: shards at once, one for each process that reads.
 
-    problem: the line that ends the run.
+    problem: the error line that ends the run.
     """
 
     report: str = ""
-    at_once: int = 0
+    capacity: int = 0
     problem: Optional[str] = None
 
 
 class CaptioningActor:
-    """Ray calls its methods in threads. While one shard is captioned, the others are read."""
+    """Ray calls its methods in threads: while one shard is captioned, the others are read."""
 
     def __init__(self, folder: str):
-        """folder: where relative paths begin, if this machine has it."""
+        """folder: of relative paths, if this machine has it."""
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        self._said = keep_said()
-        self._turn = threading.Lock()  # the captioner's, and the random numbers'
-        self._stopped = False
+        self._messages = keep_said()
+        self._lock = threading.Lock()  # of the captioner and the random generator
 
-    def load(self, load: Callable[[], Captioning], request: Request) -> Loaded:
+    def load(self, load: Callable[[], CheckpointModel], request: Request) -> Loaded:
         """Make the captioner."""
         try:
             self._request, self._model = request, load()
@@ -48,46 +47,43 @@ class CaptioningActor:
             return Loaded(problem=str(error))
         return Loaded(self._model.report, max(1, self._model.num_workers))
 
-    def caption(self, handed: Handed) -> Iterator[Made]:
-        """What is left of a shard, told of every second; the counts of its marker are the end."""
+    def caption(self, task: ShardTask) -> Iterator[ShardUpdate]:
+        """Caption what is left of a shard; the last update has the counts or a problem."""
         try:
-            with disks_told_of(self._request):
-                yield from self._captioned(handed)
+            with disk_errors(self._request):
+                yield from self._captioned(task)
         except UserError as error:
-            yield Made([], self._news(), problem=str(error))
+            yield ShardUpdate([], self._new_messages(), problem=str(error))
 
-    def stop(self) -> None:
-        """End each shard after the batch that is captioned."""
-        self._stopped = True
-
-    def _captioned(self, handed: Handed) -> Iterator[Made]:
-        if handed.seen is not None and not os.path.exists(handed.seen):
-            raise UserError(f"{handed.seen} is not on this machine; share its disk, or use a store")
-        model, lines, shard = self._model, handed.lines, handed.shard
-        entries = {shard: handed.entries}.__getitem__
-        unread, size = [(shard, len(lines))], model.batch_size
-        dataset = reading.ShardImages(entries, unread, size, model.read, model.join)
-        fresh: list[Line] = []
-        told = time.monotonic()
+    def _captioned(self, task: ShardTask) -> Iterator[ShardUpdate]:
+        missing = task.local_file
+        if missing is not None and not os.path.exists(missing):
+            raise UserError(f"{missing} is not on this machine; share its disk, or use a store")
+        model, lines, shard = self._model, task.lines, task.shard
+        dataset = reading.ShardImages(
+            {shard: task.entries}.__getitem__,
+            [(shard, len(lines))],
+            model.batch_size,
+            model.read,
+            model.join,
+        )
+        new: list[Line] = []
+        sent = time.monotonic()
         for batch in reading.batches(dataset, model.num_workers):
             if batch.last:
                 break
-            with self._turn:
-                if not self._stopped:
-                    fresh += model.lines(batch, len(lines) + len(fresh), self._request)
-            if self._stopped or time.monotonic() - told > TELL_S:
-                yield Made(fresh, self._news())
-                lines, fresh, told = lines + fresh, [], time.monotonic()
-            if self._stopped:
-                return
-        lines = lines + fresh
-        counts = write_beside(self._request, handed.number, handed.entries, lines)
-        yield Made(fresh, self._news(), counts)
+            with self._lock:
+                new += model.lines(batch, len(lines) + len(new), self._request)
+            if time.monotonic() - sent > SEND_S:
+                yield ShardUpdate(new, self._new_messages())
+                lines, new, sent = lines + new, [], time.monotonic()
+        counts = write_outputs(self._request, task.number, task.entries, lines + new)
+        yield ShardUpdate(new, self._new_messages(), counts)
 
-    def _news(self) -> list[str]:
-        """What has been said since it was asked for last."""
-        news: list[str] = []
+    def _new_messages(self) -> list[str]:
+        """The messages since the last call."""
+        messages: list[str] = []
         with contextlib.suppress(IndexError):  # other threads take some, too
             while True:
-                news.append(self._said.pop(0))
-        return news
+                messages.append(self._messages.pop(0))
+        return messages

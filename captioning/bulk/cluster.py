@@ -1,12 +1,9 @@
-"""The machines of a Ray cluster: joined or started, the code brought to them, actors placed."""
+"""A Ray cluster: joined or started, the code uploaded, actors placed on its machines."""
 
-import contextlib
+import glob
 import os
-import shutil
 import signal
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -16,21 +13,21 @@ from captioning.bulk.request import require
 from captioning.runtime.errors import UserError, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
-# What an actor imports and reads of the project; the libraries have to be on its machine.
+# What actors import and read of the project; libraries have to be installed on their machine.
 CODE = ("captioning", "decoding", "smile", "adapters", "BLIP", "baselines", "vlm", "configs")
-CPUS = 4  # of an actor on a machine without a GPU, where it has as many
-SHARDS_AT_ONCE = 16  # of an actor, at most: one for each process that reads
-STORE_BYTES = 256 << 20  # of a Ray of our own; captions are all that it holds
-ANSWER_S = 10
+CPUS = 4  # of an actor on a machine without a GPU, if it has that many
+SHARDS_PER_ACTOR = 16  # at most; an actor takes one for each process that reads
+STORE_BYTES = 256 << 20  # of a Ray that we start; it holds captions only
+TIMEOUT_S = 10
 TOKEN = (
     "the cluster asks for a token; copy ~/.ray/auth_token from its first machine to this one, and "
     "type: export RAY_AUTH_MODE=token"
 )
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # with which both sides of gRPC begin: RFC 9113, 6.5
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the frame with which both sides of gRPC begin: RFC 9113, 6.5
 
 
 class Machine(NamedTuple):
-    """A machine that lives. actors: how many it has room for, each with those `resources`."""
+    """A machine that is alive. actors: it has room for, each with those `resources`."""
 
     id: str
     name: str
@@ -39,8 +36,8 @@ class Machine(NamedTuple):
 
 
 class Cluster:
-    """address: "auto" or HOST:PORT, of a cluster that this machine is in; None is a Ray of our own
-    on this machine, which ends with the program. device: auto, cpu or cuda. Raises UserError."""
+    """address: "auto" or HOST:PORT of a cluster that this machine is part of; None starts a Ray on
+    this machine, which ends with the program. device: auto, cpu or cuda. Raises UserError."""
 
     def __init__(self, address: Optional[str], device: str):
         require("ray", "--engine ray")
@@ -57,30 +54,30 @@ class Cluster:
         self.device = torch.device("cuda" if gpus and device != "cpu" else "cpu")
 
     def join(self) -> None:
-        """Be in the cluster from now on. Raises UserError."""
+        """Connect to the cluster, if that is not done yet. Raises UserError."""
         if self.joined:
             return
         import ray
         from ray._raylet import GcsClient
 
         if self.address is not None:
-            _look(self.address)
+            _check_address(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or ray warns of it
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # of `ray job submit`
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-        before = signal.getsignal(signal.SIGTERM)  # which ray takes for itself
+        others = [f"/{glob.escape(p.name)}" for p in ROOT.iterdir() if p.name not in CODE]
+        before = signal.getsignal(signal.SIGTERM)  # ray installs its own handler
         try:
             if self.address not in (None, "auto") and os.environ.get("RAY_AUTH_MODE") != "token":
-                GcsClient(address=self.address)  # ray.init tries for 20 s to do without a token
-            with _code() as folder:
-                ray.init(
-                    self.address or "local",
-                    runtime_env={"working_dir": folder},
-                    logging_level="ERROR",
-                    log_to_driver=False,
-                    **({} if self.address else own),
-                )
+                GcsClient(address=self.address)  # without a token ray.init retries for 20 s
+            ray.init(
+                self.address or "local",
+                runtime_env={"working_dir": str(ROOT), "excludes": [*others, "__pycache__"]},
+                logging_level="ERROR",
+                log_to_driver=False,
+                **({} if self.address else own),
+            )
         except Exception as error:  # of many types: no such cluster, another version, a full disk
             ray.shutdown()
             where = f"--ray-address {self.address}" if self.address else "ray on this machine"
@@ -89,12 +86,12 @@ class Cluster:
             raise UserError(f"{where}: {reason}") from error
         finally:
             signal.signal(signal.SIGTERM, before)
-        # A lost actor is told of in a line, by us; ray would print a paragraph.
+        # The pool reports a lost actor in one line; ray would print a paragraph.
         ray._private.worker.print_to_stdstream = lambda *given, **named: None
         self.joined = True
 
     def machines(self) -> list[Machine]:
-        """Those that live now and can caption."""
+        """The machines that are alive and have room for an actor."""
         found = []
         for node in self._nodes():
             has = node["Resources"]
@@ -110,19 +107,19 @@ class Cluster:
         return found
 
     def actor(self, kind: type, machine: Machine) -> Any:
-        """Ask for an actor on that machine, which begins once it has room."""
+        """Request an actor on a machine; it starts once the machine has room."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options = ray.remote(kind).options(
-            max_concurrency=SHARDS_AT_ONCE + 1,  # and to be told to stop
+            max_concurrency=SHARDS_PER_ACTOR,
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine.id, soft=False),
             **machine.resources,
         )
         return options.remote(os.getcwd())
 
     def close(self) -> None:
-        """End the actors, and a Ray of our own."""
+        """End the actors, and the Ray that was started here."""
         if self.joined:
             import ray
 
@@ -135,8 +132,8 @@ class Cluster:
         return [node for node in ray.nodes() if node["Alive"]]
 
 
-def _look(address: str) -> None:
-    """Raise UserError unless somebody answers; ray would try for a minute, and end the process."""
+def _check_address(address: str) -> None:
+    """Raise UserError unless a gRPC server answers; ray would retry for a minute, then exit."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -146,8 +143,8 @@ def _look(address: str) -> None:
             "a machine of that cluster"
         )
     try:
-        with socket.create_connection((host, int(port)), ANSWER_S) as connection:
-            connection.settimeout(ANSWER_S)
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
+            connection.settimeout(TIMEOUT_S)
             connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
             answer = connection.recv(len(SETTINGS))
     except (OSError, OverflowError, ValueError) as error:
@@ -156,13 +153,3 @@ def _look(address: str) -> None:
         ) from error
     if answer[3:4] != SETTINGS[3:4] and os.environ.get("RAY_USE_TLS") != "1":
         raise UserError(f"--ray-address {address}: what answers is not Ray; give the head's port")
-
-
-@contextlib.contextmanager
-def _code() -> Iterator[str]:
-    """A folder of what actors need of the project, for ray to bring to every machine."""
-    with tempfile.TemporaryDirectory(prefix="captioning") as folder:
-        for name in CODE:
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, Path(folder) / name, ignore=ignore)
-        yield folder

@@ -1,6 +1,4 @@
-"""Captions that images have already, of a file or folder in any format that training reads."""
-
-from typing import Optional
+"""Images that have captions already, in a file or folder of any format that training reads."""
 
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import named_in
@@ -9,27 +7,27 @@ from captioning.runtime.errors import UserError
 
 
 class ExistingCaptions:
-    """Those of one call, by the names of the images in `path`. Raises UserError."""
+    """The images that `path` names. Raises UserError where it cannot be read."""
 
     def __init__(self, path: str):
         self.path = path
-        self.captions = {s.image: list(s.captions) for s in read_annotations(local(path))}
-        self.images: dict[str, str] = {}  # those that were asked for, by name
+        self.names = {sample.image for sample in read_annotations(local(path))}
+        self.images: dict[str, str] = {}  # images of this run that were found, by name
 
-    def of(self, image: str) -> Optional[list[str]]:
-        """The captions of the name that a path ends in, which has to be of one image alone."""
-        name = named_in(image, self.captions)
+    def has(self, image: str) -> bool:
+        """Whether a name is the end of the image's path. UserError if two images share a name."""
+        name = named_in(image, self.names)
         if name is None:
-            return None
+            return False
         other = self.images.setdefault(name, image)
         if other != image:
             raise UserError(
                 f"--captions: {name} in {self.path} may be {other} or {image}: write there which"
             )
-        return self.captions[name]
+        return True
 
     def check_used(self, source: str) -> None:
-        """Raise UserError where it has named none of the images."""
+        """Raise UserError where no image of the run was found."""
         if not self.images:
-            first = next(iter(self.captions))
-            raise UserError(f"--captions: {self.path} names {first}, and no image of {source}")
+            name = min(self.names)
+            raise UserError(f"--captions: {self.path} names {name}, and no image of {source}")

@@ -1,11 +1,11 @@
-"""The shards of a plan, captioned batch by batch in this process, and finished one by one."""
+"""Captions the shards of a plan in this process, and writes the outputs of each finished shard."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable, Optional
 
 from captioning.bulk import reading, stored_output, tars
-from captioning.bulk.model import Captioning
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, Part, Plan, parts_of
 from captioning.bulk.sidecars import Sidecars
@@ -14,24 +14,24 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 
-Count = Callable[[int], None]  # is told of images as they are done, so many more each time
+OnImages = Callable[[int], None]  # called with the number of images that have just been done
 
 
-class OneProcess:
-    """This process alone, the engine where no other is asked for. load: makes the captioner."""
+class LocalEngine:
+    """The default engine. load: makes the captioner."""
 
-    def __init__(self, load: Callable[[], Captioning]):
+    def __init__(self, load: Callable[[], CheckpointModel]):
         self.load = load
-        self.model: Optional[Captioning] = None
+        self.model: Optional[CheckpointModel] = None
 
     def start(self, request: Request, shards: int) -> None:
-        """Be ready to caption. Raises UserError."""
+        """Load the captioner. Raises UserError."""
         if self.model is None:
             self.model = self.load()
             say(self.model.report)
 
-    def caption(self, request: Request, plan: Plan, shards: list[int], count: Count) -> None:
-        """Caption those shards, or what is left of them. Raises Stopped where asked to, OSError."""
+    def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
+        """Finish those shards. Raises Stopped, UserError, OSError."""
         parts: dict[int, Part] = {}
         for shard in shards:
             part = Part(request.parts, shard)
@@ -39,14 +39,12 @@ class OneProcess:
                 publish(request, plan, part)
             else:
                 parts[shard] = part.recover()
-        unread = [(shard, len(part.lines)) for shard, part in parts.items()]
-        if not unread:
+        if not parts:
             return
         model = self.model
-        dataset = reading.ShardImages(
-            plan.entries, unread, model.batch_size, model.read, model.join
-        )
-        for batch in model.ahead(reading.batches(dataset, model.num_workers)):
+        left = [(shard, len(part.lines)) for shard, part in parts.items()]
+        dataset = reading.ShardImages(plan.entries, left, model.batch_size, model.read, model.join)
+        for batch in model.prefetch(reading.batches(dataset, model.num_workers)):
             if signals.stop_requested():
                 raise signals.Stopped
             part = parts[batch.shard]
@@ -57,11 +55,11 @@ class OneProcess:
                 continue
             lines = model.lines(batch, len(part.lines), request)
             part.add(lines)
-            count(len(lines))
+            on_images(len(lines))
 
 
-def done_before(request: Request, plan: Plan) -> int:
-    """The images that earlier calls have captioned, or failed to, of what is planned."""
+def images_done(request: Request, plan: Plan) -> int:
+    """The images of the plan that earlier calls have captioned or failed to caption."""
     count = 0
     for part in parts_of(request.parts, plan):
         if part.marker.exists():
@@ -73,26 +71,26 @@ def done_before(request: Request, plan: Plan) -> int:
 
 
 def publish(request: Request, plan: Plan, part: Part) -> None:
-    """Write what comes of a sealed part besides itself, then its marker."""
+    """Write the outputs of a sealed part, then its marker."""
     request.claim_tars()
     number, entries = plan.number(part.shard), plan.entries(part.shard)
-    finish(request, plan, part, write_beside(request, number, entries, part.read()))
+    mark_done(request, plan, part, write_outputs(request, number, entries, part.read()))
 
 
-def finish(request: Request, plan: Plan, part: Part, counts: dict[str, Any]) -> None:
-    """Write a part's marker, and to the store what belongs there. Raises OSError, UserError."""
+def mark_done(request: Request, plan: Plan, part: Part, counts: dict[str, Any]) -> None:
+    """Write the marker of a part, and upload both if `out` is in a store. OSError, UserError."""
     write_lines(part.marker, [counts])
     if request.address:
-        stored_output.keep_part(request, plan, part)
+        stored_output.upload_part(request, plan, part)
 
 
-def write_beside(
+def write_outputs(
     request: Request, number: int, entries: list[dict[str, Any]], lines: list[Line]
 ) -> dict[str, Any]:
-    """Write the sidecars and the tar of a shard; what its marker holds.
+    """Write the sidecars and the tar of a shard; returns the content of its marker.
 
-    number: of the tar. entries, lines: all of the shard's. Whole files, the same each time: what
-    was interrupted can be called again.
+    number: of the tar. entries, lines: all of the shard's. Can be repeated after a kill: it writes
+    the same files again, each atomically.
     """
     captioned = [line for line in lines if "error" not in line]
     if request.sidecar:
@@ -103,13 +101,13 @@ def write_beside(
         counts["written"] = folder.write(
             number, lambda file: tars.write(file, number, captioned, tar)
         )
-    # Without a stamp, as of a tar that was not there, it is looked for anew.
+    # The stamp is None if the tar was missing; the next call then looks for it again.
     return counts if tar is None else {"tar": tar, "stamp": entries[0].get("stamp"), **counts}
 
 
 @contextmanager
-def disks_told_of(request: Request) -> Iterator[None]:
-    """Make a disk's refusal the one line that a user can do something about."""
+def disk_errors(request: Request) -> Iterator[None]:
+    """Turn an OSError of writing into a UserError that names the file."""
     try:
         yield
     except OSError as error:

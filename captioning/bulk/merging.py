@@ -1,4 +1,4 @@
-"""The parts of all shards put together, in the order of the plan, and as a parquet file."""
+"""Merges the parts of all shards, in the order of the plan; writes the parquet file."""
 
 import itertools
 import json
@@ -12,24 +12,23 @@ from captioning.files.reading import read_lines
 from captioning.files.uploads import written
 from captioning.files.writing import atomic_write, held, json_line, write_lines
 
-ROWS = 10_000  # of a parquet file that are held at once
+ROWS = 10_000  # of a parquet file that are in memory at once
 
 
 def merge(request: Request, plan: Plan) -> tuple[int, int]:
     """Write `out` and `failed`, then `marker`. Raises OSError.
 
-    Returns how many images of the plan have captions, and how many failed.
-
-    Killed at any instant and called again it gives the same files.
+    Returns the numbers of images of the plan that have captions and that failed. After a kill at
+    any instant it can be called again, and writes the same files.
     """
     parts = parts_of(request.parts, plan)
 
     def made() -> Iterable[Line]:
         return itertools.chain.from_iterable(part.read() for part in parts)
 
-    again = set() if request.keeps() else {line["image"] for line in made()}
+    replaced = set() if request.skips_existing else {line["image"] for line in made()}
     base = read_lines(request.parts / BASE)
-    base = (line for line in base if line and line["image"] not in again)
+    base = (line for line in base if line and line["image"] not in replaced)
     images = 0
     with atomic_write(request.out, request.parts) as file:
         out = Hashed(file)
@@ -39,7 +38,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
                 images += 1
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
-    with held(request.failed):  # other files of captions beside this one have it, too
+    with held(request.failed):  # other captions files in the folder share it
         failed = _write_failed(request, made(), set(tars))
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
@@ -48,12 +47,12 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
 
 
 def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int:
-    """Write `failed` with what other calls have put there; how many failures of this one's."""
+    """Write `failed`, keeping the lines of other captions files; returns the number of ours."""
     out = request.out.name
     old = [line for line in read_lines(request.failed) if line]
     others = [line for line in old if line.get("out") != out]
     own = {line["image"]: line for line in old if line.get("out") == out}
-    own = {image: line for image, line in own.items() if image not in tars}  # they are read anew
+    own = {image: line for image, line in own.items() if image not in tars}  # read again
     for line in made:
         own.pop(line["image"], None)
         if "error" in line:
@@ -68,7 +67,7 @@ def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int
 def write_parquet(captions: Path, name: str) -> None:
     """Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON).
 
-    name: on disk or in a store. Raises OSError, UserError.
+    name: a path or an address. Raises OSError, UserError.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -82,7 +81,7 @@ def write_parquet(captions: Path, name: str) -> None:
             writer.write_table(pa.Table.from_pylist(rows, schema))
 
 
-def _row(line):
+def _row(line: Line) -> Line:
     image_id = line.get("image_id")
     return {
         **line,
@@ -94,5 +93,5 @@ def _row(line):
 
 
 def printable(text: str) -> str:
-    """The text with what is no UTF-8, in a file name, written out."""
+    """The text with bytes of a file name that are not UTF-8 escaped."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""A checkpoint's captioner, ready for many images, and the lines that it writes of them."""
+"""A checkpoint's captioner for bulk captioning, and the lines that it writes."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -19,10 +19,12 @@ from captioning.runtime.progress import say
 from decoding import DecodingSettings, Generated
 
 DIGITS = 5  # of a score
-OF_SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
+SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
+# Recorded only where they differ from their defaults, which switch them off.
+OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
 
 
-class Captioning:
+class CheckpointModel:
     """changes: configuration keys that differ from the checkpoint's. Raises UserError."""
 
     def __init__(
@@ -34,8 +36,9 @@ class Captioning:
         device: torch.device,
     ):
         self.config = trained_config(checkpoint, config, changes)
-        if not self.config.sample and (vain := [name for name in OF_SAMPLING if name in changes]):
-            raise UserError(f"--{vain[0]} is of sampling, and needs --do_sample")
+        unused = [name for name in SAMPLING if name in changes]
+        if unused and not self.config.sample:
+            raise UserError(f"--{unused[0]} is of sampling, and needs --do_sample")
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()
@@ -48,50 +51,50 @@ class Captioning:
         self.captioner = captioner.for_inference(self.precision.dtype, self.config.compile)
         self.device = device
         self.batch_size = self.config.eval_batch_size or self.config.batch_size
-        self.at_once = self.batch_size  # fewer once memory has run out
+        self.generated_at_once = self.batch_size  # halved when memory runs out
         self.num_workers = self.config.num_workers
-        made = preprocessing_of(self.config)
-        self.read, self.join = partial(transformed, made.evaluation), made.join
-        told = named_as_transformers_does(self.settings, self.config.seed)
-        told["precision"] = self.config.precision
-        self.origin = {"checkpoint": without_secrets(checkpoint), "settings": told}
+        preprocessing = preprocessing_of(self.config)
+        self.read = partial(transformed, preprocessing.evaluation)
+        self.join = preprocessing.join
+        recorded = generate_arguments(self.settings, self.config.seed)
+        recorded["precision"] = self.config.precision
+        self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 
-    def ahead(self, batches: Iterable[Batch]) -> Iterable[Batch]:
-        """The batches; a captioner elsewhere (`Served`) begins with some before their turn."""
+    def prefetch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
+        """Return the batches unchanged; `ServedModel` sends requests ahead."""
         return batches
 
-    def lines(self, batch: Batch, after: int, job: Request) -> list[dict[str, Any]]:
-        """A line for each entry of a batch, failed or captioned, `after` so many of its shard.
+    def lines(self, batch: Batch, offset: int, request: Request) -> list[dict[str, Any]]:
+        """A line for each entry of a batch, captioned or failed. offset: of the batch in its shard.
 
-        Sampled captions depend on the seed and the place of the batch alone, or of the piece of
-        it that memory had room for.
+        Sampled captions depend on the seed, the shard, the offset, and the size of the batch (or of
+        the piece of it that fits into memory).
         """
-        drawn = iter(self._captions(batch.image, (batch.shard, after)))
+        generated = iter(self._captions(batch.image, batch.shard, offset))
         lines = []
         for entry in batch.entries:
-            captions, scores = (None, None) if "error" in entry else next(drawn)
-            lines.append(line_of(entry, captions, scores, job, self.origin))
+            captions, scores = (None, None) if "error" in entry else next(generated)
+            lines.append(line_of(entry, captions, scores, request, self.origin))
         return lines
 
     def _captions(
-        self, image: Optional[Images], place: tuple[int, int]
+        self, image: Optional[Images], shard: int, offset: int
     ) -> list[tuple[list[str], list[float]]]:
-        """Captions and scores of each image, from the `place` in a shard on."""
-        shard, after = place
+        """Captions and scores of each image."""
         found: list[tuple[list[str], list[float]]] = []
         while image is not None and len(found) < len(image):
-            piece = image[len(found) : len(found) + self.at_once]
-            torch.manual_seed(derived_seed("caption", self.config.seed, shard, after + len(found)))
-            made = self._generated(piece)
-            if made is None:
-                self._take_fewer(len(piece))
+            piece = image[len(found) : len(found) + self.generated_at_once]
+            torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
+            generated = self._generated(piece)
+            if generated is None:
+                self._halve(len(piece))
                 continue
-            scores = [[round(score, DIGITS) for score in row] for row in made.scores.tolist()]
-            found += zip(made.captions, scores)
+            scores = [[round(score, DIGITS) for score in row] for row in generated.scores.tolist()]
+            found += zip(generated.captions, scores)
         return found
 
     def _generated(self, image: Images) -> Optional[Generated]:
-        """None where memory has run out; nothing of the attempt is held then."""
+        """None where memory has run out; the tensors of the attempt are then freed."""
         try:
             with self.precision.autocast():
                 image = image.to(self.device, non_blocking=True)
@@ -99,15 +102,15 @@ class Captioning:
         except torch.OutOfMemoryError:
             return None
 
-    def _take_fewer(self, images: int) -> None:
-        """From now on half of so many at once. Raises UserError where that was one."""
+    def _halve(self, images: int) -> None:
+        """Generate half as many images at once from now on. Raises UserError after a single one."""
         if images == 1:
             raise UserError(
                 "out of GPU memory with a single image; lower --num_beams or --max_length, or use "
                 "another device"
             )
-        self.at_once = images // 2
-        say(f"out of GPU memory with {images} images at once; from now on {self.at_once}")
+        self.generated_at_once = images // 2
+        say(f"out of GPU memory with {images} images at once; from now on {self.generated_at_once}")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -116,19 +119,18 @@ def line_of(
     entry: dict[str, Any],
     captions: Optional[list[str]],
     scores: Optional[list[float]],
-    job: Request,
+    request: Request,
     origin: dict[str, Any],
 ) -> dict[str, Any]:
-    """The line of an entry, which has an "error" or captions, these with scores or without.
+    """The line of an entry that has an "error", or captions with or without scores.
 
-    origin: of the captions, for the end of the line.
+    origin: the checkpoint and settings, which end the line.
     """
-    known = {key: entry[key] for key in ("image", "image_id") if key in entry}
+    line = {key: entry[key] for key in ("image", "image_id") if key in entry}
     if "error" in entry:
-        return {**known, "error": entry["error"]}
-    captions = [job.prefix + caption + job.suffix for caption in captions]
-    captions = job.joined(entry.get("old", []), captions)
-    line = {**known, "caption": captions[0]}
+        return {**line, "error": entry["error"]}
+    captions = [request.prefix + caption + request.suffix for caption in captions]
+    line["caption"] = captions[0]
     if len(captions) > 1:
         line["captions"] = captions
     if scores:
@@ -138,16 +140,12 @@ def line_of(
     return {**line, **origin}
 
 
-# Told where they are on.
-OFTEN_OFF = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
-
-
-def named_as_transformers_does(settings: DecodingSettings, seed: int) -> dict[str, Any]:
-    """Those settings that have an effect, under the names of transformers' `generate`."""
+def generate_arguments(settings: DecodingSettings, seed: int) -> dict[str, Any]:
+    """The settings that have an effect, under the names of transformers' `generate`."""
     values = dataclasses.asdict(settings)
-    drawn = values.pop("sample")
+    sample = values.pop("sample")
     values["num_return_sequences"] = values.pop("num_return")
-    without = ("num_beams",) if drawn else OF_SAMPLING
-    off = {name for name in OFTEN_OFF if values[name] == getattr(DecodingSettings, name)}
-    kept = {name: value for name, value in values.items() if name not in {*without, *off}}
-    return {"do_sample": True, "seed": seed, **kept} if drawn else kept
+    unused = {name for name in OPTIONAL if values[name] == getattr(DecodingSettings, name)}
+    unused.update(("num_beams",) if sample else SAMPLING)
+    used = {name: value for name, value in values.items() if name not in unused}
+    return {"do_sample": True, "seed": seed, **used} if sample else used

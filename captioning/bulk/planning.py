@@ -1,10 +1,10 @@
-"""Which of the images still need a caption: what is found, less what is written already."""
+"""Planning: which images of the input have no caption yet."""
 
 import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +13,15 @@ from typing import Any
 from captioning.bulk import tars
 from captioning.bulk.existing import ExistingCaptions
 from captioning.bulk.request import Request, require, stamp_if_any
-from captioning.bulk.shards import BASE, HEADER, Line, Plan, captions_of, remove_plan
-from captioning.bulk.sidecars import AT_ONCE, Sidecars
+from captioning.bulk.shards import BASE, HEADER, Line, Plan, remove_plan
+from captioning.bulk.sidecars import STORE_THREADS, Sidecars
 from captioning.files.reading import read_lines
 from captioning.files.tars import expand
 from captioning.files.writing import atomic_write, json_line, write_lines
 from captioning.runtime.errors import UserError
 
-# Of a folder or list: images a shard, at least and at most, and so many shards in between. Were it
-# the number of processes that decided, other samples would be drawn with each.
+# Images in a shard of a folder or list: SHARDS shards, within these limits. Independent of the
+# number of processes, since sampled captions depend on the shards.
 LEAST, MOST, SHARDS = 32, 512, 32
 
 _TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")
@@ -29,10 +29,10 @@ _TAR = re.compile(r"\.(?:tar|tar\.gz|tgz)(?=/)")
 
 @dataclass
 class Tally:
-    """What planning has found. failed: those that failed before and are not tried again.
+    """The counts of planning. found: images, or tars. failed: images that are not tried again.
 
-    damaged, repeated: lines of `out` that are no caption of an image, or of one named before.
-    settings: those of which a line has another value than was asked for now.
+    damaged: lines of `out` that are no caption of an image. repeated: lines of an image that has
+    one. settings: names of settings in which a line differs from this run.
     """
 
     found: int = 0
@@ -46,45 +46,44 @@ class Tally:
 
 
 def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tuple[Plan, Tally]:
-    """Write the plan of what is to be done, and mend what needs no captioner.
+    """Write the plan, and repair what needs no captioner.
 
-    resumed: an earlier plan of the same command has just been finished; photos that have a line in
-    `out` or `failed` are left out, whatever `existing` is. Raises UserError.
+    resumed: an earlier plan of the same command has just been finished. Photos that have a line in
+    `out` or `failed` are then left out, even with --existing overwrite. Raises UserError.
     """
     tally = Tally()
-    written: dict[str, list[str]] = {}  # captions by image, empty where nobody asks for them
-    for line in _first_lines(request.out, tally):
-        written[line["image"]] = [] if request.keeps() else captions_of(line)
+    captioned: dict[str, None] = {}  # images, in the order of their lines
+    for line in _valid_lines(request.out, tally):
+        captioned[line["image"]] = None
         tally.checkpoints.add(str(line.get("checkpoint")))
-        if isinstance(made := line.get("settings"), dict):  # by whatever wrote the file
+        if isinstance(made := line.get("settings"), dict):  # another program may write anything
             tally.settings.update(n for n in made if made[n] != settings.get(n, made[n]))
     failed = filter(None, read_lines(request.failed))
-    failed = {line["image"]: line for line in failed if line.get("out") == request.out.name}
+    failed = {line["image"]: None for line in failed if line.get("out") == request.out.name}
     if tally.damaged or tally.repeated:
         if not request.verify:
             raise UserError(
-                f"{request.told(request.out)}: {tally.damaged} lines are damaged, "
+                f"{request.location(request.out)}: {tally.damaged} lines are damaged, "
                 f"{tally.repeated} repeat an image: --verify mends it"
             )
-        write_lines(request.out, _first_lines(request.out, Tally()), request.parts)
+        write_lines(request.out, _valid_lines(request.out, Tally()), request.parts)
     remove_plan(request.parts)
     in_tars = request.in_tars
-    # A name that no other plan has had: another machine may for a while see what was there before.
+    # A new name for each plan: another machine may see the files of an earlier one for a while.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with atomic_write(request.parts / name) as file:
         if in_tars:
-            entries = _tars(request, written, failed, tally)
+            entries = _tars(request, captioned, failed, tally)
         else:
-            entries = _images(request, written, failed, tally, resumed)
+            entries = _images(request, captioned, failed, tally, resumed)
         for entry in entries:
             file.write(json_line(entry))
             count += 1
     if not tally.found and not count:
         raise UserError(f"{request.source}: found no images")
     if tally.no_sidecar:
-        lines = _first_lines(request.out, Tally())
-        lacking = (line for line in lines if line["image"] in tally.no_sidecar)
-        Sidecars(request.sidecar).write(lacking)
+        lines = _valid_lines(request.out, Tally())
+        Sidecars(request.sidecar).write(line for line in lines if line["image"] in tally.no_sidecar)
     if request.out.exists():
         try:
             os.link(request.out, request.parts / BASE)
@@ -99,14 +98,14 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
         "shard_size": 1 if in_tars else size,
         "images": tars.estimate(expand(request.source)) if in_tars else count,
         "first_shard": max(folder.numbers(), default=-1) + 1 if folder else 0,
-        "before": request.stamp(),
+        "before": request.out_stamp(),
     }
     write_lines(request.parts / HEADER, [header])
     return Plan(request.parts, header), tally
 
 
-def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
-    """The first whole line of each image; the others are counted."""
+def _valid_lines(out: Path, tally: Tally) -> Iterator[Line]:
+    """The first valid line of each image; the other lines are counted."""
     seen: set[str] = set()
     for line in read_lines(out):
         if not line or not all(isinstance(line.get(name), str) for name in ("image", "caption")):
@@ -119,88 +118,87 @@ def _first_lines(out: Path, tally: Tally) -> Iterator[Line]:
 
 
 def _images(
-    request: Request, written, failed, tally: Tally, resumed: bool
+    request: Request,
+    captioned: Collection[str],
+    failed: Collection[str],
+    tally: Tally,
+    resumed: bool,
 ) -> Iterator[dict[str, Any]]:
-    sidecars = Sidecars(request.sidecar, request.files()) if request.sidecar else None
-    known = ExistingCaptions(request.captions) if request.captions else None
-    keeps = request.keeps()
+    outputs = map(request.location, (request.out, request.failed, request.marker))
+    sidecars = Sidecars(request.sidecar, [request.source, *outputs]) if request.sidecar else None
+    existing = ExistingCaptions(request.captions) if request.captions else None
+    skips = request.skips_existing
     for item in request.images():
         tally.found += 1
-        old = written.get(item.image)
-        finished = resumed and not keeps and (old is not None or item.image in failed)
-        if sidecars:
-            beside = sidecars.look(item.image, read=not (keeps or finished))
-            if old is not None and keeps and not beside:
-                tally.no_sidecar.add(item.image)
-            old = beside or old
-        if known:
-            in_file = known.of(item.image)  # asked in any case, as it sees which images there are
-            old = in_file if old is None else old
-        if finished:
-            tally.skipped += item.image in written
-            tally.failed += item.image not in written
-        elif keeps and old is not None:
+        in_out, has_failed = item.image in captioned, item.image in failed
+        has_sidecar = bool(sidecars and sidecars.exists(item.image))
+        if sidecars and in_out and skips and not has_sidecar:
+            tally.no_sidecar.add(item.image)
+        # Looked up for every image: it notices names that two images share.
+        in_file = bool(existing and existing.has(item.image))
+        if resumed and not skips and (in_out or has_failed):
+            tally.skipped += in_out
+            tally.failed += not in_out
+        elif skips and (in_out or has_sidecar or in_file):
             tally.skipped += 1
-        elif keeps and item.image in failed and not request.retry_failed:
+        elif skips and has_failed and not request.retry_failed:
             tally.failed += 1
+        elif item.image_id is None:
+            yield {"image": item.image}
         else:
-            kept = None if request.existing == "overwrite" else old or None
-            entry = {"image": item.image, "image_id": item.image_id, "old": kept}
-            yield {key: value for key, value in entry.items() if value is not None}
-    if known:
-        known.check_used(request.source)
+            yield {"image": item.image, "image_id": item.image_id}
+    if existing:
+        existing.check_used(request.source)
 
 
-def _tars(request: Request, written, failed, tally: Tally) -> Iterator[dict[str, Any]]:
+def _tars(
+    request: Request, captioned: Iterable[str], failed: Collection[str], tally: Tally
+) -> Iterator[dict[str, Any]]:
     require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar is for photos, and a .tar has none beside it: --write-shards")
     if request.captions:
         raise UserError("--captions is for photos, and a .tar has its own: give a folder or a list")
     done = next(read_lines(request.marker), {}).get("tars", {})
-    left_alone = {} if request.retry_failed else failed
+    skipped_failures = () if request.retry_failed else failed
     urls = dict.fromkeys(expand(request.source))
-    # Before any is read: what is replaced meanwhile is then read anew by the next call.
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    # Stamped before any is read: the next call reads a tar again that is replaced meanwhile.
+    with ThreadPoolExecutor(STORE_THREADS) as pool:
         stamps = dict(zip(urls, pool.map(stamp_if_any, urls)))
-    captions_in, failed_in = _by_tar(written, urls), _by_tar(left_alone, urls)
+    captioned_in, failed_in = _by_tar(captioned, urls), _by_tar(skipped_failures, urls)
     for url in urls:
-        own, lost = captions_in.get(url, {}), failed_in.get(url, {})
         entry: dict[str, Any] = {"tar": url, "stamp": stamps[url]}
         tally.found += 1
-        if request.keeps():
-            tally.skipped += len(own)
-            tally.failed += len(lost) + (url in left_alone)
-            known = [*own, *lost]
-            if _is_done(request, url, stamps[url], done.get(url), known):
+        if request.skips_existing:
+            with_caption, without = captioned_in.get(url, []), failed_in.get(url, [])
+            tally.skipped += len(with_caption)
+            tally.failed += len(without) + (url in skipped_failures)
+            skip = with_caption + without
+            if _is_done(request, url, stamps[url], done.get(url), skip):
                 continue
-            if known:
-                entry["skip"] = known
-        elif request.existing != "overwrite" and own:
-            entry["old"] = own
+            if skip:
+                entry["skip"] = skip
         yield entry
 
 
-def _by_tar(images: dict[str, Any], urls: Collection[str]) -> dict[str, dict[str, Any]]:
-    """By the tar that an image is in, of these: a folder may have the name of a tar as well."""
-    found: dict[str, dict[str, Any]] = {}
-    for image, value in images.items():
+def _by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, list[str]]:
+    """The images in each of the tars. A folder in a path may be named like a tar, too."""
+    found: dict[str, list[str]] = {}
+    for image in images:
         ends = (match.end() for match in _TAR.finditer(image))
         tar = next((image[:end] for end in ends if image[:end] in urls), None)
         if tar:
-            found.setdefault(tar, {})[image] = value
+            found.setdefault(tar, []).append(image)
     return found
 
 
 def _is_done(request: Request, url: str, stamp: Any, record: Any, known: list[str]) -> bool:
-    """Whether every image of a tar is known; --verify looks into it."""
+    """Whether every image of a tar is known: by its stamp, or with --verify by its content."""
     if not request.verify:
-        # An older version kept its size alone.
-        before = record and record.get("stamp", [record.get("bytes")])
-        same = before and stamp and stamp[: len(before)] == before
+        same = record and stamp and record.get("stamp") == stamp
         return bool(same) and not (request.retry_failed and record["failed"])
     names = set(known)
     try:
         return all(member.name in names for member in tars.members(url))
-    except Exception:  # a broken tar; that it is will be told when it is captioned
+    except Exception:  # captioning will report the broken tar
         return False

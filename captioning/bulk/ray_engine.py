@@ -1,196 +1,143 @@
-"""The shards of a plan, handed out to the actors of a Ray cluster, and their captions kept here.
+"""Captions the shards of a plan on the actors of a Ray cluster.
 
-The plan and the parts are this process's alone. An actor sends the lines of a shard every second;
-they go into the shard's journal, as those of one process do. Whoever else is lost, they stay.
+The plan and the parts are on the driver's disk alone. An actor sends the lines of a shard every
+second, and the driver appends them to the shard's journal, as the local engine does: they survive
+the loss of any actor.
 """
 
 import os
-import time
 from collections import deque
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
-from captioning.bulk.actor_pool import TRIES, Crew, Hand
+from captioning.bulk.actor_pool import TRIES, ActorPool, Worker
 from captioning.bulk.actors import CaptioningActor
 from captioning.bulk.cluster import Cluster
-from captioning.bulk.local_engine import Count, finish, publish
+from captioning.bulk.local_engine import OnImages, mark_done, publish
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Handed, Made, Part, Plan
+from captioning.bulk.shards import Part, Plan, ShardTask, ShardUpdate
 from captioning.files import stores
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import say
 
-PAUSE_S = 0.2
-PATIENCE_S = 10  # of a run that was asked to stop, for its actors
 
-
-class ManyActors:
-    """The engine of more than one process. load: makes the captioner, where an actor is.
-
-    kind: the class of the actors, with the methods of `CaptioningActor`.
-    """
+class RayEngine:
+    """load: makes the captioner of an actor. kind: the class of the actors, with the methods of
+    `CaptioningActor`."""
 
     def __init__(
         self, cluster: Cluster, load: Callable[[], Any], kind: type = CaptioningActor
     ) -> None:
         self.cluster = cluster
-        self.crew = Crew(cluster, kind, load)
+        self.pool = ActorPool(cluster, load, kind)
 
     def start(self, request: Request, shards: int) -> None:
-        """Have an actor whose captioner is loaded. Raises UserError and Stopped."""
+        """Wait for an actor that has loaded its captioner. Raises UserError, Stopped."""
         self.cluster.join()
-        work = _Work(self.crew, request)
-        while not any(hand.at_once for hand in self.crew.hands):
-            self.crew.tend(request, shards)
-            work.gather()
+        while not self.pool.is_ready():
+            self.pool.start_actors(request, shards)
+            list(self.pool.poll())
             if signals.stop_requested():
                 raise signals.Stopped
 
-    def caption(self, request: Request, plan: Plan, shards: list[int], count: Count) -> None:
-        """Finish those shards. Raises Stopped, OSError and UserError: what is done is kept."""
-        work = _Work(self.crew, request, plan, shards, count)
-        try:
-            work.finish()
-        except UserError:
-            work.leave()
-            raise
-        if signals.stop_requested():
-            work.leave()
-            raise signals.Stopped
-        if work.given_up:
-            raise UserError(work.given_up[0])
+    def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
+        """Finish those shards. Raises Stopped, OSError, UserError."""
+        _Dispatcher(self.pool, request, plan, shards, on_images).run()
 
 
-class _Work:
-    """What is left of one plan."""
+class _Dispatcher:
+    """Gives the shards of a plan to the workers, and keeps their captions."""
 
     def __init__(
         self,
-        crew: Crew,
+        pool: ActorPool,
         request: Request,
-        plan: Optional[Plan] = None,
-        shards: Any = (),
-        count: Optional[Count] = None,
+        plan: Plan,
+        shards: list[int],
+        on_images: OnImages,
     ):
-        self.crew, self.request, self.plan, self.count = crew, request, plan, count
+        self.pool, self.request, self.plan, self.on_images = pool, request, plan, on_images
         self.waiting = deque(shards)
-        self.suspects: list[int] = []  # lost twice with their actors: handed out one to an actor
-        self.losses: dict[int, tuple[int, int]] = {}  # lines that there were, and how often
+        # Lost twice with their actors. Each gets a worker to itself, so that no other shard is lost
+        # with it again.
+        self.suspects: list[int] = []
+        self.losses: dict[int, tuple[int, int]] = {}  # lines so far, losses since, by shard
         self.given_up: list[str] = []
-        self.leaving = False
 
-    def finish(self) -> None:
-        """Hand out and take until nothing is left, or the program is asked to stop."""
-        while not signals.stop_requested():
-            held = sum(len(hand.parts) for hand in self.crew.hands)
-            left = len(self.waiting) + len(self.suspects) + held
+    def run(self) -> None:
+        """Raises Stopped, OSError, UserError."""
+        pool = self.pool
+        while True:
+            left = len(self.waiting) + len(self.suspects) + sum(len(w.parts) for w in pool.workers)
             if not left:
-                return
-            self.crew.tend(self.request, left)
-            self._hand_out()
-            self.gather()
+                break
+            if signals.stop_requested():
+                raise signals.Stopped
+            pool.start_actors(self.request, left)
+            while self.waiting and (worker := pool.least_busy()) is not None:
+                self._give(worker, self.waiting.popleft())
+            while self.suspects and (worker := pool.idle()) is not None:
+                worker.exclusive = True
+                self._give(worker, self.suspects.pop())
+            for worker, stream, update in pool.poll():
+                if isinstance(update, Exception):
+                    self._lost(worker, stream, update)
+                else:
+                    self._take(worker, stream, update)
+        if self.given_up:
+            raise UserError(self.given_up[0])
 
-    def leave(self) -> None:
-        """Take what actors have made, if they are quick, and nothing more of them."""
-        self.leaving = True
-        until = time.monotonic() + PATIENCE_S
-        for hand in self.crew.hands:
-            hand.actor.stop.remote()
-        while any(hand.parts for hand in self.crew.hands) and time.monotonic() < until:
-            try:
-                self.gather()
-            except UserError:
-                continue  # the first that was told counts
-
-    def _hand_out(self) -> None:
-        """Shards first that are as good as any; a suspect has an actor for itself, at the end."""
-        while self.waiting and (hand := self.crew.freest()) is not None:
-            self._give(hand, self.waiting.popleft())
-        while self.suspects and (hand := self.crew.idle()) is not None:
-            hand.alone = True
-            self._give(hand, self.suspects.pop())
-
-    def _give(self, hand: Hand, shard: int) -> None:
+    def _give(self, worker: Worker, shard: int) -> None:
         part = Part(self.request.parts, shard)
         if part.path.exists():
             publish(self.request, self.plan, part)
             return
         self.request.claim_tars()
         lines, entries = part.recover().lines, self.plan.entries(shard)
-        number, first = self.plan.number(shard), _first(entries)
-        seen = first if not stores.is_store(first) and os.path.exists(first) else None
-        handed = Handed(shard, number, entries, list(lines), seen)
-        stream = hand.actor.caption.options(num_returns="streaming").remote(handed)
-        hand.parts[stream] = part
+        first = _first_name(entries)
+        local_file = first if not stores.is_store(first) and os.path.exists(first) else None
+        task = ShardTask(shard, self.plan.number(shard), entries, list(lines), local_file)
+        stream = worker.actor.caption.options(num_returns="streaming").remote(task)
+        worker.parts[stream] = part
 
-    def gather(self) -> None:
-        """Take what has come, after waiting for it a little. Raises UserError."""
-        import ray
-
-        senders: dict[Any, Hand] = {}
-        for hand in self.crew.hands:
-            senders.update(dict.fromkeys(hand.parts, hand))
-            if hand.loading is not None:
-                senders[hand.loading] = hand
-        if not senders:
-            time.sleep(PAUSE_S)
-            return
-        come, _ = ray.wait(list(senders), num_returns=1, timeout=PAUSE_S)
-        if come:
-            come, _ = ray.wait(list(senders), num_returns=len(senders), timeout=0)
-        for sender in come:
-            hand = senders[sender]
-            try:
-                if sender is hand.loading:
-                    self.crew.loaded(hand, ray.get(sender))
-                else:
-                    self._take(hand, sender, Made(*ray.get(next(sender))))
-            except (ray.exceptions.RayError, StopIteration) as error:
-                if self.leaving:
-                    hand.parts.pop(sender, None)
-                else:
-                    self._lost(hand, sender, error)
-
-    def _take(self, hand: Hand, stream: Any, made: Made) -> None:
-        part = hand.parts[stream]
-        for line in made.said:
-            say(f"[{hand.machine.name}] {line}")
-        if made.lines:
-            part.add(made.lines)
-            self.count(len(made.lines))
-        if made.counts is not None:
+    def _take(self, worker: Worker, stream: Any, update: ShardUpdate) -> None:
+        part = worker.parts[stream]
+        for line in update.messages:
+            say(f"[{worker.machine.name}] {line}")
+        if update.lines:
+            part.add(update.lines)
+            self.on_images(len(update.lines))
+        if update.counts is not None:
             part.seal()
-            finish(self.request, self.plan, part, made.counts)
-        if made.counts is not None or made.problem is not None:
-            del hand.parts[stream]
-            hand.alone = False
-            self.crew.forget_lost(hand)
-        if made.problem is not None:
-            raise UserError(f"[{hand.machine.name}] {made.problem}")
+            mark_done(self.request, self.plan, part, update.counts)
+        if update.counts is not None or update.problem is not None:
+            del worker.parts[stream]
+            worker.exclusive = False
+            self.pool.release(worker)
+        if update.problem is not None:
+            raise UserError(f"[{worker.machine.name}] {update.problem}")
 
-    def _lost(self, hand: Hand, sender: Any, error: Exception) -> None:
+    def _lost(self, worker: Worker, stream: Any, error: Exception) -> None:
         import ray
 
-        part = hand.parts.pop(sender, None)
-        self.crew.lose(hand, error)
-        if part is None:
-            return
+        part = worker.parts.pop(stream)
+        self.pool.lose(worker, error)
         before, times = self.losses.get(part.shard, (0, 0))
         times = times + 1 if len(part.lines) == before else 1
         self.losses[part.shard] = len(part.lines), times
         if times < TRIES:
             (self.waiting.appendleft if times == 1 else self.suspects.append)(part.shard)
-        elif isinstance(error, ray.exceptions.RayTaskError):  # a bug
+        elif isinstance(error, ray.exceptions.RayTaskError):  # a bug: show its traceback
             raise error
         else:
             entries = self.plan.entries(part.shard)
-            where = _first(entries[min(len(part.lines), len(entries) - 1) :])
+            name = _first_name(entries[min(len(part.lines), len(entries) - 1) :])
             self.given_up.append(
-                f"shard {part.shard}: {times} captioners were lost at {where} or soon after it: "
+                f"shard {part.shard}: {times} captioners were lost at {name} or soon after it: "
                 f"{one_line(error, 300)}"
             )
 
 
-def _first(entries: list[dict[str, Any]]) -> str:
-    """The image or tar that comes first."""
+def _first_name(entries: list[dict[str, Any]]) -> str:
+    """The path or address of the first image or tar."""
     return entries[0].get("tar") or entries[0]["image"]

@@ -1,4 +1,4 @@
-"""The images of shards as batches, read by worker processes, whatever some of the files are."""
+"""Reads the images of shards as batches, in worker processes; bad files become error entries."""
 
 import io
 import itertools
@@ -20,28 +20,28 @@ from captioning.runtime.errors import UserError
 
 
 class Batch(NamedTuple):
-    """Some entries of a shard. image: of those without an "error", b of them, None for none.
+    """Some entries of a shard. image: of the b entries without an "error"; None if there are none.
 
-    last: the shard ends here, with a batch that may have no entry. refused: why a store gives
-    nothing any more, the line that ends the run.
+    last: the end of the shard; the batch has no entries. problem: the error line that ends the run,
+    of a store that does not answer any more.
     """
 
     shard: int
     entries: list[dict[str, Any]]
     image: Optional[Images]
     last: bool
-    refused: Optional[str] = None
+    problem: Optional[str] = None
 
 
 @dataclass(eq=False)
 class ShardImages(IterableDataset):
-    """Batches of `batch_size` images of shards, each from an image of it on.
+    """Batches of `batch_size` images of the shards.
 
-    entries: those of a shard. shards: their numbers, and how many images of each are done already.
-    Every worker process has whole shards for itself, so a tar is read once, from its beginning to
-    its end. Where a batch begins depends on nothing but the plan: what is made again comes out as
-    it did. read: makes what the captioner takes of a file, by its path and, if it is none on disk,
-    its content.
+    entries: returns those of a shard. shards: (number, images that are done already). read: makes
+    the captioner's input of an image file, given its path and, if it is not on disk, its content.
+
+    Each worker process reads whole shards, so that a tar is read once and in order. A batch begins
+    where the plan and the images done say, so that captions made again are the same.
     """
 
     entries: Callable[[int], list[dict[str, Any]]]
@@ -49,26 +49,28 @@ class ShardImages(IterableDataset):
     batch_size: int
     read: Callable[[str, Optional[BinaryIO]], Any]
     join: Callable[[list], Images] = torch.stack
-    given: Optional[str] = None  # by a store: the file that this process has read last
+    last_read: Optional[str] = None  # the address of the last file that a store returned
 
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         own = self.shards[worker.id :: worker.num_workers] if worker else self.shards
         for shard, done in own:
-            sources = itertools.chain.from_iterable(map(self._sources, self.entries(shard)))
-            sources = itertools.islice(sources, done, None)
+            images = itertools.chain.from_iterable(map(self._images, self.entries(shard)))
+            images = itertools.islice(images, done, None)
             try:
-                while (batch := self._batch(shard, sources)).entries:
+                while (batch := self._batch(shard, images)).entries:
                     yield batch
-            except _Refused as refusal:  # of its own class a worker's error would be many lines
-                yield Batch(shard, [], None, last=False, refused=str(refusal))
+            except (
+                _StoreDown
+            ) as error:  # raised in a worker, it would reach the user as a traceback
+                yield Batch(shard, [], None, last=False, problem=str(error))
                 return
             yield Batch(shard, [], None, last=True)
 
-    def _batch(self, shard: int, sources: Iterator[dict[str, Any]]) -> Batch:
-        """The next images. The bytes of a tar's are dropped one by one, not kept for the batch."""
-        entries, images, doubtful = [], [], None
-        for entry in itertools.islice(sources, self.batch_size):
+    def _batch(self, shard: int, source: Iterator[dict[str, Any]]) -> Batch:
+        """The next images. Each file's bytes are freed before the next is read."""
+        entries, images, failure = [], [], None
+        for entry in itertools.islice(source, self.batch_size):
             entries.append(entry)
             data = entry.pop("data", None)
             if "error" in entry:
@@ -76,100 +78,93 @@ class ShardImages(IterableDataset):
             try:
                 if data is None and stores.is_store(entry["image"]):
                     data = stores.whole(entry["image"])
-                    self.given = entry["image"]
+                    self.last_read = entry["image"]
                 elif data is None and not os.path.exists(entry["image"]):
                     raise UserError(f"{entry['image']}: no such file")
                 content = None if data is None else io.BytesIO(data)
                 images.append(self.read(entry["image"], content))
             except stores.StoreError as error:
                 entry["error"] = str(error)
-                if self.given:
-                    self._blame(entry["image"], error)
-                else:
-                    doubtful = doubtful or (entry["image"], error)
+                if self.last_read:
+                    self._check_store(entry["image"], error)
+                else:  # a later file of the batch may be readable
+                    failure = failure or (entry["image"], error)
             except UserError as error:
                 entry["error"] = str(error)
-            except Exception as error:  # whatever else an image does, the others have captions
+            except Exception as error:  # a broken image must not end the run
                 entry["error"] = f"{type(error).__name__}: {error}"
-        if doubtful:
-            self._blame(*doubtful)
+        if failure:
+            self._check_store(*failure)
         return Batch(shard, entries, self.join(images) if images else None, last=False)
 
-    def _blame(self, address: str, error: stores.StoreError) -> None:
-        """Raise _Refused unless the fault is the one file's: the store still gives another one.
+    def _check_store(self, address: str, error: stores.StoreError) -> None:
+        """After an error, raise _StoreDown unless the store still returns the file read last.
 
-        Of servers of https each file may have its own.
+        Files at https may be on different servers: there an error is the single file's.
         """
         if not stores.has_folders(address):
             return
         try:
-            if self.given:
-                stores.span(self.given, 0, 1)
+            if self.last_read:
+                stores.span(self.last_read, 0, 1)
                 return
         except UserError:
             pass
-        raise _Refused(_going_on(error))
+        raise _StoreDown(error)
 
-    def _sources(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _images(self, entry: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The images of an entry of the plan: itself, or those of its tar with their bytes."""
         if "tar" not in entry:
             yield entry
             return
-        tar, skip, old = entry["tar"], set(entry.get("skip", ())), entry.get("old", {})
+        tar, skip = entry["tar"], set(entry.get("skip", ()))
         try:
             for member in tars.members(tar):
                 if member.name not in skip:
-                    found = {"image": member.name, "image_id": member.key, "data": member.data}
-                    yield {**found, "old": old[member.name]} if member.name in old else found
+                    yield {"image": member.name, "image_id": member.key, "data": member.data}
         except stores.StoreError as error:
-            raise _Refused(_going_on(error)) from None
+            raise _StoreDown(error) from None
         except Exception as error:
-            yield {"image": tar, "error": _cannot_be_read_on(tar, error)}
+            # webdataset appends what it was reading, after " @ " and in further arguments.
+            reason = str(error.args[0]).partition(" @ ")[0] if error.args else ""
+            reason = " ".join(reason.split()) or type(error).__name__
+            yield {"image": tar, "error": f"{tar}: cannot be read on: {reason}"}
 
 
-class _Refused(Exception):
-    """A store gives nothing any more."""
+class _StoreDown(Exception):
+    """A store does not return files any more."""
 
-
-def _going_on(error: stores.StoreError) -> str:
-    return f"{error}; nothing is lost, and the same command goes on from here"
-
-
-def _cannot_be_read_on(tar: str, error: Exception) -> str:
-    """What tarfile, gzip or the library says of a tar that is not whole, in one line."""
-    # The library adds what it was reading to the first words of the error, and after them.
-    told = str(error.args[0]).partition(" @ ")[0] if error.args else ""
-    reason = " ".join(told.split()) or type(error).__name__
-    return f"{tar}: cannot be read on: {reason}"
+    def __init__(self, error: stores.StoreError):
+        super().__init__(f"{error}; nothing is lost, and the same command goes on from here")
 
 
 def transformed(
     transform: Callable[[Image.Image], Any], path: str, data: Optional[BinaryIO] = None
 ) -> Any:
-    """What a captioner's `transform` makes of a file's RGB image. Raises UserError."""
+    """The transform applied to the RGB image of a file. Raises UserError."""
     return transform(load_image(path, data))
 
 
 def batches(dataset: ShardImages, workers: int) -> Iterator[Batch]:
-    """workers: processes that read, of which one photo needs none. Raises UserError where a store
-    gives nothing any more."""
+    """Read in that many processes; a single photo is read in this one. Raises UserError if a store
+    does not answer any more."""
     entries = dataset.entries(dataset.shards[0][0]) if len(dataset.shards) == 1 else []
     if len(entries) == 1 and "tar" not in entries[0]:
         workers = 0
     loader = DataLoader(
         dataset,
         batch_size=None,
-        collate_fn=_as_it_is,
+        collate_fn=_identity,
         num_workers=min(workers, len(dataset.shards)),
         worker_init_fn=signals.ignore,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # DataLoader draws from the caller's otherwise
+        generator=torch.Generator(),  # otherwise DataLoader draws from the global generator
     )
     for batch in loader:
-        if batch.refused:
-            raise UserError(batch.refused)
+        if batch.problem:
+            raise UserError(batch.problem)
         yield batch
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _identity(batch: Batch) -> Batch:
     return batch

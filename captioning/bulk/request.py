@@ -1,4 +1,4 @@
-"""What a call asks for, as far as images and files go, and the files that come of it."""
+"""The inputs and outputs that a call names: its images, its files, its locks."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 from filelock import FileLock, Timeout
 
-from captioning.bulk.shards import LOCK, begun, remove_plan
+from captioning.bulk.shards import LOCK, has_captions, remove_plan
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, uploads
 from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
@@ -19,16 +19,15 @@ from captioning.files.tars import is_tars
 from captioning.files.writing import SUFFIX, require_folder
 from captioning.runtime.errors import UserError
 
-EXISTING = ("skip", "overwrite", "append", "prepend")
-# Settings of an unfinished run that say which images there are; plans of older versions lack them.
-OF_THE_IMAGES = ("input", "glob", "root", "column", "recursive")
-
 
 @dataclass(frozen=True)
 class Request:
-    """One call. The files: `out`, a line an image; `failed`, a line for each that has no caption;
-    `marker`, written last; `parts`, a folder that is there until all is done. address: of `out` in
-    a store, of which the files are copies then; see `stored_output`."""
+    """One call.
+
+    out: the captions, one line per image. failed: one line for each image without a caption.
+    marker: written last. parts: the folder of the unfinished run. address: of `out` in a store, see
+    `stored_output`; the files are then local copies.
+    """
 
     source: str
     out: Path
@@ -61,50 +60,52 @@ class Request:
         return self.out.with_name(self.out.name + ".parts")
 
     @property
+    def skips_existing(self) -> bool:
+        """Whether an image that has a caption keeps it."""
+        return self.existing == "skip"
+
+    @property
     def in_tars(self) -> bool:
-        """Whether the images are in tars; a folder may have the name of one."""
+        """Whether the images are in tars; a folder may be named like a tar."""
         return is_tars(self.source) and not os.path.isdir(self.source)
 
-    def told(self, path: Path) -> str:
-        """What `out`, or a file beside it, is called where a user looks for it."""
+    def location(self, path: Path) -> str:
+        """The path or address at which the user finds `out` or a file beside it."""
         if self.address is None:
             return str(path)
         return stores.joined(self.address.rpartition("/")[0], path.name)
 
-    def tars(self) -> Optional[TarFolder]:
-        """The folder of tars that is written, if one is."""
-        return self._tars_at(self.write_shards)
+    def out_stamp(self) -> Optional[list[Any]]:
+        """Changes when the captions file is rewritten; None where there is none."""
+        return stamp_if_any(self.location(self.out))
 
-    def _tars_at(self, place: Optional[str]) -> Optional[TarFolder]:
-        return TarFolder(place, self.address or os.path.realpath(self.out)) if place else None
+    def tars(self) -> Optional[TarFolder]:
+        """The folder of tars that this call writes, if any."""
+        return self._tars_in(self.write_shards)
+
+    def _tars_in(self, folder: Optional[str]) -> Optional[TarFolder]:
+        owner = self.address or os.path.realpath(self.out)
+        return TarFolder(folder, owner) if folder else None
 
     def claim_tars(self) -> None:
         """Raise UserError where the folder of tars is another run's."""
         if folder := self.tars():
             folder.claim()
 
-    def stamp(self) -> Optional[list[Any]]:
-        """What tells whether the captions' file is written anew; None where there is none."""
-        return stamp_if_any(self.told(self.out))
+    def remove_tars(self, header: dict[str, Any]) -> None:
+        """Remove the tars of an abandoned plan, unless `out` has its captions already.
 
-    def drop_tars(self, plan: dict[str, Any]) -> None:
-        """Remove the tars of a plan that is dropped, unless `out` has its captions by now.
-
-        plan: its header. Raises UserError, OSError.
+        Raises UserError, OSError.
         """
-        folder = self._tars_at(plan["settings"].get("write_shards"))
-        if folder and self.stamp() == plan.get("before", "unknown"):
-            shards = -(-plan["entries"] // plan["shard_size"])
-            folder.drop(range(plan["first_shard"], plan["first_shard"] + shards))
-
-    def files(self) -> list[str]:
-        """What is read or written beside images: the list, the captions and what is beside them."""
-        return [self.source, *map(self.told, (self.out, self.failed, self.marker))]
+        folder = self._tars_in(header["settings"].get("write_shards"))
+        if folder and self.out_stamp() == header["before"]:
+            shards = -(-header["entries"] // header["shard_size"])
+            folder.remove(range(header["first_shard"], header["first_shard"] + shards))
 
     def images(self) -> Iterator[Listed]:
         """Each image once, those of a folder in the order of their names. Raises UserError.
 
-        Whether a file is an image is seen when it is read.
+        Files are not opened here: whether one is an image shows when it is read.
         """
         source = Path(self.source)
         is_list = source.suffix in LISTS
@@ -124,28 +125,16 @@ class Request:
             return map(Listed, images_in(self.source, self.recursive, self.glob))
         if not is_list:
             return iter([Listed(self.source)])
-        first: dict[str, Any] = {}  # annotations name an image once for each of its captions
+        ids: dict[str, Any] = {}  # annotations name an image once for each of its captions
         root = str(self.root or os.path.dirname(self.source))
         if stores.is_store(root):
             stores.check_address(root)
         for item in read_list(self.source, self.column):
-            first.setdefault(stores.joined(root, item.image), item.image_id)
-        return itertools.starmap(Listed, first.items())
-
-    def keeps(self) -> bool:
-        """Whether an image that has a caption is left alone."""
-        return self.existing == "skip"
-
-    def joined(self, old: list[str], new: list[str]) -> list[str]:
-        """The captions that an image then has: the first with the first, and so on."""
-        if self.keeps() or self.existing == "overwrite":
-            return new
-        first, second = (old, new) if self.existing == "append" else (new, old)
-        pairs = itertools.zip_longest(first, second)
-        return [" ".join(filter(None, pair)) for pair in pairs]
+            ids.setdefault(stores.joined(root, item.image), item.image_id)
+        return itertools.starmap(Listed, ids.items())
 
     def check_outputs(self) -> None:
-        """Raise UserError where something cannot be written, before the work."""
+        """Raise UserError before the work starts where an output cannot be written."""
         stores.check_can_hold("--write-shards", self.write_shards or "")
         stores.check_names_file("--parquet", self.parquet or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
@@ -153,7 +142,7 @@ class Request:
         for path in (self.out, self.failed, self.marker):
             if self.out.suffix != ".jsonl" or (path.exists() and not path.is_file()):
                 raise UserError(
-                    f"--out is {self.told(self.out)}; it has to be a file that ends in .jsonl, "
+                    f"--out is {self.location(self.out)}; it has to be a file that ends in .jsonl, "
                     f"beside {self.failed.name} and {self.marker.name}"
                 )
         require_folder(self.out.parent)
@@ -168,22 +157,22 @@ class Request:
         require_folder(self.parts)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other programs away from `out`; raises UserError where one is at work."""
+    def lock(self) -> Iterator[None]:
+        """Keep other programs from writing `out`. Raises UserError where one is writing it."""
         lock = FileLock(str(self.parts / LOCK))
         try:
             lock.acquire(timeout=0)
         except Timeout:
             raise UserError(
-                f"{self.told(self.out)}: another program is writing it; wait for it"
+                f"{self.location(self.out)}: another program is writing it; wait for it"
             ) from None
         try:
-            if self.address:  # the folder of the copy is this one's alone
+            if self.address:  # no other run has files in the folder of the local copies
                 for path in self.out.parent.rglob(f".*{SUFFIX}"):
                     path.unlink(missing_ok=True)
             yield
         finally:
-            if not begun(self.parts):
+            if not has_captions(self.parts):
                 remove_plan(self.parts)
                 (self.parts / LOCK).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
@@ -191,10 +180,10 @@ class Request:
             lock.release()
 
     @contextlib.contextmanager
-    def owning_tars(self) -> Iterator[None]:
-        """Keep other runs out of the folder of tars, from now on if one is written.
+    def lock_tars(self) -> Iterator[None]:
+        """Own the folder of tars, if one is written. Raises UserError where another run owns it.
 
-        Raises UserError where it is another's.
+        The ownership ends with the block if nothing was captioned.
         """
         folder = self.tars()
         if folder is None:
@@ -202,17 +191,17 @@ class Request:
             return
         folder.claim()
         try:
-            folder.clear()
+            folder.remove_partial()
             yield
         finally:
-            folder.clear()
-            if not begun(self.parts):
-                with contextlib.suppress(UserError):  # of a store: what ended the run counts
+            folder.remove_partial()
+            if not has_captions(self.parts):
+                with contextlib.suppress(UserError):  # the error that ended the run is shown
                     folder.release()
 
 
 def stamp_if_any(name: str) -> Optional[list[Any]]:
-    """The stamp of a file, on disk or in a store; None of one that is not there. StoreError."""
+    """The stamp of a file, on disk or in a store; None where there is none. Raises StoreError."""
     try:
         return stores.stamp(name)
     except stores.StoreError:
@@ -221,7 +210,7 @@ def stamp_if_any(name: str) -> Optional[list[Any]]:
         return None
 
 
-def require(library: str, why: str) -> None:
-    """Raise UserError where a library that `why` needs is not installed."""
+def require(library: str, reason: str) -> None:
+    """Raise UserError where a library that `reason` needs is not installed."""
     if importlib.util.find_spec(library) is None:
-        raise UserError(f"{why} needs the {library} library: pip install {library}")
+        raise UserError(f"{reason} needs the {library} library: pip install {library}")

@@ -1,16 +1,16 @@
-"""One call from its plan to its summary."""
+"""One call of bulk captioning, from its plan to its summary."""
 
 import itertools
 import time
 from contextlib import ExitStack
-from typing import Any, Callable, Protocol
+from typing import Any, Protocol
 
 from captioning.bulk import stored_output
-from captioning.bulk.local_engine import Count, disks_told_of, done_before
+from captioning.bulk.local_engine import OnImages, disk_errors, images_done
 from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.planning import Tally, make_plan
-from captioning.bulk.request import OF_THE_IMAGES, Request
-from captioning.bulk.shards import Plan, find, parts_of, remove_plan
+from captioning.bulk.request import Request
+from captioning.bulk.shards import Plan, find_plan, parts_of, remove_plan
 from captioning.files.reading import read_lines
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress, say
@@ -19,89 +19,88 @@ EXAMPLES = 3
 
 
 class Engine(Protocol):
-    """What captions shards: `OneProcess`, or many on a cluster."""
+    """Captions shards: `LocalEngine` in this process, `RayEngine` on a cluster."""
 
     def start(self, request: Request, shards: int) -> None:
-        """Have a captioner loaded, before each `caption` of so many shards. Raises UserError."""
+        """Load a captioner; called before each `caption` of that many shards. Raises UserError."""
 
-    def caption(self, request: Request, plan: Plan, shards: list[int], count: Count) -> None:
-        """Finish those shards, or raise Stopped, UserError or OSError: what is done is kept."""
+    def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
+        """Finish those shards. Raises Stopped, UserError, OSError; captions so far are kept."""
 
 
 class BulkCaptioning:
-    """settings: what makes captions what they are, by which an unfinished run is recognised;
-    engine: captions, if there is anything to caption; restart: drop an unfinished run."""
+    """settings: identify the run that a later call continues. engine: is started only if images
+    lack captions. restart: abandon an unfinished run."""
 
     def __init__(
         self, request: Request, settings: dict[str, Any], engine: Engine, restart: bool
     ) -> None:
         self.request, self.settings, self.engine = request, settings, engine
         self.restart = restart
-        self.named = request.told(request.out)
+        self.name = request.location(request.out)
         self.tally = Tally()
         self.captioned = self.failed = 0
         self.images, self.seconds = 0, 0.0  # of this call
 
     def run(self) -> None:
-        """Raises UserError, and Stopped when asked to stop: all that is done is kept."""
+        """Raises UserError, and Stopped after a signal; captions so far are kept."""
         before = 0
-        with ExitStack() as held:
-            self._to_disk(lambda: self._begin(held))
-            resumed = find(self.request.parts) is not None
+        with ExitStack() as locks:
+            with disk_errors(self.request):
+                self._begin(locks)
+            resumed = find_plan(self.request.parts) is not None
             if resumed:
                 self._finish()
-            # Images may have come since the unfinished plan was made.
-            if not resumed or self.request.keeps() or not self.request.in_tars:
+            # Images may have been added since the unfinished plan was made.
+            if not resumed or self.request.skips_existing or not self.request.in_tars:
                 if resumed:
-                    before, self.failed = self.captioned, 0  # which the next plan counts again
-                self._to_disk(lambda: self._plan(resumed))
+                    before, self.failed = self.captioned, 0  # the next plan counts them again
+                with disk_errors(self.request):
+                    self._plan(resumed)
                 self.tally.skipped -= before
                 self._finish()
-            self._to_disk(self._end)
+            with disk_errors(self.request):
+                self._end()
 
-    def _to_disk(self, do: Callable[[], None]) -> None:
-        with disks_told_of(self.request):
-            do()
+    def _begin(self, locks: ExitStack) -> None:
+        request = self.request
+        request.check_outputs()
+        locks.enter_context(request.lock())
+        if request.address:
+            stored_output.begin(request, self.restart)
+        plan = find_plan(request.parts)
+        if plan is not None and self.restart:
+            request.remove_tars(plan.header)
+            remove_plan(request.parts)
+        elif plan is not None:
+            self._check_settings(plan)
+            say(f"going on with {self.name}")
+        locks.enter_context(request.lock_tars())
 
-    def _begin(self, held: ExitStack) -> None:
-        self.request.check_outputs()
-        held.enter_context(self.request.alone())
-        if self.request.address:
-            stored_output.begin(self.request, self.restart)
-        plan = find(self.request.parts)
-        if plan is not None:
-            self._go_on_with(plan)
-        held.enter_context(self.request.owning_tars())
-
-    def _go_on_with(self, plan: Plan) -> None:
-        """Raises UserError where it is that of another run, unless it is to be dropped."""
-        if self.restart:
-            self.request.drop_tars(plan.header)
-            remove_plan(self.request.parts)
-            return
+    def _check_settings(self, plan: Plan) -> None:
+        """Raise UserError where the unfinished plan is of other settings."""
         before = plan.header["settings"]
-        for name in sorted({*before, *(self.settings.keys() - set(OF_THE_IMAGES))}):
+        for name in sorted({*before, *self.settings}):
             was, now = before.get(name), self.settings.get(name)
             if was != now:
                 raise UserError(
-                    f"{self.named}: an unfinished run had {name} {was!r}, and now it is "
+                    f"{self.name}: an unfinished run had {name} {was!r}, and now it is "
                     f"{now!r}: finish it as it was, or drop it with --restart"
                 )
-        say(f"going on with {self.named}")
 
     def _plan(self, resumed: bool) -> None:
         older = self._is_older_than_the_weights()
         plan, self.tally = make_plan(self.request, self.settings, resumed)
         if self.request.address and self._has_to_merge(plan):
-            stored_output.keep_plan(self.request, plan)
+            stored_output.upload_plan(self.request, plan)
         tally = self.tally
         others = sorted(tally.checkpoints - {self.settings["checkpoint"]})
         if older:
             others.append(f"earlier weights of {self.settings['checkpoint']}")
         others += [f"another {name}" for name in sorted(tally.settings)]
-        if others and tally.skipped and self.request.keeps():
+        if others and tally.skipped and self.request.skips_existing:
             say(
-                f"{self.named} has captions of {', '.join(others)}, which stay; "
+                f"{self.name} has captions of {', '.join(others)}, which stay; "
                 "--existing overwrite makes them anew"
             )
         if self.request.verify:
@@ -113,60 +112,60 @@ class BulkCaptioning:
             )
 
     def _is_older_than_the_weights(self) -> bool:
-        """Whether a checkpoint on this disk was written anew after the captions were."""
+        """Whether a checkpoint on this disk was rewritten after the captions were."""
         version, out = self.settings.get("checkpoint_time"), self.request.out
         known = isinstance(version, float) and not self.request.address and out.exists()
         return known and out.stat().st_mtime < version
 
     def _finish(self) -> None:
-        """Caption what is left of the plan, and put it together."""
-        plan = find(self.request.parts)
+        """Caption the unfinished shards of the plan, and merge all."""
+        plan = find_plan(self.request.parts)
         parts = parts_of(self.request.parts, plan)
         left = {part.shard for part in parts if not part.marker.exists()}
-        if folder := self.request.tars():  # where someone may have removed some
-            there = folder.numbers()
-            left.update(shard for shard in range(len(plan)) if plan.number(shard) not in there)
+        if folder := self.request.tars():  # somebody may have removed tars of finished shards
+            written = folder.numbers()
+            left.update(shard for shard in range(len(plan)) if plan.number(shard) not in written)
         if left:
             self._caption(sorted(left), plan)
-        self._to_disk(self._merge)
+        with disk_errors(self.request):
+            self._merge(plan)
 
     def _caption(self, shards: list[int], plan: Plan) -> None:
         self.engine.start(self.request, len(shards))
-        begun = done_before(self.request, plan)
+        done = images_done(self.request, plan)
         started = time.monotonic()
-        with progress(plan.header["images"], "captions", initial=begun) as bar:
+        with progress(plan.header["images"], "captions", initial=done) as bar:
 
-            def count(images: int) -> None:
+            def on_images(images: int) -> None:
                 self.images += images
                 bar.update(images)
 
-            self._to_disk(lambda: self.engine.caption(self.request, plan, shards, count))
+            with disk_errors(self.request):
+                self.engine.caption(self.request, plan, shards, on_images)
         self.seconds += time.monotonic() - started
 
-    def _merge(self) -> None:
-        plan = find(self.request.parts)
-        stored = self.request.address and self._has_to_merge(plan)
-        if self._has_to_merge(plan):
+    def _merge(self, plan: Plan) -> None:
+        request, has_to_merge = self.request, self._has_to_merge(plan)
+        stored = request.address and has_to_merge
+        if has_to_merge:
             if stored:
-                stored_output.before_merging(self.request, plan)
-            captioned, failed = merge(self.request, plan)
+                stored_output.before_merging(request, plan)
+            captioned, failed = merge(request, plan)
             if stored:
-                stored_output.keep_captions(self.request, plan)
+                stored_output.upload_captions(request, plan)
             self.captioned += captioned
             self.failed += failed
-            if folder := self.request.tars():
-                parts = parts_of(self.request.parts, plan)
-                folder.record(
-                    {n: of for part in parts for n, of in part.counts().get("written", {}).items()}
-                )
-        if self.request.parquet:
-            write_parquet(self.request.out, self.request.parquet)
+            if folder := request.tars():
+                counts = [part.counts() for part in parts_of(request.parts, plan)]
+                folder.record({n: of for c in counts for n, of in c["written"].items()})
+        if request.parquet:
+            write_parquet(request.out, request.parquet)
         if stored:
-            stored_output.remove(self.request)
-        remove_plan(self.request.parts)  # last: from here on the same command is another run
+            stored_output.remove(request)
+        remove_plan(request.parts)  # last: without it the same command is a new run
 
     def _has_to_merge(self, plan: Plan) -> bool:
-        """Whether there is anything to put together."""
+        """Whether the outputs change."""
         request = self.request
         return bool(plan.header["entries"] or request.verify or not request.marker.exists())
 
@@ -175,7 +174,7 @@ class BulkCaptioning:
         rate = f" ({self.images / self.seconds:.1f} images a second)" if self.seconds else ""
         failed = self.failed + tally.failed
         why = (
-            f" ({request.told(request.failed)} says why; --retry-failed tries them again)"
+            f" ({request.location(request.failed)} says why; --retry-failed tries them again)"
             if failed
             else ""
         )
@@ -187,7 +186,7 @@ class BulkCaptioning:
             self._verify_tars()
         if failed and not (self.captioned or tally.skipped):
             raise UserError(f"none of {failed} images has a caption{why}")
-        say(f"captions are in {self.named}")
+        say(f"captions are in {self.name}")
 
     def _verify_tars(self) -> None:
         wrong, foreign = self.request.tars().verify()

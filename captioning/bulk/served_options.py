@@ -1,19 +1,19 @@
-"""The flags of a served model, and what each of the others means to it."""
+"""The flags of a served model, and which other flags it takes."""
 
 import argparse
 from functools import partial
 from typing import Any, Callable
 
-from captioning.bulk.served import PROMPT, Question, Served, server_at
+from captioning.bulk.served import PROMPT, ChatPrompt, ServedModel, server_at
 from captioning.config import Config
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
-AT_ONCE = 32
-TOKENS = 256  # of a caption, at most
+CONCURRENCY = 32
+MAX_TOKENS = 256
 READERS = 2
 
-# What the interface calls a flag. The last three are not OpenAI's; vLLM and SGLang take them.
+# Names in OpenAI's interface. The last three are not OpenAI's; vLLM and SGLang take them.
 FIELDS = {
     "max_length": "max_tokens",
     "temperature": "temperature",
@@ -22,24 +22,22 @@ FIELDS = {
     "min_p": "min_p",
     "repetition_penalty": "repetition_penalty",
 }
-OF_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 OWN = ("url", "prompt", "concurrency")
-# Flags that mean nothing to a server, and what they are where nobody gave them.
+# Flags that a server cannot take, with their defaults.
 MEANINGLESS = {"config": None, "device": "auto", "precision": None}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a model that is served (CHECKPOINT is its name)")
-    group.add_argument("--backend", choices=("checkpoint", "openai"), default="checkpoint")
-    group.add_argument(
-        "--url", help="of a server with OpenAI's chat interface: http://host:8000/v1"
-    )
-    group.add_argument("--prompt", help=f"asked of each image; default: {PROMPT!r}")
-    group.add_argument("--concurrency", type=int, help=f"requests at once; default: {AT_ONCE}")
+    add = parser.add_argument_group("a model that is served (CHECKPOINT is its name)").add_argument
+    add("--backend", choices=("checkpoint", "openai"), default="checkpoint")
+    add("--url", help="of a server with OpenAI's chat interface: http://host:8000/v1")
+    add("--prompt", help=f"sent with each image; default: {PROMPT!r}")
+    add("--concurrency", type=int, help=f"requests at once; default: {CONCURRENCY}")
 
 
 def check(arguments: argparse.Namespace, decoding: dict[str, str]) -> None:
-    """Raise UserError for flags that do not go together. decoding: those of how to draw."""
+    """Raise UserError for flags that do not go together. decoding: the decoding flags."""
     given = [name for name in OWN if getattr(arguments, name) is not None]
     if arguments.backend == "checkpoint":
         if given:
@@ -58,7 +56,7 @@ def check(arguments: argparse.Namespace, decoding: dict[str, str]) -> None:
         if getattr(arguments, name) != value:
             raise UserError(f"--{name} is none of what --backend openai can ask of a server")
     if not arguments.do_sample:
-        for name in OF_SAMPLING:
+        for name in SAMPLING:
             if getattr(arguments, name) is not None:
                 raise UserError(f"--{name} is of sampling, and needs --do_sample")
         if arguments.num_return > 1:
@@ -66,8 +64,11 @@ def check(arguments: argparse.Namespace, decoding: dict[str, str]) -> None:
     server_at(arguments.url)
 
 
-def question_of(arguments: argparse.Namespace) -> Question:
-    """What the flags ask of each image. Raises UserError."""
+def served(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
+    """The settings that identify the run, and a function that makes the captioner.
+
+    The address and the key are not among the settings: they change no caption. Raises UserError.
+    """
     given = {name: getattr(arguments, name) for name in FIELDS}
     given = {name: value for name, value in given.items() if value is not None}
     try:
@@ -75,31 +76,25 @@ def question_of(arguments: argparse.Namespace) -> Question:
     except ValueError as error:
         raise UserError(f"--{error}") from error
     if given.get("top_k") == 0:
-        del given["top_k"]  # as it is where nothing is said of it
-    fields = {"max_tokens": TOKENS, **{FIELDS[name]: value for name, value in given.items()}}
+        del given["top_k"]  # off, as without the field
+    fields = {"max_tokens": MAX_TOKENS, **{FIELDS[name]: value for name, value in given.items()}}
     seed = None
     if arguments.do_sample:
         seed = Config.model_fields["seed"].default if arguments.seed is None else arguments.seed
     else:
         fields["temperature"] = 0
-    prompt = arguments.prompt or PROMPT
-    return Question(arguments.checkpoint, prompt, fields, arguments.num_return, seed)
-
-
-def served(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[], Served]]:
-    """What makes the captions what they are, and what makes the captioner. Raises UserError.
-
-    Where the model is served, and the key to it, change no caption.
-    """
-    question = question_of(arguments)
-    at_once = arguments.concurrency or AT_ONCE
+    prompt = ChatPrompt(
+        arguments.checkpoint, arguments.prompt or PROMPT, fields, arguments.num_return, seed
+    )
+    concurrency = arguments.concurrency or CONCURRENCY
     readers = READERS if arguments.num_workers is None else arguments.num_workers
-    batch = arguments.batch_size or at_once
+    batch_size = arguments.batch_size or concurrency
     settings = {
         "backend": arguments.backend,
-        "checkpoint": question.name,
-        "prompt": question.prompt,
-        "seed": question.seed,
-        **question.fields,
+        "checkpoint": prompt.name,
+        "prompt": prompt.prompt,
+        "seed": seed,
+        **fields,
     }
-    return settings, partial(Served, question, arguments.url, at_once, batch, readers)
+    load = partial(ServedModel, prompt, arguments.url, concurrency, batch_size, readers)
+    return settings, load

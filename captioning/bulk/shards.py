@@ -1,9 +1,9 @@
-"""What is to be captioned, in shards, on disk, and the captions of each.
+"""The plan of a run and the captions of each shard, on disk.
 
-A program that was killed goes on with the very same plan. Of a shard NUMBER.journal grows by a line
-a batch, so that nothing is made twice. NUMBER.jsonl appears when all captions are made. Whatever
-else comes of them, sidecars or a tar, is written out of that file, and again if need be:
-NUMBER.done says that it is there.
+A program that was killed continues with the same plan. The captions of shard NUMBER go to
+NUMBER.journal, one line per batch, so that no image is captioned twice. NUMBER.jsonl appears when
+the shard is complete. Sidecars and tars are written from that file, again after a kill if
+necessary. NUMBER.done marks that they are written.
 """
 
 import json
@@ -15,53 +15,55 @@ from captioning.files.reading import parse_line, read_lines
 from captioning.files.writing import json_line, write_lines
 
 HEADER, LOCK = "plan.json", "lock"
-BASE = "base.jsonl"  # what `out` held before, under a name that keeps it
+BASE = "base.jsonl"  # the captions file as it was when the plan was made
 
 Line = dict[str, Any]
 
 
-class Handed(NamedTuple):
-    """A shard for an actor of a cluster. number: of its tar. lines: those that are made already.
+class ShardTask(NamedTuple):
+    """A shard that an actor has to caption. number: of the tar that it writes, if any.
 
-    seen: a file on disk that it begins with, which the one who hands it out sees.
+    lines: captions that exist already. local_file: a file that the driver has on its disk, and that
+    the actor's machine needs as well; None where there is nothing to check.
     """
 
     shard: int
     number: int
     entries: list[dict[str, Any]]
     lines: list[Line]
-    seen: Optional[str]
+    local_file: Optional[str]
 
 
-class Made(NamedTuple):
-    """What an actor has made of a shard since it told last. counts: for the marker, at its end.
+class ShardUpdate(NamedTuple):
+    """What an actor sends while it captions a shard: the lines since its last update.
 
-    said: lines for the user. problem: the one that ends the run.
+    messages: for the user. counts: the content of the shard's marker, in the last update only.
+    problem: the error line that ends the run.
     """
 
     lines: list[Line]
-    said: list[str]
+    messages: list[str]
     counts: Optional[dict[str, Any]] = None
     problem: Optional[str] = None
 
 
 def captions_of(line: Line) -> list[str]:
-    """A line has all captions of an image where there are several, and the best in any case."""
+    """All captions of a line: "captions" where there are several, else the single "caption"."""
     return line.get("captions", [line["caption"]])
 
 
 class Plan:
-    """Entries, an image or a tar of them each, in shards of `shard_size` entries.
+    """Entries, one image or tar each, in shards of `shard_size` entries.
 
-    header: `file`, that of the entries; `settings`, by which a later call tells whether it is the
-    same work; `entries`, how many there are, and `images`, of tars about so many; `first_shard`,
-    the number of the first tar that is written; `before`, the stamp of the captions' file then.
+    header: `file`, the name of the file of entries; `settings`, which identify the run; `entries`,
+    their number; `images`, their number, an estimate for tars; `first_shard`, the number of the
+    first tar that is written; `before`, the stamp of the captions file when the plan was made.
     """
 
     def __init__(self, folder: Path, header: dict[str, Any]):
         self.header = header
         self._path = folder / header["file"]
-        self._offsets: list[int] = []  # where each shard begins
+        self._offsets: list[int] = []  # in bytes, where each shard begins
         with open(self._path, "rb") as file:
             position = 0
             for number, line in enumerate(file):
@@ -70,7 +72,7 @@ class Plan:
                 position += len(line)
 
     def number(self, shard: int) -> int:
-        """That of the tar which is written of a shard."""
+        """The number of the tar that is written for a shard."""
         return self.header["first_shard"] + shard
 
     def __len__(self) -> int:
@@ -78,10 +80,9 @@ class Plan:
         return len(self._offsets)
 
     def entries(self, shard: int) -> list[dict[str, Any]]:
-        """{"image", "image_id", "old"} or {"tar", "stamp", "skip", "old"}, what is empty left out.
+        """{"image", "image_id"} or {"tar", "stamp", "skip"}; empty values are left out.
 
-        old: captions that are there, of an image, or in a tar by image. skip: images of a tar that
-        have one. stamp: of the tar when the plan was made.
+        skip: images of the tar that have a caption. stamp: of the tar when the plan was made.
         """
         with open(self._path, "rb") as file:
             file.seek(self._offsets[shard])
@@ -90,10 +91,7 @@ class Plan:
 
 
 class Part:
-    """The captions of one shard, from the first batch to the marker that is written last.
-
-    Raises OSError where the disk takes no more.
-    """
+    """The captions of one shard, from the first batch to the marker. Raises OSError."""
 
     def __init__(self, folder: Path, shard: int):
         self.shard = shard
@@ -103,7 +101,7 @@ class Part:
         self._file = None
 
     def recover(self) -> "Part":
-        """Take the batches that an earlier program has made, but for one that it was writing."""
+        """Read the batches of an earlier program, and cut off the one that is incomplete."""
         if not self.journal.exists():
             return self
         whole = 0
@@ -118,14 +116,14 @@ class Part:
         return self
 
     def add(self, lines: list[Line]) -> None:
-        """Keep the lines of one more batch."""
+        """Append the lines of a batch to the journal."""
         if self._file is None:
             self._file = open(self.journal, "ab", buffering=0)  # noqa: SIM115
         self._file.write(json_line({"after": len(self.lines), "lines": lines}))
         self.lines += lines
 
     def seal(self) -> None:
-        """All lines are there: write the part."""
+        """Write the complete part, and remove the journal."""
         write_lines(self.path, self.lines)
         if self._file is not None:
             self._file.close()
@@ -136,7 +134,8 @@ class Part:
         return [line for line in read_lines(self.path) if line is not None]
 
     def counts(self) -> dict[str, Any]:
-        """What the marker holds: how many `images` have captions and `failed`; a tar's name."""
+        """The content of the marker: the numbers of `images` with captions and `failed` ones, and
+        the name and stamp of a tar."""
         return next(read_lines(self.marker))
 
 
@@ -144,19 +143,19 @@ def parts_of(folder: Path, plan: Plan) -> list[Part]:
     return [Part(folder, shard) for shard in range(len(plan))]
 
 
-def find(folder: Path) -> Optional[Plan]:
-    """The plan in a folder, if there is a whole one."""
+def find_plan(folder: Path) -> Optional[Plan]:
+    """The plan in a folder, None where there is none or its header was not written."""
     header = next(read_lines(folder / HEADER), None)
     return None if header is None else Plan(folder, header)
 
 
-def begun(folder: Path) -> bool:
-    """Whether anything has been captioned of the plan in a folder."""
+def has_captions(folder: Path) -> bool:
+    """Whether any image of the plan in a folder has been captioned."""
     return any(path.stem.isdigit() for path in folder.iterdir())
 
 
 def remove_plan(folder: Path) -> None:
-    """Remove a plan and all that belongs to it, the header first: what is left then is no plan."""
+    """Remove a plan and its parts. The header goes first: without it nothing else is a plan."""
     (folder / HEADER).unlink(missing_ok=True)
     for path in folder.iterdir():
         if path.name != LOCK:

@@ -1,4 +1,4 @@
-"""Text files beside photos, a line a caption, on disk or in a store."""
+"""Text files beside photos, one caption per line, on disk or in a store."""
 
 import os
 from collections.abc import Iterable
@@ -10,36 +10,35 @@ from captioning.files import stores, uploads
 from captioning.files.writing import replace_text
 from captioning.runtime.errors import UserError
 
-AT_ONCE = 16  # files of a store that are written, or asked for, at a time
+STORE_THREADS = 16  # files of a store that are written or looked up at a time
 
 
 class Sidecars:
-    """Those of one call. extension: of their names, which are else those of the photos. kept: files
-    that none may replace."""
+    """The sidecars of one run. extension: replaces that of the photo's name. kept: files that no
+    sidecar may replace."""
 
     def __init__(self, extension: str, kept: Iterable[str] = ()):
         self.extension = extension
         self.kept = {os.path.realpath(path) for path in kept}
         self._kept_names = set(map(os.path.basename, self.kept))
         self.images: dict[str, str] = {}  # by sidecar
-        self.known: dict[str, set[str]] = {}  # by folder, of a store
+        self.stored: dict[str, set[str]] = {}  # sidecars in a store, by folder
 
-    def of(self, image: str) -> str:
+    def path_of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.extension
 
-    def _is_kept(self, path: str) -> bool:
-        return os.path.basename(path) in self._kept_names and os.path.realpath(path) in self.kept
+    def exists(self, image: str) -> bool:
+        """Whether an image has a sidecar; on disk an empty one does not count.
 
-    def look(self, image: str, read: bool) -> list[str]:
-        """The captions beside an image, a line each; none where there is none, or an empty one.
-
-        read: whether it matters what they are; else a store is asked for names alone. Raises
-        UserError where the sidecar is an input or output or another image's, too, or could not be
-        written.
+        Raises UserError where the sidecar would replace an input or output or another image's
+        sidecar, and where its folder cannot be written.
         """
-        sidecar = self.of(image)
-        # The name of every image that is a sidecar ends so.
-        if image.lower().endswith(self.extension.lower()) or self._is_kept(sidecar):
+        sidecar = self.path_of(image)
+        is_kept = os.path.basename(sidecar) in self._kept_names  # realpath takes long
+        # With this extension the sidecar of some image would be an image.
+        if image.lower().endswith(self.extension.lower()) or (
+            is_kept and os.path.realpath(sidecar) in self.kept
+        ):
             raise UserError(
                 f"{image}: its sidecar {sidecar} would replace a file that is read or written: "
                 f"name another --sidecar than {self.extension}"
@@ -50,36 +49,38 @@ class Sidecars:
                 f"{other} and {image} would both have the sidecar {sidecar}: rename one"
             )
         folder = os.path.dirname(image) or "."
-        if folder not in self.known:
-            self.known[folder] = self._names(folder)
-        if not stores.is_store(sidecar):
-            return _read(sidecar)
-        if sidecar not in self.known[folder]:
-            return []
-        return _lines(stores.whole(sidecar)) if read else ["there is one"]
+        if folder not in self.stored:
+            self.stored[folder] = self._in_store(folder)
+        if stores.is_store(sidecar):
+            return sidecar in self.stored[folder]
+        if not os.path.exists(sidecar):
+            return False
+        if not os.path.isfile(sidecar):  # reading a pipe would block
+            raise UserError(f"{sidecar} is no regular file: remove it, or name another --sidecar")
+        return bool(Path(sidecar).read_bytes().strip())
 
     def write(self, lines: Iterable[Line]) -> None:
-        """Write those of all lines, each whole or not there. Raises OSError, UserError.
+        """Write the sidecars of all lines, each atomically. Raises OSError, UserError.
 
-        Those on disk are not synced: it would take longer for that than a GPU for the caption.
+        Those on disk are not synced: a sync would take longer than a GPU for the caption.
         """
-        pool = ThreadPoolExecutor(AT_ONCE)
+        pool = ThreadPoolExecutor(STORE_THREADS)
         try:
-            begun = []
+            pending = []
             for line in lines:
-                sidecar = self.of(line["image"])
+                sidecar = self.path_of(line["image"])
                 text = "".join(f"{caption}\n" for caption in captions_of(line))
                 if stores.is_store(sidecar):
-                    begun.append(pool.submit(uploads.put, text.encode(), sidecar))
+                    pending.append(pool.submit(uploads.put, text.encode(), sidecar))
                 else:
                     replace_text(text, Path(sidecar))
-            for each in begun:
-                each.result()
+            for future in pending:
+                future.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _names(self, folder: str) -> set[str]:
-        """What a store has there of them; looks whether they can be written."""
+    def _in_store(self, folder: str) -> set[str]:
+        """The sidecars in a folder of a store. Raises UserError where none can be written."""
         if stores.has_folders(folder):
             return {name for name in stores.listed(folder, False) if name.endswith(self.extension)}
         if stores.is_store(folder):
@@ -87,16 +88,3 @@ class Sidecars:
         if os.path.isdir(folder) and not os.access(folder, os.W_OK):
             raise UserError(f"cannot write {folder}, where --sidecar puts captions")
         return set()
-
-
-def _read(path: str) -> list[str]:
-    if not os.path.exists(path):
-        return []
-    if not os.path.isfile(path):  # a pipe would keep who reads it waiting
-        raise UserError(f"{path} is no regular file: remove it, or name another --sidecar")
-    return _lines(Path(path).read_bytes())
-
-
-def _lines(content: bytes) -> list[str]:
-    text = content.decode("utf-8", errors="replace")
-    return [line.strip() for line in text.splitlines() if line.strip()]

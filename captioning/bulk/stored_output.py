@@ -1,10 +1,10 @@
-"""Captions whose file is in an object store: a copy of it on this disk, and what goes there when.
+"""Captions whose file is in an object store: a local copy, and uploads of what is finished.
 
-The store has nothing that is renamed or appended to. ADDRESS.parts holds the plan, its header last,
-and of each finished shard the lines, then the marker. Their names begin with the plan's, so that
-those of another are never taken for its own. At the end come `failed`, `out` and `marker`, in this
-order; the plan's header is the first that is removed. What a machine that is lost has brought there
-another goes on with. Journals stay on the disk.
+A store can neither rename nor append. ADDRESS.parts holds the plan (its header is uploaded last)
+and, for each finished shard, its lines and then its marker. The names begin with that of the plan,
+so that files of another plan are never mixed up with them. At the end `failed`, `out` and `marker`
+are uploaded in this order, and the plan is removed, its header first. Another machine continues
+from what a lost machine has uploaded. Journals stay on the local disk.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, HEADER, Part, Plan, find, parts_of, remove_plan
+from captioning.bulk.shards import BASE, HEADER, Part, Plan, find_plan, parts_of, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key
@@ -23,11 +23,11 @@ from captioning.files.reading import read_lines
 from captioning.files.writing import write_lines
 from captioning.runtime.errors import UserError
 
-RECORD = "stored.json"  # which version of each file the copy is of
+RECORD = "stored.json"  # the versions in the store of which there are local copies
 
 
-def place_of(out: str) -> tuple[Path, Optional[str]]:
-    """Where `--out` is written on this disk, and its address if it is in a store.
+def locate(out: str) -> tuple[Path, Optional[str]]:
+    """The local path of `--out`, and its address if it is in a store.
 
     Raises UserError for an address that names no file.
     """
@@ -38,7 +38,7 @@ def place_of(out: str) -> tuple[Path, Optional[str]]:
 
 
 def begin(request: Request, restart: bool) -> None:
-    """Let the copy be what the store has, and its unfinished plan the one to go on with.
+    """Update the local copies from the store, and decide which unfinished plan to continue.
 
     Raises UserError.
     """
@@ -50,57 +50,57 @@ def begin(request: Request, restart: bool) -> None:
             raise
         header = None
     if header and restart:
-        request.drop_tars(header)
+        request.remove_tars(header)
         header = None
-    if header and _known(there, header, header["file"]) is None:
+    if header and _name(header, header["file"]) not in there:
         header = None
-    local = find(request.parts)
+    local = find_plan(request.parts)
     if not (local and header and local.header["file"] == header["file"]):
-        remove_plan(request.parts)  # also what is left of one whose removal was cut short
+        remove_plan(request.parts)  # also after a removal that was interrupted
         local = None
-    # As on a disk, a plan of which nothing is captioned binds nobody. But of a shard that a lost
-    # machine had captioned there may be files beside it, which another plan would take for others'.
+    # A plan without captions can be replaced, as on a disk. But a lost machine may have written
+    # sidecars or tars of a shard, which another plan would take for captions of other programs.
     beside = request.sidecar or request.write_shards
     if local or (header and (beside or any(name.endswith(".done") for name in there))):
-        _go_on(request, header, local, there)
+        _continue(request, header, local, there)
     elif there:
         remove(request)
     for path in (request.failed, request.out, request.marker):
         _refresh(request, path)
 
 
-def keep_plan(request: Request, plan: Plan) -> None:
-    """Write a new plan to the store. Raises UserError."""
-    with _nothing_lost(request):
+def upload_plan(request: Request, plan: Plan) -> None:
+    """Upload a new plan. Raises UserError."""
+    with _explain_upload_errors(request):
         for name in (plan.header["file"], BASE):
             if (request.parts / name).exists():
                 uploads.upload(request.parts / name, _address(request, plan.header, name))
         uploads.upload(request.parts / HEADER, f"{request.address}.parts/{HEADER}")
 
 
-def keep_part(request: Request, plan: Plan, part: Part) -> None:
-    """Write a finished shard to the store. Raises UserError, also where it has another's plan."""
-    _require_own(request, plan)
-    with _nothing_lost(request):
+def upload_part(request: Request, plan: Plan, part: Part) -> None:
+    """Upload a finished shard. Raises UserError, also where the store has another plan by now."""
+    _require_own_plan(request, plan)
+    with _explain_upload_errors(request):
         for path in (part.path, part.marker):
             uploads.upload(path, _address(request, plan.header, path.name))
 
 
 def before_merging(request: Request, plan: Plan) -> None:
-    """Raise UserError where the store has another's plan by now; see what else has failed."""
-    _require_own(request, plan)
+    """Update `failed`. Raises UserError where the store has another plan by now."""
+    _require_own_plan(request, plan)
     _refresh(request, request.failed)
 
 
-def keep_captions(request: Request, plan: Plan) -> None:
-    """Write what was merged to the store, the marker last. Raises UserError."""
-    _require_own(request, plan)  # to merge may have taken long
-    with _nothing_lost(request):
+def upload_captions(request: Request, plan: Plan) -> None:
+    """Upload the merged files, the marker last. Raises UserError."""
+    _require_own_plan(request, plan)  # merging may have taken long
+    with _explain_upload_errors(request):
         for path in (request.failed, request.out, request.marker):
-            there = uploads.upload(path, request.told(path)) if path.exists() else None
-            if there is None:
-                uploads.remove(request.told(path))
-            _note(request, path, there)
+            stamp = uploads.upload(path, request.location(path)) if path.exists() else None
+            if stamp is None:
+                uploads.remove(request.location(path))
+            _record_copy(request, path, stamp)
 
 
 def remove(request: Request) -> None:
@@ -109,55 +109,52 @@ def remove(request: Request) -> None:
     uploads.remove_folder(f"{request.address}.parts")
 
 
-def _go_on(
+def _continue(
     request: Request, header: dict[str, Any], local: Optional[Plan], there: dict[str, Any]
 ) -> None:
-    def take(name: str) -> None:
-        address = _address(request, header, name)
-        stamp = there.get(address.rpartition("/")[2])
+    """Download the finished shards that are missing here, and upload those missing there."""
+
+    def download(name: str) -> None:
+        stamp = there.get(_name(header, name))
         if stamp is not None:
-            fetch(address, request.parts / name, stamp)
+            fetch(_address(request, header, name), request.parts / name, stamp)
 
     if local is None:
-        take(BASE)
-        file = header["file"]
-        fetch(_address(request, header, file), request.parts / file, _known(there, header, file))
+        download(BASE)
+        download(header["file"])
         local = Plan(request.parts, header)
     for part in parts_of(request.parts, local):
-        stored = _known(there, header, part.marker.name) is not None
+        stored = _name(header, part.marker.name) in there
         if stored and not part.marker.exists():
-            take(part.path.name)
+            download(part.path.name)
             if request.sidecar:
                 made = (line for line in part.read() if "error" not in line)
                 on_disk = (line for line in made if not stores.is_store(line["image"]))
                 Sidecars(request.sidecar).write(on_disk)
-            take(part.marker.name)
+            download(part.marker.name)
             part.journal.unlink(missing_ok=True)
         elif part.marker.exists() and not stored:
-            keep_part(request, local, part)
+            upload_part(request, local, part)
     write_lines(request.parts / HEADER, [header])
 
 
-def _require_own(request: Request, plan: Plan) -> None:
+def _require_own_plan(request: Request, plan: Plan) -> None:
     header = _header(request)
     if header is None or header["file"] != plan.header["file"]:
-        again = "sees what is left" if request.keeps() else f"does {request.existing} once more"
+        again = "sees what is left" if request.skips_existing else "does overwrite once more"
         raise UserError(
             f"{request.address}: another machine has gone on with it or begun it anew; the same "
             f"command {again}"
         )
 
 
-def _known(there: dict[str, Any], header: dict[str, Any], name: str) -> Any:
-    return there.get(_named(header, name))
-
-
-def _named(header: dict[str, Any], name: str) -> str:
+def _name(header: dict[str, Any], name: str) -> str:
+    """The name in the store of a file of the plan."""
     return f"{Path(header['file']).stem}.{name}"
 
 
 def _address(request: Request, header: dict[str, Any], name: str) -> str:
-    return f"{request.address}.parts/{_named(header, name)}"
+    return f"{request.address}.parts/{_name(header, name)}"
 
 
 def _header(request: Request) -> Optional[dict[str, Any]]:
@@ -174,36 +171,34 @@ def _header(request: Request) -> Optional[dict[str, Any]]:
 
 
 def _refresh(request: Request, path: Path) -> None:
-    """Let one file be what the store has."""
+    """Download a file if the local copy is of another version."""
     try:
-        stamp = stores.stamp(request.told(path))
+        stamp = stores.stamp(request.location(path))
     except stores.Missing:
         path.unlink(missing_ok=True)
         return
-    if _record(request).get(path.name) != [_here(path), stamp]:
-        fetch(request.told(path), path, stamp)
-        _note(request, path, stamp)
+    if _records(request).get(path.name) != [_local_stamp(path), stamp]:
+        fetch(request.location(path), path, stamp)
+        _record_copy(request, path, stamp)
 
 
-def _note(request: Request, path: Path, stamp: Optional[list[Any]]) -> None:
-    record = _record(request)
-    record[path.name] = [_here(path), stamp]
-    write_lines(request.out.with_name(RECORD), [record])
+def _record_copy(request: Request, path: Path, stamp: Optional[list[Any]]) -> None:
+    records = _records(request)
+    records[path.name] = [_local_stamp(path), stamp]
+    write_lines(request.out.with_name(RECORD), [records])
 
 
-def _record(request: Request) -> dict[str, Any]:
+def _records(request: Request) -> dict[str, Any]:
     return next(read_lines(request.out.with_name(RECORD)), None) or {}
 
 
-def _here(path: Path) -> Optional[list[int]]:
-    if not path.exists():
-        return None
-    known = path.stat()
-    return [known.st_size, known.st_mtime_ns]
+def _local_stamp(path: Path) -> Optional[list[Any]]:
+    return stores.stamp(str(path)) if path.exists() else None
 
 
 @contextlib.contextmanager
-def _nothing_lost(request: Request) -> Iterator[None]:
+def _explain_upload_errors(request: Request) -> Iterator[None]:
+    """Say in the error of an upload that the captions are on this disk."""
     try:
         yield
     except UserError as error:

@@ -1,16 +1,16 @@
-"""A folder of tars that a run writes, on disk or in a store, and whose it is.
+"""A folder of tars that a run writes, on disk or in a store, and the run that owns it.
 
-Two runs in one folder would take each other's numbers. So it belongs to the captions file of the
-run that comes first, until `owner.json` there is removed by hand. That file also has the size and
-the SHA-256 of every tar whose captions are in the captions file, by name.
+Two runs in one folder would use the same numbers. Therefore the folder belongs to the captions file
+of the first run, until `owner.json` is removed by hand. That file also records the size and the
+SHA-256 of each tar whose captions are in the captions file.
 """
 
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
-from typing import Any, Optional
+from typing import Any, BinaryIO, Callable, Optional
 
 from captioning.files import stores, uploads
 from captioning.files.manifest import PIECE, Hashed
@@ -26,8 +26,10 @@ def name_of(number: int) -> str:
 
 
 class TarFolder:
-    """place: on disk or in a store. out: the captions file of the run, as an absolute path or an
-    address. Methods raise UserError, and OSError of a disk."""
+    """place: on disk or in a store. out: the absolute path or address of the run's captions file.
+
+    Methods raise UserError, and OSError of a disk.
+    """
 
     def __init__(self, place: str, out: str):
         self.place, self.out = place, out
@@ -35,11 +37,11 @@ class TarFolder:
         self.stored = stores.is_store(place)
 
     def claim(self) -> None:
-        """Make it this run's. Raises UserError where it is another's."""
-        with self._held():
+        """Become the owner. Raises UserError where another run is."""
+        with self._lock():
             if self._read() is None:
                 self._write({})
-        found = self._read()  # a store may have taken another run's in between
+        found = self._read()  # without a lock in a store, another run may have claimed it, too
         if found["out"] != self.out:
             raise UserError(
                 f"--write-shards: {self.place} has the tars of {found['out']}: name another folder "
@@ -47,56 +49,53 @@ class TarFolder:
             )
 
     def release(self) -> None:
-        """Make it nobody's, if no tar of this run is in it."""
-        with self._held():
+        """Give up the ownership if the folder has no tar of this run."""
+        with self._lock():
             found = self._read()
             if found is None or found == {"out": self.out, "tars": {}}:
                 self._remove(self.owner)
 
     def record(self, tars: Mapping[str, Any]) -> None:
-        """Add what tars of this run will have to be, by name."""
+        """Add the manifests of tars of this run, by name."""
         self._write({**self._read()["tars"], **tars})
 
     def numbers(self) -> set[int]:
-        """Those of the tars that are there, whoever wrote them."""
+        """The numbers of the tars in the folder, of whichever run."""
         return {int(name[: -len(".tar")]) for name in self._names()}
 
-    def write(self, number: int, write: Any) -> dict[str, Any]:
-        """Let `write` write a tar into a file; what the tar will have to be, by its name."""
+    def write(self, number: int, write: Callable[[BinaryIO], None]) -> dict[str, Any]:
+        """Have `write` write a tar to a file; returns {name: manifest}."""
         name = name_of(number)
         with uploads.written(stores.joined(self.place, name)) as file:
             hashed = Hashed(file)
             write(hashed)
         return {name: hashed.manifest()}
 
-    def drop(self, numbers: range) -> None:
-        """Remove those tars, and what was begun of others, where the folder is this run's.
-
-        It is nobody's then, if no tar is left.
-        """
+    def remove(self, numbers: Iterable[int]) -> None:
+        """If this run is the owner, remove those tars, and give up a folder that has none left."""
         found = self._read()
         if found is None or found["out"] != self.out:
             return
         for number in self.numbers().intersection(numbers):
             self._remove(stores.joined(self.place, name_of(number)))
-        self.clear()
+        self.remove_partial()
         if not self.numbers():
             self.release()
 
-    def clear(self) -> None:
-        """Remove what a killed program, or an actor that was lost, had begun to write."""
+    def remove_partial(self) -> None:
+        """Remove the unfinished files of a killed program or a lost actor."""
         if not self.stored:
             for name in ("*.tar", OWNER):
                 for path in Path(self.place).glob(f".{name}.*{SUFFIX}"):
                     path.unlink(missing_ok=True)
 
     def verify(self) -> tuple[list[str], list[str]]:
-        """The tars of this run that are missing or not as it wrote them, and those of others."""
-        there, known = self._names(), self._read()["tars"]
-        wrong = [name for name in known if name not in there or self._found(name) != known[name]]
-        return sorted(wrong), sorted(there - known.keys())
+        """The tars of this run that are missing or changed, and the tars of others."""
+        names, known = self._names(), self._read()["tars"]
+        wrong = [n for n in known if n not in names or self._manifest(n) != known[n]]
+        return sorted(wrong), sorted(names - known.keys())
 
-    def _found(self, name: str) -> dict[str, Any]:
+    def _manifest(self, name: str) -> dict[str, Any]:
         with stores.opened(stores.joined(self.place, name)) as file, open(os.devnull, "wb") as null:
             hashed = Hashed(null)
             shutil.copyfileobj(file, hashed, PIECE)
@@ -109,16 +108,16 @@ class TarFolder:
             names = os.listdir(self.place) if os.path.isdir(self.place) else ()
         return {name for name in names if name[-4:] == ".tar" and name[:-4].isdecimal()}
 
-    def _held(self) -> contextlib.AbstractContextManager:
+    def _lock(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self.stored else held(Path(self.owner))
 
     def _read(self) -> Optional[dict[str, Any]]:
-        """None where the folder is nobody's."""
+        """The owner and its tars; None where nobody owns the folder."""
         try:
             content = stores.whole(self.owner)
         except (FileNotFoundError, stores.Missing):
             return None
-        if not content:  # by `held`, and a kill
+        if not content:  # `held` makes an empty file, which a kill leaves behind
             return None
         found = parse_line(content)
         if found is None or found.keys() != {"out", "tars"}:

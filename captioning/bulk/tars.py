@@ -1,4 +1,4 @@
-"""Images in tar shards, as the webdataset library reads and writes them."""
+"""Images in tar shards in the format of the webdataset library."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ from captioning.files.tars import LARGEST, Tar, is_sample, key_and_suffix
 
 
 class Member(NamedTuple):
-    """One sample of a tar. name: the tar's, a slash and the image's within it."""
+    """The image of a sample. name: TAR/IMAGE. key: the sample's."""
 
     name: str
     key: str
@@ -23,7 +23,7 @@ class Member(NamedTuple):
 
 
 def estimate(urls: Sequence[str]) -> Optional[int]:
-    """About how many images they hold, by the first and the sizes; None where it cannot be told."""
+    """Estimate the number of images from the first tar and all sizes; None if that fails."""
     if any(map(stores.is_store, urls)):
         return None
     sizes = [os.path.getsize(url) for url in urls]
@@ -36,10 +36,10 @@ def estimate(urls: Sequence[str]) -> Optional[int]:
 
 
 def members(url: str) -> Iterator[Member]:
-    """The images of a tar, in its order. Raises whatever a broken one makes tarfile raise.
+    """Yield the images of a tar in its order. A broken tar raises any error of tarfile or gzip.
 
-    A sample without an image is passed over. Of one with several the first counts, as of several
-    images of one name.
+    A sample without an image is left out. Of several images in a sample, or with the same name,
+    the first counts.
     """
     key, taken, seen = None, False, set()
     with stores.opened(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
@@ -61,9 +61,10 @@ def members(url: str) -> Iterator[Member]:
 
 
 def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
-    """Write a tar of images and their lines: photos by number, those of a tar as they were there.
+    """Write a tar of images and their lines.
 
-    Each becomes key.jpg (or whatever it is), key.txt, the captions a line each, and key.json.
+    A sample is the image file, KEY.txt with a caption per line, and KEY.json with the line. KEY is
+    the key in the input `tar`; a photo's is made of the tar's number and its place in the shard.
     """
     from webdataset import TarWriter
 
@@ -82,7 +83,7 @@ def write(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) ->
 def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
     for place, line in enumerate(lines):
         suffix = os.path.splitext(line["image"])[1].lower()
-        # It may have been removed or replaced by a pipe since it was captioned.
+        # The photo may have been removed or replaced by a pipe since it was captioned.
         with contextlib.suppress(FileNotFoundError, stores.Missing):
             if stores.is_store(line["image"]) or os.path.isfile(line["image"]):
                 yield f"{number:05d}{place:06d}", suffix, stores.whole(line["image"]), line
@@ -90,7 +91,7 @@ def _photos(number: int, lines: list[Line]) -> Iterator[tuple[str, str, bytes, L
 
 def _members(tar: str, lines: list[Line]) -> Iterator[tuple[str, str, bytes, Line]]:
     by_name = {line["image"]: line for line in lines}
-    for member in itertools.takewhile(lambda _: by_name, members(tar)):  # no further than read
+    for member in itertools.takewhile(lambda _: by_name, members(tar)):  # until all are found
         line = by_name.pop(member.name, None)
         if line is not None:
             yield member.key, member.name, member.data, line

@@ -15,6 +15,7 @@ from app.photos import Limits
 from app.service import CaptionService
 from captioning.config import load_config
 from captioning.models.build import captioner_from
+from tests.app.captions import caption_of
 
 PHOTOS = [
     Image.merge("RGB", [Image.radial_gradient("L").point(lambda v, i=i: v * i % 256)] * 3)
@@ -42,17 +43,15 @@ def gather():
     """Return a function that asks for all (key, item) while a first one is under way."""
 
     def call(maker, calls, most=8, gone=()):
-        gathering = DynamicBatcher(maker, most)
+        batcher = DynamicBatcher(maker, most)
         events = [threading.Event() for _ in calls]
         with ThreadPoolExecutor(len(calls) + 1) as threads:
-            first = threads.submit(gathering.ask, "first", "first", threading.Event())
+            first = threads.submit(batcher.ask, "first", "first", threading.Event())
             assert maker.busy.wait(20)
-            asked = [
-                threads.submit(gathering.ask, *each, gone) for each, gone in zip(calls, events)
-            ]
-            with gathering._changed:
-                assert gathering._changed.wait_for(
-                    lambda: len(gathering._waiting) == len(calls), timeout=20
+            asked = [threads.submit(batcher.ask, *each, gone) for each, gone in zip(calls, events)]
+            with batcher._changed:
+                assert batcher._changed.wait_for(
+                    lambda: len(batcher._waiting) == len(calls), timeout=20
                 )
             for index in gone:
                 events[index].set()
@@ -100,12 +99,12 @@ def test_calls_a_moment_apart_are_one_batch(monkeypatch):
     monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
     maker = Maker()
     maker.may.set()
-    gathering, told = DynamicBatcher(maker, 3), []
-    gathering.told = lambda items, seconds: told.append((items, seconds >= 0))
+    batcher, batches = DynamicBatcher(maker, 3), []
+    batcher.on_batch = lambda items, seconds: batches.append((items, seconds >= 0))
     with ThreadPoolExecutor(3) as threads:
-        found = threads.map(lambda i: gathering.ask("a", i, threading.Event()), range(3))
+        found = threads.map(lambda i: batcher.ask("a", i, threading.Event()), range(3))
         assert list(found) == [0, 2, 4]  # the third fills it: nobody waits for 20 s
-    assert [sorted(batch) for batch in maker.batches] == [[0, 1, 2]] and told == [(3, True)]
+    assert [sorted(batch) for batch in maker.batches] == [[0, 1, 2]] and batches == [(3, True)]
 
 
 def test_a_batch_that_was_too_large_is_let_go_of_before_its_photos_are_made_alone(monkeypatch):
@@ -123,9 +122,9 @@ def test_a_batch_that_was_too_large_is_let_go_of_before_its_photos_are_made_alon
         return [2 * item for item in items]
 
     monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
-    gathering = DynamicBatcher(make, 2)
+    batcher = DynamicBatcher(make, 2)
     with ThreadPoolExecutor(2) as threads:
-        found = threads.map(lambda i: gathering.ask("a", i, threading.Event()), range(2))
+        found = threads.map(lambda i: batcher.ask("a", i, threading.Event()), range(2))
         assert list(found) == [0, 2] and len(kept) == 3
 
 
@@ -140,16 +139,16 @@ def talkative(scenes_config):
 
 @pytest.mark.parametrize("given", [{"num_beams": 3}, {"num_beams": 1, "prompt": "a large"}])
 def test_captions_of_a_batch_are_those_of_single_photos(talkative, monkeypatch, given):
-    """Word for word, with probabilities and gaze."""
+    """Word for word, with probabilities and attention maps."""
     single = CaptionService([talkative], Limits(batch=1))
     monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
     together = CaptionService([talkative], Limits(batch=len(PHOTOS)))
     options = read_options({"max_length": 12, **given})
-    alone = [single.caption(photo, talkative, options) for photo in PHOTOS]
+    alone = [caption_of(single, photo, talkative, options) for photo in PHOTOS]
     sizes = []
-    together.gathering.told = lambda items, seconds: sizes.append(items)
+    together.batcher.on_batch = lambda items, seconds: sizes.append(items)
     with ThreadPoolExecutor(len(PHOTOS)) as threads:
-        calls = [threads.submit(together.caption, p, talkative, options) for p in PHOTOS]
+        calls = [threads.submit(caption_of, together, p, talkative, options) for p in PHOTOS]
         found = [call.result() for call in calls]
     assert sizes == [len(PHOTOS)]
     for one, other in zip(alone, found):
@@ -163,10 +162,12 @@ def test_captions_of_a_batch_are_those_of_single_photos(talkative, monkeypatch, 
 
 def test_samples_are_drawn_alone(checkpoints):
     service, sizes = CaptionService(checkpoints, Limits()), []
-    service.gathering.told = lambda items, seconds: sizes.append(items)
+    service.batcher.on_batch = lambda items, seconds: sizes.append(items)
     options = read_options({"sample": True, "max_length": 12, "temperature": 3, "seed": 4})
-    alone = [service.caption(photo, checkpoints[0], options).details.caption for photo in PHOTOS]
+    alone = [
+        caption_of(service, photo, checkpoints[0], options).details.caption for photo in PHOTOS
+    ]
     with ThreadPoolExecutor(len(PHOTOS)) as threads:
-        calls = [threads.submit(service.caption, p, checkpoints[0], options) for p in PHOTOS]
+        calls = [threads.submit(caption_of, service, p, checkpoints[0], options) for p in PHOTOS]
         assert [call.result().details.caption for call in calls] == alone
     assert sizes == [1] * 12

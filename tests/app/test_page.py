@@ -60,7 +60,7 @@ def text(page, selector):
     return page.ask(f"document.querySelector({selector!r}).innerText").strip()
 
 
-def test_upload_caption_and_gaze(page, files, server, tmp_path):
+def test_upload_caption_and_attention_map(page, files, server, tmp_path):
     caption(page, files / "photo.jpg")
     page.wait("document.querySelectorAll('.smile-card').length == 3")
     assert page.ask("[...document.querySelectorAll('.smile-card h3')].map(e => e.innerText)") == [
@@ -75,11 +75,13 @@ def test_upload_caption_and_gaze(page, files, server, tmp_path):
     words = page.ask(f"[...document.querySelectorAll({WORD!r})].map(e => e.firstChild.innerText)")
     assert words == [entry["word"] for entry in expected["words"]]
 
-    hidden = f"document.querySelector({WORD!r}).closest('.smile-card').querySelector('.smile-gaze')"
+    hidden = (
+        f"document.querySelector({WORD!r}).closest('.smile-card').querySelector('.smile-attention')"
+    )
     assert page.ask(f"{hidden}.hidden")
     page.hover(f"{WORD}:nth-child(2)")
     page.wait(f"!{hidden}.hidden && {hidden}.naturalWidth > 0")
-    assert page.ask(f"{hidden}.src == document.querySelectorAll({WORD!r})[1].dataset.gaze")
+    assert page.ask(f"{hidden}.src == document.querySelectorAll({WORD!r})[1].dataset.attention")
     percent = f"{100 * expected['words'][1]['probability']:.1f}".rstrip("0").rstrip(".")
     seen = text(page, ".smile-card:nth-child(2) .smile-seen")
     assert seen.startswith(f"{words[1]}: ") and seen.endswith(" %")
@@ -176,17 +178,17 @@ def test_keyboard_alone(page, files):
     )[0]["settings"]
     assert settings["sample"] is True
     go_to(f"{focus}.closest('.smile-word')")
-    page.wait("!document.querySelector('.smile-gaze').hidden")
+    page.wait("!document.querySelector('.smile-attention').hidden")
     first = page.ask(f"{focus}.ariaLabel")
     page.press("ArrowRight")
     assert page.ask(f"{focus} == document.querySelectorAll('.smile-word')[1]")
     assert page.ask(
-        "document.querySelector('.smile-gaze').src == document.activeElement.dataset.gaze"
+        "document.querySelector('.smile-attention').src == document.activeElement.dataset.attention"
     )
     page.press("ArrowLeft")
     assert page.ask(f"{focus}.ariaLabel") == first
     page.press("Tab")
-    page.wait("document.querySelector('.smile-gaze').hidden")
+    page.wait("document.querySelector('.smile-attention').hidden")
 
 
 def test_a_phone_and_the_dark(browser, server, files, tmp_path):

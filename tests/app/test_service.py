@@ -8,6 +8,7 @@ from app.options import defaults_of, read_options
 from captioning.data import evaluation_transform
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
+from tests.app.captions import caption_of
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
 
@@ -22,7 +23,7 @@ def test_a_caption_is_the_captioners_own(service):
         expected = checkpoint.captioner.generate_details(
             image_for(checkpoint), checkpoint.config.decoding_settings()
         )
-        record = service.caption(PHOTO, checkpoint, options).record()
+        record = caption_of(service, PHOTO, checkpoint, options).record()
         assert record["caption"] == expected.captions[0][0]
         assert record["score"] == pytest.approx(expected.scores.item(), abs=1e-6)
         assert " ".join(entry["word"] for entry in record["words"]) == record["caption"]
@@ -34,7 +35,9 @@ def test_a_seed_gives_a_sample_again_and_another_seed_another(service):
     checkpoint = service.checkpoints[0]
     given = {"sample": True, "max_length": 16, "top_k": 0, "top_p": 1, "temperature": 3}
     said = [
-        service.caption(PHOTO, checkpoint, read_options({**given, "seed": seed})).details.caption
+        caption_of(
+            service, PHOTO, checkpoint, read_options({**given, "seed": seed})
+        ).details.caption
         for seed in (1, 1, 2)
     ]
     assert said[0] == said[1] != said[2]
@@ -43,8 +46,10 @@ def test_a_seed_gives_a_sample_again_and_another_seed_another(service):
 def test_repeats_are_left_out_and_settings_that_are_off_are_not_told(service):
     checkpoint = service.checkpoints[0]
     given = {**defaults_of(checkpoint), "max_length": 40, "min_length": 38}
-    plain = service.caption(PHOTO, checkpoint, read_options(given))
-    once = service.caption(PHOTO, checkpoint, read_options({**given, "no_repeat_ngram_size": 1}))
+    plain = caption_of(service, PHOTO, checkpoint, read_options(given))
+    once = caption_of(
+        service, PHOTO, checkpoint, read_options({**given, "no_repeat_ngram_size": 1})
+    )
     words = [entry["word"] for entry in plain.record()["words"]]
     other = [entry["word"] for entry in once.record()["words"]]
     assert len(set(words)) < len(words) and len(set(other)) == len(other)
@@ -58,7 +63,9 @@ def test_a_sample_of_almost_no_words_hardly_differs(service, name, value):
 
     def said(**more):
         options = [read_options({**given, **more, "seed": seed}) for seed in range(5)]
-        return {service.caption(PHOTO, service.checkpoints[0], o).details.caption for o in options}
+        return {
+            caption_of(service, PHOTO, service.checkpoints[0], o).details.caption for o in options
+        }
 
     assert len(said()) == 5 > len(said(**{name: value}))
     with pytest.raises(UserError, match=name):
@@ -70,8 +77,8 @@ def test_a_prompt_holds_for_one_caption(service):
     captioner = checkpoint.captioner
     before = captioner.prompt
     given = defaults_of(checkpoint)
-    prompted = service.caption(
-        PHOTO, checkpoint, read_options({**given, "prompt": " A  Large star"})
+    prompted = caption_of(
+        service, PHOTO, checkpoint, read_options({**given, "prompt": " A  Large star"})
     )
     ids = captioner.tokenizer.encode_prompt("a large star")
     plain = captioner.prompt_ids
@@ -99,7 +106,7 @@ def test_a_prompt_holds_for_one_caption(service):
 )
 def test_settings_that_cannot_be_followed_are_one_line(service, given, message):
     with pytest.raises(UserError, match=message) as caught:
-        service.caption(PHOTO, service.checkpoints[0], read_options({"min_length": 1, **given}))
+        caption_of(service, PHOTO, service.checkpoints[0], read_options({"min_length": 1, **given}))
     assert "\n" not in str(caught.value)
     assert service.checkpoints[0].captioner.prompt == "a picture of "
 
@@ -107,12 +114,16 @@ def test_settings_that_cannot_be_followed_are_one_line(service, given, message):
 def test_more_tokens_than_the_decoder_has_places_are_refused(service, monkeypatch):
     monkeypatch.setattr(service.checkpoints[0].captioner, "max_positions", 20)
     with pytest.raises(UserError, match="max_length is 21; MLE has room for 20 tokens"):
-        service.caption(PHOTO, service.checkpoints[0], read_options({"max_length": 21}))
+        caption_of(service, PHOTO, service.checkpoints[0], read_options({"max_length": 21}))
 
 
-def test_only_checkpoints_that_there_are_can_be_chosen(service):
-    assert [c.label for c in service.chosen(["SMILE", "MLE"])] == ["MLE", "SMILE"]
+def test_only_checkpoints_that_there_are_can_be_chosen(service, files):
+    def labels_of(*labels):
+        found = service.caption_file(files / "photo.jpg", "a", labels, read_options({}))[1]
+        return [caption.checkpoint.label for caption in found]
+
+    assert labels_of("SMILE", "MLE") == ["MLE", "SMILE"]
     with pytest.raises(UserError, match="there is no 'GPT'; there are MLE, SMILE"):
-        service.chosen(["GPT"])
+        labels_of("GPT")
     with pytest.raises(UserError, match="no checkpoint is chosen"):
-        service.chosen([])
+        labels_of()

@@ -1,4 +1,4 @@
-"""What is shown: names are text, the gaze lies where the weights are."""
+"""What is shown: names are text, attention maps are where the weights are."""
 
 import base64
 import io
@@ -17,6 +17,7 @@ from app.photos import Limits
 from app.service import CaptionService
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.config import Config
+from tests.app.captions import caption_of
 
 PHOTO = Image.radial_gradient("L").convert("RGB")
 OPTIONS = read_options({"max_length": 12, "min_length": 8})
@@ -26,8 +27,8 @@ def configured(model, image_size):
     return Config(model=model, image_size=image_size, image_root="", ann_root="", output_dir="x")
 
 
-def test_the_gaze_is_bright_where_the_captioner_looked_and_clear_elsewhere():
-    side, weights = view.GAZE_SIDE, torch.zeros(2, 4, 4)
+def test_an_attention_map_is_bright_at_its_maximum_and_transparent_at_zero():
+    side, weights = view.MAP_SIDE, torch.zeros(2, 4, 4)
     weights[0, 0, 3] = weights[1, 2, 1] = 1
     for place, source in zip([(0, 3), (2, 1)], view.attention_pictures(weights)):
         data = base64.b64decode(source.split("base64,")[1])
@@ -39,10 +40,10 @@ def test_the_gaze_is_bright_where_the_captioner_looked_and_clear_elsewhere():
         assert opposite[3] == 0
 
 
-def test_a_card_has_each_word_its_probability_and_its_gaze(service):
-    caption = service.caption(PHOTO, service.checkpoints[1], OPTIONS)
+def test_a_card_has_each_word_with_its_probability_and_attention_map(service):
+    caption = caption_of(service, PHOTO, service.checkpoints[1], OPTIONS)
     html = view.results("photo.jpg", PHOTO, [caption])
-    words = re.findall(r'data-percent="([\d.]+)" data-gaze="data:image/png;base64,\w', html)
+    words = re.findall(r'data-percent="([\d.]+)" data-attention="data:image/png;base64,\w', html)
     record = caption.record()
     expected = [100 * entry["probability"] for entry in record["words"]]
     assert [float(percent) for percent in words] == pytest.approx(expected, abs=0.06)
@@ -50,7 +51,7 @@ def test_a_card_has_each_word_its_probability_and_its_gaze(service):
     assert json.loads(base64.b64decode(data)) == [{"image": "photo.jpg", **record}]
 
 
-def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
+def test_a_captioner_without_attention_says_so_and_takes_a_prompt():
     words = Vocabulary(["a", "dog", "runs"])
     captioner = ClassicCaptioner("lstm", ImageEncoder("shufflenet_v2_x0_5"), words).eval()
     checkpoint = Checkpoint(
@@ -61,9 +62,9 @@ def test_a_captioner_without_gaze_says_so_and_takes_a_prompt():
         captioner,
     )
     options = read_options({"max_length": 8, "min_length": 6, "prompt": "A dog"})
-    caption = CaptionService([checkpoint], Limits()).caption(PHOTO, checkpoint, options)
+    caption = caption_of(CaptionService([checkpoint], Limits()), PHOTO, checkpoint, options)
     html = view.results("photo.jpg", PHOTO, [caption])
-    assert "it has no gaze" in html and "data-gaze" not in html
+    assert "it has no attention map" in html and "data-attention" not in html
     assert html.count("data-percent") == len(caption.details.caption.split()) > 0
     assert caption.settings["prompt"] == "a dog " and captioner.prompt == ""
 
@@ -81,7 +82,7 @@ def test_a_shifted_first_token_is_shown_as_the_word(make_captioner, vocabulary, 
         configured("blip", 48),
         captioner,
     )
-    caption = CaptionService([checkpoint], Limits()).caption(PHOTO, checkpoint, OPTIONS)
+    caption = caption_of(CaptionService([checkpoint], Limits()), PHOTO, checkpoint, OPTIONS)
     html = view.results("photo.jpg", PHOTO, [caption])
     data = re.search(r"data:application/json;base64,([\w+/=]+)", html)[1]
     assert "##" not in html + base64.b64decode(data).decode()
@@ -91,6 +92,7 @@ def test_a_shifted_first_token_is_shown_as_the_word(make_captioner, vocabulary, 
 
 def test_names_and_reasons_are_text(service):
     name = '"><script>alert(1)</script>.jpg'
-    shown = view.results(name, PHOTO, [service.caption(PHOTO, service.checkpoints[0], OPTIONS)])
+    caption = caption_of(service, PHOTO, service.checkpoints[0], OPTIONS)
+    shown = view.results(name, PHOTO, [caption])
     assert "<script" not in shown
     assert "<script" not in view.error(name)

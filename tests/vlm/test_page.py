@@ -9,12 +9,13 @@ from app.checkpoints import Checkpoint
 from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
-from captioning.config import Config
+from captioning.config import parse_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
-from vlm.image_batch import Pictures
-from vlm.prompt import question_of
+from tests.app.captions import caption_of
+from vlm.image_batch import ImageBatch
+from vlm.prompt import prompt_processor_of
 
 NAME = "Qwen2VLForConditionalGeneration"
 
@@ -23,7 +24,7 @@ NAME = "Qwen2VLForConditionalGeneration"
 def checkpoint(vlm_folder):
     folder, prompt = vlm_folder(NAME)
     keys = {"model": "vlm", "vlm": folder, "prompt": prompt, "augmentation": "none"}
-    config = Config(**keys, image_root="", ann_root="", output_dir="x")
+    config = parse_config({**keys, "image_root": "", "ann_root": "", "output_dir": "x"})
     captioner, _ = captioner_from(config, None)
     return Checkpoint("x.pth", "Qwen", "#000", config, captioner.eval())
 
@@ -33,9 +34,9 @@ def test_a_prompt_is_the_question_of_one_caption(checkpoint, vlm_photos):
     settings = {"num_beams": 2, "max_length": 7, "min_length": 3}
     for prompt in (None, "image two right of the red block"):
         options = read_options({**settings, "prompt": prompt})
-        found = service.caption(vlm_photos[0], checkpoint, options)
+        found = caption_of(service, vlm_photos[0], checkpoint, options)
         asked = prompt or checkpoint.config.prompt
-        image = Pictures([question_of(checkpoint.config.vlm, asked)(vlm_photos[0])])
+        image = ImageBatch([prompt_processor_of(checkpoint.config.vlm, asked)(vlm_photos[0])])
         expected = captioner.generate_details(image, DecodingSettings(**settings))
         assert found.details.score == pytest.approx(expected.scores.item(), rel=1e-5)
         assert found.details.caption == expected.captions[0][0]
@@ -46,16 +47,16 @@ def test_a_prompt_is_the_question_of_one_caption(checkpoint, vlm_photos):
 def test_an_empty_question_is_refused(checkpoint, vlm_photos):
     service = CaptionService([checkpoint], Limits())
     with pytest.raises(UserError, match=r"^prompt is empty, but .* is asked in a chat"):
-        service.caption(vlm_photos[0], checkpoint, read_options({"prompt": " "}))
+        caption_of(service, vlm_photos[0], checkpoint, read_options({"prompt": " "}))
 
 
 def test_the_probability_of_a_word_is_that_among_all_tokens(checkpoint, vlm_photos):
     """Worked out from the logits of the words before it."""
     service, captioner = CaptionService([checkpoint], Limits()), checkpoint.captioner
     options = read_options({"num_beams": 1, "max_length": 5, "min_length": 3})
-    found = service.caption(vlm_photos[1], checkpoint, options).details
+    found = caption_of(service, vlm_photos[1], checkpoint, options).details
     ids = captioner.tokenizer.tokenizer.convert_tokens_to_ids(found.words[0])
-    inputs = captioner.question(vlm_photos[1])
+    inputs = captioner.prompt_processor(vlm_photos[1])
     with torch.no_grad():
         logits = captioner.model(**inputs).logits[0, -1]
     expected = logits.double().softmax(0)[ids]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from captioning import caption
-from captioning.bulk.model import Captioning
+from captioning.bulk.model import CheckpointModel
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
@@ -93,4 +93,4 @@ def no_captioner(monkeypatch):
     def refuse(self, *arguments):
         raise AssertionError("a captioner was loaded")
 
-    monkeypatch.setattr(Captioning, "__init__", refuse)
+    monkeypatch.setattr(CheckpointModel, "__init__", refuse)

@@ -3,7 +3,7 @@
 import contextlib
 
 from captioning.bulk.cluster import Cluster
-from captioning.bulk.ray_engine import ManyActors
+from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.shards import Part
 from captioning.runtime.program import exit_code
 
@@ -49,16 +49,13 @@ def light_actor(trap=None):
         def load(self, load, request):
             return load()
 
-        def stop(self):
-            pass
-
-        def caption(self, handed):
-            for place, entry in enumerate(handed.entries[len(handed.lines) :]):
+        def caption(self, task):
+            for index, entry in enumerate(task.entries[len(task.lines) :]):
                 if trap is not None:
                     trap(entry["image"])
                 line = {"image": entry["image"], "caption": f"of {entry['image']}", "score": 0.0}
-                done = len(handed.lines) + place + 1 == len(handed.entries)
-                counts = {"images": len(handed.entries), "failed": 0}
+                done = len(task.lines) + index + 1 == len(task.entries)
+                counts = {"images": len(task.entries), "failed": 0}
                 yield [line], [], counts if done else None, None
 
     return Light
@@ -70,7 +67,7 @@ def caption_lightly(address, request, trap=None, loaded=("light", 1, None)):
 
     def program():
         with contextlib.closing(Cluster(address, "cpu")) as cluster:
-            engine = ManyActors(cluster, lambda: loaded, light_actor(trap))
+            engine = RayEngine(cluster, lambda: loaded, light_actor(trap))
             BulkCaptioning(request, {"checkpoint": "light"}, engine, False).run()
 
     return exit_code(program)

@@ -8,9 +8,9 @@ import torch
 
 from captioning.bulk import actors
 from captioning.bulk.actors import CaptioningActor
-from captioning.bulk.model import Captioning
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Handed
+from captioning.bulk.shards import ShardTask
 from captioning.runtime import progress
 
 
@@ -21,7 +21,7 @@ def actor(checkpoint, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     actor = CaptioningActor(str(photos))
     changes = {"eval_batch_size": 2, "num_workers": 0, "precision": "fp32"}
-    load = partial(Captioning, str(checkpoint), None, changes, 1, torch.device("cpu"))
+    load = partial(CheckpointModel, str(checkpoint), None, changes, 1, torch.device("cpu"))
     assert actor.load(load, Request(str(photos), tmp_path / "a.jsonl"))[1:] == (1, None)
     return actor
 
@@ -34,29 +34,22 @@ def entries(photos):
 def test_a_shard_is_what_is_told_of_it(actor, entries, run, photos, monkeypatch):
     whole, _ = run(photos)
     known = {os.path.basename(line["image"]): line["caption"] for line in whole}
-    monkeypatch.setattr(actors, "TELL_S", 0)
-    told = list(actor.caption(Handed(0, 0, entries, [], entries[0]["image"])))
+    monkeypatch.setattr(actors, "SEND_S", 0)
+    told = list(actor.caption(ShardTask(0, 0, entries, [], entries[0]["image"])))
     assert [len(made.lines) for made in told] == [2, 2, 2, 2, 1, 0]
     lines = [line for made in told for line in made.lines]
     assert {line["image"]: line["caption"] for line in lines}.items() <= known.items()
     assert [made.counts for made in told[:-1]] == [None] * 5
     assert told[-1].counts == {"images": 9, "failed": 0}
-    (rest,) = list(actor.caption(Handed(0, 0, entries, lines[:8], None)))[:1]
+    (rest,) = list(actor.caption(ShardTask(0, 0, entries, lines[:8], None)))[:1]
     assert rest.lines == lines[8:]
-
-
-def test_asked_to_stop_it_sends_what_it_has(actor, entries):
-    stream = actor.caption(Handed(0, 0, entries, [], None))
-    actor.stop()
-    (made,) = stream
-    assert made.lines == [] and made.counts is None and made.problem is None
 
 
 def test_a_machine_that_lacks_the_images_does_not_fail_them(actor):
     entries = [{"image": "/elsewhere/a.png"}]
-    (made,) = actor.caption(Handed(0, 0, entries, [], "/elsewhere/a.png"))
+    (made,) = actor.caption(ShardTask(0, 0, entries, [], "/elsewhere/a.png"))
     assert made.problem.startswith("/elsewhere/a.png is not on this machine") and not made.lines
-    (made,) = actor.caption(Handed(0, 0, entries, [], None))  # the driver lacks it as well
+    (made,) = actor.caption(ShardTask(0, 0, entries, [], None))  # the driver lacks it as well
     assert made.counts == {"images": 0, "failed": 1}
 
 
@@ -69,13 +62,13 @@ def test_what_it_says_is_sent(actor, entries, monkeypatch):
         return generate(self, image, settings)
 
     monkeypatch.setattr(type(actor._model.captioner), "generate_details", short_of_memory)
-    told = list(actor.caption(Handed(0, 0, entries, [], None)))  # in a second, or in more
-    said = [line for made in told for line in made.said]
+    told = list(actor.caption(ShardTask(0, 0, entries, [], None)))  # in a second, or in more
+    said = [line for made in told for line in made.messages]
     assert said == ["out of GPU memory with 2 images at once; from now on 1"]
     assert sum(len(made.lines) for made in told) == 9
 
 
 def test_a_checkpoint_that_is_not_there_is_a_line(actor, tmp_path):
-    load = partial(Captioning, "none.pth", None, {}, 1, torch.device("cpu"))
+    load = partial(CheckpointModel, "none.pth", None, {}, 1, torch.device("cpu"))
     loaded = actor.load(load, None)
     assert "none.pth" in loaded.problem and "\n" not in loaded.problem

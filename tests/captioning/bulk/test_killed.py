@@ -56,12 +56,12 @@ def until_done(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random_it_writes_what_it_would_have(until_done, photos, tmp_path, seed):
-    """Beside photos, too, where a caption that is appended twice would be seen."""
+    """Sidecars and tars as well."""
     (photos / "bad.png").write_bytes(b"no image")
     for path in photos.glob("scene*.png"):
         path.with_suffix(".txt").write_text("a tag\n")
     dice = random.Random(seed)
-    settings = ["--existing", "append", "--sidecar", "--write-shards"]
+    settings = ["--existing", "overwrite", "--sidecar", "--write-shards"]
 
     def sidecars():
         return {path.name: path.read_text() for path in sorted(photos.rglob("*.txt"))}

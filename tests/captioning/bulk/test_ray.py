@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from captioning import caption
-from captioning.bulk import ray_engine
-from captioning.bulk.actor_pool import Crew
-from captioning.bulk.model import Captioning
+from captioning.bulk.actor_pool import ActorPool
+from captioning.bulk.model import CheckpointModel
+from captioning.bulk.ray_engine import _Dispatcher
 from captioning.bulk.request import Request
 from captioning.files import stores
 from tests.captioning.bulk.conftest import read_lines
@@ -74,47 +74,47 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
     for path in photos.rglob("*.txt"):
         path.unlink()
     hold, sent_by, joined, lost = tmp_path / "hold", [], [], []
-    take, freest, lose = ray_engine._Work._take, Crew.freest, Crew.lose
+    take, least_busy, lose = _Dispatcher._take, ActorPool.least_busy, ActorPool.lose
 
-    class Held(Captioning):
-        def lines(self, batch, after, job):
+    class Held(CheckpointModel):
+        def lines(self, batch, offset, request):
             import time
 
             while hold.exists():
                 time.sleep(0.05)
-            return super().lines(batch, after, job)
+            return super().lines(batch, offset, request)
 
-    def taken(self, hand, stream, made):
-        take(self, hand, stream, made)
-        sent_by.append(hand.machine.id)
+    def taken(self, worker, stream, update):
+        take(self, worker, stream, update)
+        sent_by.append(worker.machine.id)
         if len(sent_by) == 1:
             joined.append(nodes.add())
         elif joined[0] in sent_by and not lost:
             hold.touch()
 
-    def handed_out(self):
-        """Nothing more before the node that joined captions as well, which has all that is left."""
-        ready = [hand for hand in self.hands if hand.at_once]
+    def chosen(self):
+        """Nobody until the node that joined captions as well; it then gets all that is left."""
+        ready = [worker for worker in self.workers if worker.capacity]
         if joined and joined[0] not in sent_by:
-            new = (hand for hand in ready if hand.machine.id == joined[0] and not hand.parts)
+            new = (w for w in ready if w.machine.id == joined[0] and not w.parts)
             return next(new, None)
-        if hold.exists() and not lost and all(hand.parts for hand in ready):
+        if hold.exists() and not lost and all(worker.parts for worker in ready):
             lost.append("soon")
-            (victim,) = (hand for hand in ready if hand.machine.id == node)
+            (victim,) = (worker for worker in ready if worker.machine.id == node)
             ray.kill(victim.actor)
             nodes.lose(joined[0])
-        return freest(self)
+        return least_busy(self)
 
-    def losing(self, hand, error):
-        lose(self, hand, error)
-        lost.append(hand.machine.id)
+    def losing(self, worker, error):
+        lose(self, worker, error)
+        lost.append(worker.machine.id)
         if {node, *joined} <= set(lost):
             hold.unlink(missing_ok=True)
 
-    monkeypatch.setattr(caption, "Captioning", Held)
-    monkeypatch.setattr(ray_engine._Work, "_take", taken)
-    monkeypatch.setattr(Crew, "freest", handed_out)
-    monkeypatch.setattr(Crew, "lose", losing)
+    monkeypatch.setattr(caption, "CheckpointModel", Held)
+    monkeypatch.setattr(_Dispatcher, "_take", taken)
+    monkeypatch.setattr(ActorPool, "least_busy", chosen)
+    monkeypatch.setattr(ActorPool, "lose", losing)
     found, said = caption_on("disturbed", *flags, str(tmp_path / "disturbed" / "tars"))
     assert set(sent_by) == {node, *joined} == set(lost[1:]) and not hold.exists()
     assert "lost a captioner on" in said
@@ -208,7 +208,7 @@ def test_what_an_actor_refuses_ends_the_run_in_its_line(photos, nodes, node, tmp
 
 
 def test_a_bug_in_an_actor_is_shown(photos, nodes, node, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_engine, "TRIES", 1)
+    monkeypatch.setattr("captioning.bulk.ray_engine.TRIES", 1)
 
     def trap(image):
         raise ZeroDivisionError("a bug")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from captioning import caption
 from captioning.bulk import served
-from captioning.bulk.model import Captioning
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.reading import Batch
 from captioning.bulk.served import KEY, LONGEST_SIDE, as_data_url
 from captioning.bulk.shards import Part
@@ -42,7 +42,9 @@ def server(monkeypatch, photos):
     """Return a server that tells a photo's name, and has faults: by name, answers to begin with."""
     monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
     monkeypatch.setattr(served, "TIMEOUT_S", 5)
-    monkeypatch.setattr(Captioning, "__init__", lambda *_: pytest.fail("a captioner was loaded"))
+    monkeypatch.setattr(
+        CheckpointModel, "__init__", lambda *_: pytest.fail("a captioner was loaded")
+    )
     monkeypatch.delenv(KEY, raising=False)
     names = {path.read_bytes(): path.stem for path in photos.rglob("*.png")}
     with serving() as server:
@@ -178,7 +180,7 @@ def test_retry_after_is_waited_for(server, monkeypatch):
     at = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=50), usegmt=True)
     server.answers = [(429, {"Retry-After": asked}, "") for asked in ("7", "9999", at)]
     client = chat.ChatServer(server.url, "--url", KEY)
-    assert client.ask(served.Question("m", "p", {}, 1, None).body("", ""), Patient()) == ["now"]
+    assert client.ask(served.ChatPrompt("m", "p", {}, 1, None).body("", ""), Patient()) == ["now"]
     assert waited[:2] == [7, chat.LONGEST_WAIT_S] and 30 < waited[2] <= 50
 
 
@@ -231,7 +233,7 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
 
 
 def test_where_reading_ends_what_was_to_be_asked_is_not(server):
-    model = served.Served(served.Question("m", "What?", {}, 1, None), server.url, 1, 2, 0)
+    model = served.ServedModel(served.ChatPrompt("m", "What?", {}, 1, None), server.url, 1, 2, 0)
     begun, over = threading.Event(), threading.Event()
 
     def answer():
@@ -247,7 +249,7 @@ def test_where_reading_ends_what_was_to_be_asked_is_not(server):
         raise UserError("the store is gone")
 
     with pytest.raises(UserError, match="the store is gone"):
-        list(model.ahead(batches()))
+        list(model.prefetch(batches()))
     over.set()
     model.pool.shutdown(wait=True)
     assert len(server.asked) == 2  # the first, of a grey image, and that which was under way

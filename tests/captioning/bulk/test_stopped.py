@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from BLIP import BlipCaptioner
-from captioning.bulk.model import Captioning
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.shards import Part
 
 
@@ -84,7 +84,7 @@ def test_sampled_captions_of_a_piece_are_those_of_a_batch_that_small(run, photos
 
 
 def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
-    lines_of = Captioning.lines
+    lines_of = CheckpointModel.lines
 
     def fail(self, batch, after, job):
         if after > 0:
@@ -92,7 +92,7 @@ def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
         return lines_of(self, batch, after, job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Captioning, "lines", fail)
+        patch.setattr(CheckpointModel, "lines", fail)
         _, said = run(photos, code=2)
     assert said.splitlines()[-1].endswith("captions.jsonl: No space left on device")
     _, said = run(photos, "--num_beams", "1", code=2)

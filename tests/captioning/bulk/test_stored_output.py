@@ -90,14 +90,11 @@ def until_done(call, dice, *arguments, **named):
     return kills
 
 
-@pytest.mark.parametrize("existing", ["append", "overwrite"])
-def test_captions_that_are_there_are_joined_or_made_anew_elsewhere(
-    s3, call, photos, tmp_path, existing
-):
+def test_captions_are_replaced_elsewhere(s3, call, photos, tmp_path):
     def sidecars():
         return {path.name: path.read_text() for path in photos.rglob("*.txt")}
 
-    out, flags = tmp_path / "disk/captions.jsonl", ["--existing", existing, "--sidecar"]
+    out, flags = tmp_path / "disk/captions.jsonl", ["--existing", "overwrite", "--sidecar"]
     assert call("disk", out=out)[0] == call("disk", *flags, "--num_return", "2", out=out)[0] == 0
     expected = {name: (tmp_path / "disk" / name).read_bytes() for name in NAMES}, sidecars()
     assert len(expected[1]) == 10
@@ -178,9 +175,8 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
     code, said = call("other", *given, source=source)
     assert code == 0 and "done 0, skipped 10, failed 1" in said
     uploads.put(b"a dog\n", min(sidecars()))
-    code, said = call("other", *given, "--existing", "append", source=source)
-    assert code == 0 and "done 10" in said
-    assert sidecars()[min(sidecars())].startswith("a dog ") and sidecars() == expected()
+    code, said = call("other", *given, "--existing", "overwrite", source=source)
+    assert code == 0 and "done 10" in said and sidecars() == expected()
 
 
 def test_what_another_machine_finished_is_not_made_again(s3, call, on_disk):
@@ -218,7 +214,7 @@ def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     assert call("one")[0] == 0 and in_store() == on_disk
 
 
-@pytest.mark.parametrize("step", ["keep_part", "before_merging", "keep_captions"])
+@pytest.mark.parametrize("step", ["upload_part", "before_merging", "upload_captions"])
 def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
     def hook(rank):
         original = getattr(stored_output, step)
@@ -233,8 +229,8 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
     assert code == 2 and f"{OUT}: another machine has gone on with it" in said
     assert "the same command sees what is left" in said
     assert in_store() == {}
-    code, said = call("one", "--existing", "append", hook=hook)
-    assert code == 2 and "the same command does append once more" in said
+    code, said = call("one", "--existing", "overwrite", hook=hook)
+    assert code == 2 and "the same command does overwrite once more" in said
     assert in_store() == {}
     assert call("two")[0] == 0 and in_store() == on_disk
 

@@ -199,9 +199,6 @@ def test_tars_may_be_in_a_folder_of_such_a_name(run, photos, tmp_path):
     assert len(lines) == 3 and "failed 1" in said
     again, said = run(tar, "--retry-failed")
     assert again == lines and "skipped 3, failed 1" in said
-    again, _ = run(tar, "--existing", "append")
-    before = [line["caption"] for line in lines]
-    assert [line["caption"] for line in again] == [f"{caption} {caption}" for caption in before]
 
 
 def test_a_tar_that_breaks_off_is_read_on_when_it_is_whole(run, photos, shards, tmp_path):
@@ -225,12 +222,10 @@ def test_a_tar_that_breaks_off_is_read_on_when_it_is_whole(run, photos, shards, 
     ]
 
 
-def test_captions_are_added_to_those_of_a_tar(run, shards):
+def test_captions_of_tars_are_replaced(run, shards):
     before, _ = run(shards)
-    after, _ = run(shards, "--existing", "append")
-    assert {line["image"]: f"{line['caption']} {line['caption']}" for line in before} == {
-        line["image"]: line["caption"] for line in after
-    }
+    after, _ = run(shards, "--existing", "overwrite", "--prefix", "<")
+    assert [f"<{line['caption']}" for line in before] == [line["caption"] for line in after]
 
 
 def test_a_gap_in_a_tar_is_found(run, shards, tmp_path):
@@ -276,18 +271,6 @@ def test_a_tar_replaced_while_it_is_captioned_is_read_by_the_next_call(
     assert [line["image_id"] for line in lines] == ["a"]
     assert [line["image_id"] for line in run(tar)[0]] == ["a", "b"]
     assert "done 0, skipped 2" in run(tar)[1]
-
-
-def test_a_tar_that_an_older_version_has_done_is_done(run, photos, tmp_path, monkeypatch):
-    tar, marker = tmp_path / "a.tar", tmp_path / "out" / "captions.jsonl.done"
-    write_tar(tar, sorted(photos.rglob("*.png"))[:2])
-    lines, _ = run(tar)
-    record = json.loads(marker.read_text())
-    (done,) = record["tars"].values()
-    done["bytes"] = done.pop("stamp")[0]
-    marker.write_text(json.dumps(record) + "\n")
-    monkeypatch.setattr(tars, "members", lambda url: pytest.fail("read again"))
-    assert run(tar)[0] == lines
 
 
 @pytest.mark.parametrize("source", ["photos", "shards"])

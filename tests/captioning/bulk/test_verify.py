@@ -5,7 +5,7 @@ import os
 import pyarrow.parquet
 
 from captioning import caption
-from captioning.bulk.model import Captioning
+from captioning.bulk.model import CheckpointModel
 from captioning.data import read_annotations
 
 
@@ -102,13 +102,13 @@ def test_memory_stays_flat(checkpoint, photos, tmp_path, monkeypatch):
     for number in range(2000):
         os.link(names[number % len(names)], many / f"{number:04d}.png")
     sizes = []
-    lines = Captioning.lines
+    lines = CheckpointModel.lines
 
     def measured(self, batch, after, job):
         sizes.append(resident())
         return lines(self, batch, after, job)
 
-    monkeypatch.setattr(Captioning, "lines", measured)
+    monkeypatch.setattr(CheckpointModel, "lines", measured)
     given = [str(checkpoint), str(many), "--out", str(tmp_path / "a.jsonl"), "--device", "cpu"]
     given += ["--num_beams", "1", "--max_length", "8", "--batch_size", "50"]
     assert caption.main(given) == 0

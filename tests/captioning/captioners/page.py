@@ -10,19 +10,14 @@ from app.checkpoints import load_checkpoints
 from app.options import defaults_of, read_options
 from app.photos import Limits
 from app.service import CaptionService
-from captioning.data import load_image
 
 
 def main(argv):
     folder, target = argv
     (checkpoint,) = load_checkpoints([folder], None, torch.device("cpu"))
     photo = min(Path(checkpoint.config.image_root, "images").iterdir())
-    options = read_options(defaults_of(checkpoint))
-    record = (
-        CaptionService([checkpoint], Limits())
-        .caption(load_image(photo), checkpoint, options)
-        .record()
-    )
+    options, service = read_options(defaults_of(checkpoint)), CaptionService([checkpoint], Limits())
+    record = service.caption_file(photo, photo.name, [checkpoint.label], options)[1][0].record()
     record["words"] = [word["word"] for word in record["words"]]
     Path(target).write_text(json.dumps({**record, "image": photo.name}))
     return 0

@@ -72,7 +72,7 @@ def stopped_after_an_epoch(make):
     interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
     interrupted.run()
     again = make()
-    assert again.place.epoch == 1
+    assert again.progress.epoch == 1
     again.run()
     return again
 
