@@ -144,19 +144,3 @@ def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
     if vit not in VIT_SIZES:
         raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or sizes")
     return VIT_SIZES[vit]
-
-
-def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
-    """Resize a position embedding (1, 1 + p*p, D) bicubically to 1 + q*q = `tokens`.
-
-    The class token's is unchanged. Raises ValueError if either grid is not a square.
-    """
-    before, after = (round((n - 1) ** 0.5) for n in (pos_embed.size(1), tokens))
-    if (before**2, after**2) != (pos_embed.size(1) - 1, tokens - 1):
-        raise ValueError(
-            f"{pos_embed.size(1)} or {tokens} positions are not a class token and a square"
-        )
-    token, grid = pos_embed[:, :1], pos_embed[:, 1:]
-    grid = grid.reshape(1, before, before, -1).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
-    return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)

@@ -165,7 +165,7 @@ class CaptionerPackage(Protocol):
     ASKS: the configuration's prompt is a question that it is asked beside the image, and no
     caption's beginning.
 
-    Keys: the configuration keys that are its own, each with its role (`captioning.config.roles`).
+    Keys: the configuration keys that are its own, each with its role (`captioning.config.keys`).
     They are read beside all others, so their names are theirs alone: begin them with the package's.
     """
 

@@ -75,7 +75,7 @@ class RunState:
                 group["fused"] = True  # also for a run of a version without it
             if "parts" in content:
                 groups = content["optimizer"]["param_groups"]
-                sharding.load_parts(self.captioner, self.optimizer, content["parts"], groups)
+                sharding.load_sharded(self.captioner, self.optimizer, content["parts"], groups)
             else:
                 state = content["model"], content["optimizer"]
                 sharding.load(self.captioner, self.optimizer, *state)
@@ -128,8 +128,8 @@ class RunState:
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
         """As files that rank 0 writes."""
-        model = sharding.whole_weights(self.captioner, distributed.is_main())
-        optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
+        model = sharding.whole_weights(self.captioner)
+        optimizer = sharding.whole_optimizer(self.captioner, self.optimizer)
 
         def save() -> None:
             whole = {"model": model, **content}
