@@ -124,13 +124,9 @@ def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
         },
         "vision_config": {
             "model_type": "blip_vision_model",
-            "hidden_size": vit.embed_dim,
+            **{theirs: getattr(vit.sizes, ours) for ours, theirs in VIT_NAMES.items()},
             "intermediate_size": vit.blocks[0].mlp.fc1.out_features,
-            "num_hidden_layers": len(vit.blocks),
-            "num_attention_heads": vit.blocks[0].attn.num_heads,
             "image_size": vit.patch_embed.img_size[0],
-            "patch_size": vit.patch_embed.patch_size[0],
-            "layer_norm_eps": vit.norm.eps,
         },
     }
 

@@ -103,6 +103,7 @@ class ImageEncoder(VisionTransformer):
             attn_layer=ImageAttention,
             mlp_layer=ImageMlp,
         )
+        self.sizes = sizes
         if sizes.initializer_range is not None:
             nn.init.normal_(self.pos_embed, std=1.0)
             for module in self.blocks.modules():
@@ -115,9 +116,7 @@ class ImageEncoder(VisionTransformer):
             from fairscale.nn.checkpoint import checkpoint_wrapper
 
             for block in self.recomputed:
-                checkpoint_wrapper(
-                    block
-                )  # replaces the block's forward and keeps its parameter names
+                checkpoint_wrapper(block)  # in place, with the same parameter names
 
     def forward(self, image: Tensor) -> Tensor:
         device = image.device.type
