@@ -147,7 +147,7 @@ def settings_of(config: Mapping) -> dict:
     grid = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
     vision = {**sizes, **grid, **config["vision_config"]}
     if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
-        raise CheckpointError("its hidden_act is not 'gelu', which alone is built")
+        raise CheckpointError("its hidden_act is not 'gelu', which is the only one supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
     named = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
