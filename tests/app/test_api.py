@@ -86,10 +86,7 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         checkpoints: ClassVar = [SimpleNamespace(label="A", config=Config)]
         limits = Limits(queue=1)
 
-        def chosen(self, labels):
-            return self.checkpoints
-
-        def caption_file(self, path, name, checkpoints, options, gone):
+        def caption_file(self, path, name, labels, options, gone):
             busy.wait(60)
             return None, [SimpleNamespace(record=lambda: {"caption": "a dog"})]
 
@@ -134,18 +131,6 @@ def slow_callers(server):
 def test_slow_callers_take_no_place(server, slow_callers, files):
     time.sleep(0.2)
     assert post(server, files / "photo.jpg", num_beams=1)[0] == 200
-
-
-@pytest.mark.slow
-def test_slow_callers_are_cut_off(slow_callers):
-    for _ in range(7):  # a byte each 5 s
-        for caller in slow_callers:
-            with contextlib.suppress(ConnectionError):
-                caller.sendall(b"x")
-        time.sleep(5)
-    for caller in slow_callers:
-        with contextlib.suppress(ConnectionError):
-            assert caller.recv(1) == b""
 
 
 @pytest.mark.slow
@@ -227,16 +212,6 @@ def test_who_hangs_up_is_counted_and_disturbs_nobody(server, files):
     while metrics(server).get(gone, 0) < before + 2 and time.monotonic() < until:
         time.sleep(0.05)
     assert metrics(server)[gone] == before + 2
-
-
-def test_a_request_for_another_host_is_refused_everywhere(server, files):
-    for path in ("", "/api/caption", "/metrics", "/gradio_api/info"):
-        request = urllib.request.Request(server + path, headers={"Host": "evil.example"})
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(request, timeout=60)
-        assert caught.value.code == 400
-    status, answer = post(server, files / "photo.jpg", {"Host": "evil.example:7860"})
-    assert status == 400 and "Host" in answer["error"] and "caption" not in answer
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

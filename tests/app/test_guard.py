@@ -139,10 +139,11 @@ def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, toke
     """And whoever lets others in without a token is told so."""
     uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
     pytest.importorskip("prometheus_client", reason="no prometheus_client")
+    from app.connection import TimedConnection
     from app.server import listen, serve
 
-    apps = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append(self.config.app))
+    configs = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: configs.append(self.config))
     monkeypatch.setattr("app.page.add_page", lambda server, *_: server)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
@@ -151,7 +152,8 @@ def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, toke
         serve(service, listening, ["page.example"], token)
     said = capsys.readouterr().err
     assert ("whoever reaches 0.0.0.0 can caption here" in said) == told and SECRET not in said
-    (app,) = apps
+    app = configs[0].app
+    assert configs[0].http is TimedConnection
     right = token and f"Bearer {token}"
     for path in ("/metrics", "/no/such"):
         assert asked(app, "evil.example", right, path)[0] == 400

@@ -13,9 +13,6 @@ from PIL import Image
 
 from captioning import caption
 from captioning.bulk.model import CheckpointModel
-from captioning.config import load_config
-from captioning.data import evaluation_transform, load_image
-from captioning.models.build import captioner_from
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.data.caption_formats import FORMATS, write_captions
 
@@ -39,19 +36,6 @@ def test_every_photo_has_the_line_of_its_captioner(run, photos, expected, checkp
     assert "10/10" in said and "img/s" in said
     assert "done 10 (" in said and "images a second), skipped 0, failed 0" in said
     assert len({line["caption"] for line in lines}) == 10
-
-
-@pytest.mark.parametrize("suffix", [".avif", ".jp2", ".ppm"])
-def test_a_folder_of_rarer_formats_is_captioned(run, photos, tmp_path, suffix):
-    if Image.registered_extensions().get(suffix) not in Image.SAVE:
-        pytest.skip(f"this Pillow writes no {suffix}")
-    folder = tmp_path / "rare"
-    folder.mkdir()
-    for path in sorted(photos.glob("*.png"))[:2]:
-        Image.open(path).convert("RGB").save(folder / f"{path.stem}{suffix}")
-    lines, said = run(folder)
-    assert [line["image"] for line in lines] == sorted(map(str, folder.iterdir()))
-    assert all(line["caption"] for line in lines) and "failed 0" in said
 
 
 def test_decoding_settings_of_the_command_line(run, photos, expected):
@@ -125,20 +109,6 @@ def test_where_no_image_at_all_has_a_caption_the_program_fails(run, tmp_path):
         _, said = run(tmp_path / "bad", code=2)
         assert "done 0" in said and "error: none of 2 images has a caption" in said
         assert said.count("failed.jsonl says why") == 2
-
-
-def test_failures_of_another_file_of_captions_stay(run, photos, tmp_path):
-    (tmp_path / "out").mkdir()
-    other = {"image": "x.jpg", "error": "no such file", "out": "other.jsonl"}
-    (tmp_path / "out" / "failed.jsonl").write_text(json.dumps(other) + "\n")
-    (photos / "text.jpg").write_text("no image")
-    run(photos)
-    failed = read_lines(tmp_path / "out" / "failed.jsonl")
-    assert [line["out"] for line in failed] == ["other.jsonl", "captions.jsonl"]
-    (photos / "text.jpg").unlink()
-    shutil.copy(next(photos.glob("*.png")), photos / "text.jpg")
-    run(photos, "--retry-failed")
-    assert read_lines(tmp_path / "out" / "failed.jsonl") == [other]
 
 
 @pytest.mark.parametrize("existing", ["skip", "overwrite"])
@@ -228,21 +198,6 @@ def test_a_runs_folder_stands_for_its_best_checkpoint(run, photos, checkpoint, t
     assert caption.main([str(photos), str(photos), "--out", str(out)]) == 2
 
 
-def test_a_classic_captioner(scenes_config, photos, tmp_path):
-    settings = ["model=lstm", "encoder=regnet_x_400mf", "encoder_weights=none", "encoder_lr=1e-3"]
-    settings += ["embed_dim=8", "hidden_dim=8", "image_size=32", 'prompt=""', "min_length=0"]
-    config = load_config(scenes_config, settings)
-    captioner, _ = captioner_from(config, None)
-    path = tmp_path / "lstm.pth"
-    content = {"model": captioner.state_dict(), "config": config.model_dump()}
-    torch.save({**content, **captioner.saved_beside_weights()}, path)
-    out = tmp_path / "captions.jsonl"
-    assert caption.main([str(path), str(photos), "--out", str(out), "--device", "cpu"]) == 0
-    images = [evaluation_transform(32)(load_image(line["image"])) for line in read_lines(out)]
-    captions = captioner.eval().generate(torch.stack(images), config.decoding_settings())
-    assert [line["caption"] for line in read_lines(out)] == captions
-
-
 def test_a_name_that_is_no_text(run, photos, tmp_path):
     odd = os.fsencode(photos) + b"/caf\xe9.png"
     shutil.copy(min(photos.glob("*.png")), odd)
@@ -262,20 +217,6 @@ def test_a_name_with_control_characters_is_kept_and_shown_written_out(run, photo
     (photos / name).unlink()
     _, said = run(photos / "\x1b[2Jbad.png", "--restart", "--existing", "overwrite", code=2)
     assert "\x1b" not in said.replace("\x1b[A", "")
-
-
-def test_real_photos(run, shared_data, expected):
-    """And nothing is left beside them."""
-    folder = shared_data / "photos" / "coco"
-    before = sorted(folder.iterdir())
-    lines, said = run(folder, "--glob", "*val2014_00000000*.jpg", "--num_workers", "1")
-    assert [line["image"] for line in lines] == sorted(
-        map(str, folder.glob("*val2014_00000000*.jpg"))
-    )
-    assert len(lines) > 3 and "failed 0" in said
-    for line in lines:
-        assert line["caption"] == expected(line["image"])[0][0]
-    assert sorted(folder.iterdir()) == before
 
 
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(

@@ -1,16 +1,11 @@
 """What is no regular file is one failed line, and keeps nobody waiting."""
 
 import os
-import signal
 import socket
-import time
 
 import pytest
-from PIL import Image
 
 from captioning import caption
-from captioning.data import load_image
-from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import read_lines
 from tests.soak.processes import Processes
 
@@ -65,11 +60,6 @@ def test_each_is_one_failed_line(call, photos, odd, tmp_path, workers):
     assert not names & {os.path.splitext(name)[0] for name in odd}
 
 
-def test_one_that_is_named_itself(call, photos, odd):
-    code, said = call(source=photos / "a_pipe.jpg")
-    assert code == 2 and "none of 1 images has a caption" in said
-
-
 def test_a_pipe_among_the_outputs_is_refused(call, photos, tmp_path):
     beside = min(photos.glob("*.png")).with_suffix(".txt")
     os.mkfifo(beside)
@@ -82,32 +72,3 @@ def test_a_pipe_among_the_outputs_is_refused(call, photos, tmp_path):
         code, said = call()
         assert code == 2 and "it has to be a file that ends in .jsonl" in said
         (tmp_path / "out" / name).unlink()
-
-
-def test_no_program_waits_for_a_pipe(odd, photos):
-    """Training and evaluation read photos in the same way."""
-
-    def waits(number, frame):
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, waits)
-    for name in sorted(odd):
-        signal.alarm(10)
-        try:
-            with pytest.raises(UserError, match=r"not a readable image \(no regular file\)"):
-                load_image(photos / name)
-        finally:
-            signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-    assert isinstance(load_image(photos / "link.png"), Image.Image)
-
-
-def test_it_is_stopped_all_the_same(checkpoint, photos, odd, tmp_path):
-    given = [str(checkpoint), str(photos), "--out", str(tmp_path / "a.jsonl"), "--device", "cpu"]
-    process = Processes(caption.main, [*given, "--batch_size", "1"], tmp_path / "said")
-    until = time.monotonic() + MOST_S
-    while "captions:" not in process.said() and time.monotonic() < until:
-        time.sleep(0.01)
-    process.send(signal.SIGTERM)
-    assert process.wait(MOST_S) == [0]
-    assert "stopped by SIGTERM" in process.said() or "done 11" in process.said()

@@ -1,6 +1,5 @@
 """Two files of captions in one folder: what either writes there stays."""
 
-import json
 import os
 import time
 
@@ -57,23 +56,3 @@ def test_failures_that_another_writes_meanwhile_stay(checkpoint, photos, tmp_pat
     assert process.wait() == [0]
     found = [os.path.basename(line["image"]) for line in read_lines(failed)]
     assert found == (["x.jpg", "y.jpg"] if there else []) + ["bad.png"]
-
-
-def test_many_that_end_at_once_leave_all_their_failures(checkpoint, photos, tmp_path):
-    for path in list(photos.rglob("*.png"))[1:]:
-        path.write_text("no image")
-    outs = [tmp_path / f"out/{number}.jsonl" for number in range(6)]
-    runs = [
-        Processes(
-            caption.main,
-            [str(checkpoint), str(photos), "--out", str(out), "--num_workers", "0"],
-            tmp_path / f"said{out.name}",
-        )
-        for out in outs
-    ]
-    assert [process.wait() for process in runs] == [[0]] * 6
-    failed = read_lines(tmp_path / "out/failed.jsonl")
-    assert sorted(line["out"] for line in failed) == sorted([out.name for out in outs] * 9)
-    for out in outs:
-        assert len(read_lines(out)) == 1
-        assert json.loads(out.with_name(f"{out.name}.done").read_text())["failed"] == 9

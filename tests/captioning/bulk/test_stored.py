@@ -6,7 +6,6 @@ import pytest
 
 from captioning.bulk.request import Request
 from captioning.files import stores
-from captioning.runtime.errors import UserError
 from tests.captioning.object_store import FAULTS
 from tests.captioning.tar_files import write_members
 
@@ -175,28 +174,3 @@ def test_what_cannot_be_is_one_line(run, stored, no_captioner, source, flags, li
     _, said = run(source, *flags, code=2)
     (error,) = (text for text in said.splitlines() if text.startswith("error:"))
     assert line in error and "S3CR3T" not in said
-
-
-def test_a_store_that_refuses_to_list_is_one_line(run, s3, stored, no_captioner, monkeypatch):
-    def refuse(address):
-        raise PermissionError("S3CR3T")
-
-    monkeypatch.setattr(stores, "system_of", refuse)
-    _, said = run(stored, code=2)
-    assert f"{stored}: not allowed: give credentials as s3fs finds them" in said
-    assert "S3CR3T" not in said
-
-
-def test_a_photo_of_a_web_server(s3, stored, monkeypatch, tmp_path):
-    monkeypatch.setitem(stores.LIBRARIES, "http", "aiohttp")
-    name = "scene_000000.png"
-    address = f"{s3.address}/bucket/photos/{name}"
-    (item,) = Request(address, tmp_path / "a.jsonl").images()
-    assert item.image == address
-    data = s3.files.cat_file(f"{stored}/{name}")
-    with pytest.raises(UserError, match="not allowed: give credentials as aiohttp finds them"):
-        stores.whole(address)
-    s3.files.chmod(f"{stored}/{name}", acl="public-read")
-    assert stores.whole(address) == data and stores.span(address, 5, 9) == data[5:14]
-    with stores.opened(address) as file:
-        assert file.read() == data

@@ -179,18 +179,6 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
     assert code == 0 and "done 10" in said and sidecars() == expected()
 
 
-def test_what_another_machine_finished_is_not_made_again(s3, call, on_disk):
-    assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
-    markers = [name for name in stores.stamps(f"{OUT}.parts") if name.endswith(".done")]
-    assert len(markers) == 2
-    code, said = call("two")
-    assert code == 0 and f"going on with {OUT}" in said and "captions are in " + OUT in said
-    assert in_store() == on_disk
-    # The first machine's plan is no more.
-    code, said = call("one")
-    assert code == 0 and "skipped 10" in said and in_store() == on_disk
-
-
 def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call, photos, tmp_path):
     """The first machine is killed while it removes its plan, the second amid its own."""
     assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
