@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, HEADER, Part, Plan, find_plan, parts_of, remove_plan
+from captioning.bulk.shards import BASE, HEADER, Part, Plan, find_plan, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from captioning.files.cache import cache_folder, cache_key
@@ -123,7 +123,7 @@ def _continue(
         download(BASE)
         download(header["file"])
         local = Plan(request.parts, header)
-    for part in parts_of(request.parts, local):
+    for part in local.parts():
         stored = _name(header, part.marker.name) in there
         if stored and not part.marker.exists():
             download(part.path.name)
