@@ -15,6 +15,7 @@ from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
 from decoding import DecodingSettings
+from tests.soak.processes import Processes
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +62,7 @@ def killed_at(name):
 
 @pytest.fixture
 def run(checkpoint, tmp_path, capsys):
-    """Return a function that captions an input, and returns the lines and what was said."""
+    """Return a function that captions an input, and returns the lines and the log."""
 
     def call(source, *arguments, code=0):
         out = tmp_path / "out" / "captions.jsonl"
@@ -70,6 +71,31 @@ def run(checkpoint, tmp_path, capsys):
         return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err
 
     return call
+
+
+@pytest.fixture
+def start(checkpoint, photos, tmp_path):
+    """Return a function that starts the program in a process, by default on the photos."""
+
+    def begin(*flags, source=photos, out=tmp_path / "out/captions.jsonl", hook=None):
+        given = [checkpoint, source, "--out", out, "--device", "cpu", *flags]
+        log = tmp_path / f"log{os.urandom(4).hex()}"
+        return Processes(caption.main, list(map(str, given)), log, hook=hook)
+
+    return begin
+
+
+@pytest.fixture
+def call(start):
+    """Return a function that waits for such a process, and returns its exit code and the log."""
+
+    def wait(*flags, **named):
+        process = start(*flags, **named)
+        (code,), log = process.wait(), process.said()
+        assert "Traceback" not in log and "S3CR3T" not in log
+        return code, log
+
+    return wait
 
 
 @pytest.fixture

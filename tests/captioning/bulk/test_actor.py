@@ -63,8 +63,8 @@ def test_what_it_says_is_sent(actor, entries, monkeypatch):
 
     monkeypatch.setattr(type(actor._model.captioner), "generate_details", short_of_memory)
     told = list(actor.caption(ShardTask(0, 0, entries, [], None)))  # in a second, or in more
-    said = [line for made in told for line in made.messages]
-    assert said == ["out of GPU memory with 2 images at once; from now on 1"]
+    log = [line for made in told for line in made.messages]
+    assert log == ["out of GPU memory with 2 images at once; from now on 1"]
     assert sum(len(made.lines) for made in told) == 9
 
 

@@ -22,7 +22,7 @@ def by_name(lines):
 
 
 def test_every_photo_has_the_line_of_its_captioner(run, photos, expected, checkpoint):
-    lines, said = run(photos)
+    lines, log = run(photos)
     assert [line["image"] for line in lines] == sorted(map(str, photos.rglob("*.png")))
     for line in lines:
         captions, scores = expected(line["image"])
@@ -33,8 +33,8 @@ def test_every_photo_has_the_line_of_its_captioner(run, photos, expected, checkp
         **{"num_beams": 2, "max_length": 9, "min_length": 5, "length_penalty": 1.0},
         **{"repetition_penalty": 1.0, "num_return_sequences": 1, "precision": "fp32"},
     }
-    assert "10/10" in said and "img/s" in said
-    assert "done 10 (" in said and "images a second), skipped 0, failed 0" in said
+    assert "10/10" in log and "img/s" in log
+    assert "done 10 (" in log and "images a second), skipped 0, failed 0" in log
     assert len({line["caption"] for line in lines}) == 10
 
 
@@ -80,7 +80,7 @@ def damage(photos):
 
 def test_bad_images_have_a_reason_and_end_nothing(run, photos, tmp_path, monkeypatch):
     damage(photos)
-    lines, said = run(photos)
+    lines, log = run(photos)
     assert len(lines) == 12 and {"cmyk.jpg", "thin.png"} < set(by_name(lines))
     failed = by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
     assert (
@@ -88,17 +88,17 @@ def test_bad_images_have_a_reason_and_end_nothing(run, photos, tmp_path, monkeyp
     )
     assert "more than 178956970 pixels" in failed["vast.png"]["error"]
     assert set(failed) == {"cut.png", "empty.jpg", "text.jpg", "gone.jpg", "vast.png"}
-    assert "failed 5" in said and "--retry-failed" in said
+    assert "failed 5" in log and "--retry-failed" in log
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointModel, "__init__", lambda *a: pytest.fail("nothing is to be done"))
-        again, said = run(photos)
-    assert again == lines and "done 0, skipped 12, failed 5" in said
+        again, log = run(photos)
+    assert again == lines and "done 0, skipped 12, failed 5" in log
     shutil.copy(photos / "thin.png", photos / "cut.png")
-    lines, said = run(photos, "--retry-failed")
+    lines, log = run(photos, "--retry-failed")
     assert len(lines) == 13 and lines[-1]["image"].endswith("cut.png")
     assert "cut.png" not in by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
-    assert "done 1 (" in said and "skipped 12, failed 4" in said
+    assert "done 1 (" in log and "skipped 12, failed 4" in log
 
 
 def test_where_no_image_at_all_has_a_caption_the_program_fails(run, tmp_path):
@@ -106,20 +106,20 @@ def test_where_no_image_at_all_has_a_caption_the_program_fails(run, tmp_path):
         (tmp_path / "bad" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "bad" / name).write_text("no image")
     for _ in range(2):
-        _, said = run(tmp_path / "bad", code=2)
-        assert "done 0" in said and "error: none of 2 images has a caption" in said
-        assert said.count("failed.jsonl says why") == 2
+        _, log = run(tmp_path / "bad", code=2)
+        assert "done 0" in log and "error: none of 2 images has a caption" in log
+        assert log.count("failed.jsonl says why") == 2
 
 
 @pytest.mark.parametrize("existing", ["skip", "overwrite"])
 def test_existing_captions_are_kept_or_replaced(run, photos, existing):
     before, _ = run(photos)
     new = shutil.copy(photos / "within" / "scene_000009.png", photos / "new.png")
-    lines, said = run(photos, "--existing", existing, "--prefix", "<")
+    lines, log = run(photos, "--existing", existing, "--prefix", "<")
     kept = {line["image"] for line in lines if not line["caption"].startswith("<")}
     assert kept == ({line["image"] for line in before} if existing == "skip" else set())
     assert len(lines) == 11 and str(new) in {line["image"] for line in lines} - kept
-    assert f"done {1 if existing == 'skip' else 11} (" in said
+    assert f"done {1 if existing == 'skip' else 11} (" in log
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -131,9 +131,9 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
         (folder / image).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(one, folder / image)
     file = folder / write_captions(folder, name, old)
-    lines, said = run(photos, "--captions", str(file))
+    lines, log = run(photos, "--captions", str(file))
     found = {line["image"] for line in lines}
-    assert len(found) == 8 and not {str(one), str(two)} & found and "skipped 2" in said
+    assert len(found) == 8 and not {str(one), str(two)} & found and "skipped 2" in log
 
 
 @pytest.mark.parametrize(
@@ -150,16 +150,16 @@ def test_captions_of_no_image_or_of_two(run, tmp_path, captions, line, no_captio
     for photo in photos:
         photo.parent.mkdir(parents=True)
         photo.touch()
-    _, said = run(tmp_path / "photos", "--captions", str(file), code=2)
-    assert line.format(file=file, a=photos[0], b=photos[1]) in said
+    _, log = run(tmp_path / "photos", "--captions", str(file), code=2)
+    assert line.format(file=file, a=photos[0], b=photos[1]) in log
 
 
 def test_sidecars_beside_the_photos(run, photos, expected):
     tagged, empty = sorted(photos.glob("*.png"))[:2]
     tagged.with_suffix(".caption").write_text("two\nlines\n")
     empty.with_suffix(".caption").write_text("")
-    lines, said = run(photos, "--sidecar", ".caption")
-    assert len(lines) == 9 and "skipped 1" in said  # a caption from elsewhere is one
+    lines, log = run(photos, "--sidecar", ".caption")
+    assert len(lines) == 9 and "skipped 1" in log  # a caption from elsewhere is one
     for line in lines:
         sidecar = os.path.splitext(line["image"])[0] + ".caption"
         assert Path(sidecar).read_text() == expected(line["image"])[0][0] + "\n"
@@ -211,12 +211,12 @@ def test_a_name_with_control_characters_is_kept_and_shown_written_out(run, photo
     name = "\x1b]0;title\x07.png"
     shutil.copy(photos / "scene_000001.png", photos / name)
     (photos / "\x1b[2Jbad.png").write_bytes(b"no image")
-    lines, said = run(photos)
+    lines, log = run(photos)
     assert str(photos / name) in [line["image"] for line in lines]
-    assert "\x1b]0" not in said and "\\x1b]0;title\\x07.png: " in said
+    assert "\x1b]0" not in log and "\\x1b]0;title\\x07.png: " in log
     (photos / name).unlink()
-    _, said = run(photos / "\x1b[2Jbad.png", "--restart", "--existing", "overwrite", code=2)
-    assert "\x1b" not in said.replace("\x1b[A", "")
+    _, log = run(photos / "\x1b[2Jbad.png", "--restart", "--existing", "overwrite", code=2)
+    assert "\x1b" not in log.replace("\x1b[A", "")
 
 
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
@@ -234,11 +234,11 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
     monkeypatch.setattr("captioning.bulk.run.remove_plan", lambda parts: None)
     out = tmp_path / "signed" / "captions.jsonl"
     given = [address, str(photos), "--out", str(out), "--device", "cpu"]
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    log = io.StringIO()
+    with contextlib.redirect_stderr(log):
         assert caption.main(given) == 0
-    assert f"loaded {shown}: every key matched" in said.getvalue()
+    assert f"loaded {shown}: every key matched" in log.getvalue()
     assert {line["checkpoint"] for line in read_lines(out)} == {shown}
     written = [path.read_text() for path in out.parent.rglob("*") if path.is_file()]
     assert any("checkpoint_time" in text for text in written)  # the plan
-    assert "SECRET" not in "".join([said.getvalue(), *written])
+    assert "SECRET" not in "".join([log.getvalue(), *written])

@@ -5,28 +5,7 @@ import socket
 
 import pytest
 
-from captioning import caption
 from tests.captioning.bulk.conftest import read_lines
-from tests.soak.processes import Processes
-
-MOST_S = 40  # a run of these takes 2
-
-
-@pytest.fixture
-def call(checkpoint, photos, tmp_path):
-    """Return a function that captions the photos; the exit code, -9 after MOST_S, and what was
-    said."""
-
-    def run(*arguments, source=photos):
-        given = [str(checkpoint), str(source), "--out", str(tmp_path / "out/captions.jsonl")]
-        process = Processes(
-            caption.main, [*given, "--device", "cpu", *arguments], tmp_path / "said"
-        )
-        (code,) = process.wait(MOST_S)
-        assert "Traceback" not in process.said()
-        return code, process.said()
-
-    return run
 
 
 @pytest.fixture
@@ -47,8 +26,8 @@ def odd(photos):
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_each_is_one_failed_line(call, photos, odd, tmp_path, workers):
     flags = ["--num_workers", workers, "--sidecar", "--write-shards", str(tmp_path / "tars")]
-    code, said = call(*flags)
-    assert code == 0 and "done 11 (" in said and "failed 4" in said
+    code, log = call(*flags)
+    assert code == 0 and "done 11 (" in log and "failed 4" in log
     failed = {
         os.path.basename(f["image"]): f["error"] for f in read_lines(tmp_path / "out/failed.jsonl")
     }
@@ -63,12 +42,12 @@ def test_each_is_one_failed_line(call, photos, odd, tmp_path, workers):
 def test_a_pipe_among_the_outputs_is_refused(call, photos, tmp_path):
     beside = min(photos.glob("*.png")).with_suffix(".txt")
     os.mkfifo(beside)
-    code, said = call("--sidecar")
-    assert code == 2 and said.splitlines() == [
+    code, log = call("--sidecar")
+    assert code == 2 and log.splitlines() == [
         f"error: {beside} is no regular file: remove it, or name another --sidecar"
     ]
     for name in ("captions.jsonl", "failed.jsonl", "captions.jsonl.done"):
         os.mkfifo(tmp_path / "out" / name)
-        code, said = call()
-        assert code == 2 and "it has to be a file that ends in .jsonl" in said
+        code, log = call()
+        assert code == 2 and "it has to be a file that ends in .jsonl" in log
         (tmp_path / "out" / name).unlink()

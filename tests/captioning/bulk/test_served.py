@@ -79,7 +79,7 @@ def run(server, tmp_path, capsys):
 
 def test_photos_are_sent_as_they_are_and_captioned(run, server, photos, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, SECRET)
-    lines, told = run(photos, "--prefix", "see ", "--max_length", "30", "--prompt", "What?")
+    lines, log = run(photos, "--prefix", "see ", "--max_length", "30", "--prompt", "What?")
     paths = sorted(photos.rglob("*.png"))
     assert {line["image"] for line in lines} == {str(path) for path in paths} and len(lines) == 10
     settings = {"prompt": "What?", "max_tokens": 30, "temperature": 0, "num_return_sequences": 1}
@@ -96,7 +96,7 @@ def test_photos_are_sent_as_they_are_and_captioned(run, server, photos, tmp_path
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("tiny-vlm", 30, 0)
     assert is_grey(server.asked[0][2]) and len(server.asked) == 11
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert files and SECRET not in told
+    assert files and SECRET not in log
     assert not any(SECRET.encode() in path.read_bytes() for path in files)
     assert len(run(photos)[0]) == 10 and len(server.asked) == 11  # nothing is left to ask
 
@@ -162,8 +162,8 @@ def test_passing_trouble_is_waited_out(run, server, photos, monkeypatch, faults)
     asked, trouble = len(faults) - 1, list(faults)
     server.faults["scene_000001"] = trouble
     trouble[-1] = said("at last")
-    lines, told = run(photos)
-    assert "done 10" in told and "failed 0" in told
+    lines, log = run(photos)
+    assert "done 10" in log and "failed 0" in log
     assert sum(line["caption"] == "at last" for line in lines) == 1
     assert len(server.asked) == 11 + asked
 
@@ -200,8 +200,8 @@ def test_what_one_image_makes_fail_costs_that_image_alone(
 ):
     (photos / "broken.png").write_bytes(b"no image")
     server.faults["scene_000001"] = [fault]
-    lines, told = run(photos)
-    assert len(lines) == 9 and "failed 2" in told
+    lines, log = run(photos)
+    assert len(lines) == 9 and "failed 2" in log
     broken, refused = read_lines(tmp_path / "out" / "failed.jsonl")
     assert "broken.png: not a readable image" in broken["error"]
     assert refused["image"].endswith("scene_000001.png")
@@ -209,8 +209,8 @@ def test_what_one_image_makes_fail_costs_that_image_alone(
     server.faults.clear()
     assert len(run(photos)[0]) == 9  # it is left alone
     (photos / "broken.png").unlink()
-    lines, told = run(photos, "--retry-failed")
-    assert len(lines) == 10 and "done 1" in told
+    lines, log = run(photos, "--retry-failed")
+    assert len(lines) == 10 and "done 1" in log
 
 
 def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
@@ -220,14 +220,14 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
     faults = {f"scene_{i:06d}": ["close"] for i in range(5, 10)}
     server.faults.update(faults, grey=[said("well"), *["close"] * 99])
     asked = len(server.asked)
-    _, told = run(photos, "--batch_size", "2", code=2)
-    [line] = [line for line in told.splitlines() if line.startswith("error: ")]
+    _, log = run(photos, "--batch_size", "2", code=2)
+    [line] = [line for line in log.splitlines() if line.startswith("error: ")]
     assert server.url in line and "after 4 tries; the same command goes on from here" in line
     server.faults.clear()
     before = len(server.asked)
     assert before > asked
-    lines, told = run(photos, "--batch_size", "2")
-    assert lines == whole and "going on with" in told
+    lines, log = run(photos, "--batch_size", "2")
+    assert lines == whole and "going on with" in log
     made = [photo_in(body)[0] for _, _, body in server.asked[before:]]
     assert len(made) < 10  # what had been captioned was not asked again
 
@@ -266,14 +266,14 @@ def test_an_unfinished_run_goes_on_elsewhere_but_not_with_another_question(
 
     with monkeypatch.context() as patch:
         patch.setattr(Part, "add", stopping)
-        lines, told = run(photos, "--batch_size", "2")
-    assert not lines and "stopped by SIGTERM" in told
+        lines, log = run(photos, "--batch_size", "2")
+    assert not lines and "stopped by SIGTERM" in log
     for flags, name in ((["--prompt", "Why?"], "prompt"), (["--max_length", "9"], "max_tokens")):
         assert f"an unfinished run had {name}" in run(photos, *flags, code=2)[1]
     monkeypatch.setenv(KEY, SECRET)
     elsewhere = server.url.replace("127.0.0.1", "localhost").replace("/v1", "")  # which is added
-    lines, told = run(photos, "--batch_size", "2", url=elsewhere)
-    assert len(lines) == 10 and "going on with" in told
+    lines, log = run(photos, "--batch_size", "2", url=elsewhere)
+    assert len(lines) == 10 and "going on with" in log
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,8 @@ def test_a_server_that_does_not_serve_the_model_is_one_line_at_once(
 ):
     monkeypatch.setenv(KEY, SECRET)
     server.models, server.faults["grey"] = models, [answer]
-    _, told = run(photos, code=2)
-    [line] = told.splitlines()
+    _, log = run(photos, code=2)
+    [line] = log.splitlines()
     assert line.startswith("error: ") and line.endswith(reason) and SECRET not in line
     assert all(is_grey(body) for _, _, body in server.asked)
     assert not list((tmp_path / "out").iterdir())

@@ -5,10 +5,8 @@ import time
 
 import pytest
 
-from captioning import caption
 from captioning.files.writing import atomic_write, held, write_lines
 from tests.captioning.bulk.conftest import read_lines
-from tests.soak.processes import Processes
 
 
 def test_what_another_output_has_begun_to_write_is_left(run, photos, tmp_path):
@@ -28,20 +26,19 @@ def test_what_another_output_has_begun_to_write_is_left(run, photos, tmp_path):
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_failures_that_another_writes_meanwhile_stay(checkpoint, photos, tmp_path, there):
+def test_failures_that_another_writes_meanwhile_stay(start, photos, tmp_path, there):
     (photos / "bad.png").write_text("no image")
     failed, out = tmp_path / "out/failed.jsonl", tmp_path / "out/captions.jsonl"
     failed.parent.mkdir()
     other = {"image": "x.jpg", "error": "no such file", "out": "other.jsonl"}
     if there:
         write_lines(failed, [other])
-    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
 
     def begin_when_it_is_held(rank):
         while not (tmp_path / "held").exists():
             time.sleep(0.01)
 
-    process = Processes(caption.main, given, tmp_path / "said", hook=begin_when_it_is_held)
+    process = start(hook=begin_when_it_is_held)
     with held(failed):
         (tmp_path / "held").touch()
         until = time.monotonic() + 60

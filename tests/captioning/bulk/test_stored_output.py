@@ -7,11 +7,9 @@ import signal
 
 import pytest
 
-from captioning import caption
 from captioning.bulk import stored_output
 from captioning.files import stores, uploads
 from tests.captioning.object_store import FAULTS
-from tests.soak.processes import Processes
 
 OUT = "s3://bucket/within/captions.jsonl"
 NAMES = ("captions.jsonl", "captions.jsonl.done", "failed.jsonl")
@@ -40,18 +38,13 @@ def kill_before(request):
 
 
 @pytest.fixture
-def call(checkpoint, photos, tmp_path, monkeypatch):
-    """Return a function that captions on the machine of a name; the exit code and what was said."""
+def call(call, photos, tmp_path, monkeypatch):
+    """Return a function that captions on the machine of a name; see `call`."""
     (photos / "bad.png").write_bytes(b"no image")
 
-    def run(machine, *arguments, source=photos, out=OUT, hook=None):
+    def run(machine, *flags, out=OUT, **named):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
-        given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu"]
-        given += ["--shard_size", "3", "--batch_size", "2", *arguments]
-        process = Processes(caption.main, given, tmp_path / "said", hook=hook)
-        (code,) = process.wait()
-        assert "S3CR3T" not in process.said() and "Traceback" not in process.said()
-        return code, process.said()
+        return call("--shard_size", 3, "--batch_size", 2, *flags, out=out, **named)
 
     return run
 
@@ -76,8 +69,8 @@ def test_killed_it_goes_on_here_or_elsewhere(s3, call, on_disk, elsewhere):
         assert kills < 30
     assert kills > 1 and s3.faults == []
     assert in_store() == on_disk
-    code, said = call("another")
-    assert code == 0 and "done 0, skipped 10, failed 1" in said and OUT in said
+    code, log = call("another")
+    assert code == 0 and "done 0, skipped 10, failed 1" in log and OUT in log
     assert in_store() == on_disk
 
 
@@ -167,16 +160,16 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
     assert until_done(call, random.Random(1), *given, source=source) > 1
     assert len(sidecars()) == 10 and sidecars() == expected()
     uploads.remove(min(sidecars()))
-    code, said = call("one", *given, "--verify", source=source)
-    assert code == 0 and "1 sidecars were missing" in said and sidecars() == expected()
+    code, log = call("one", *given, "--verify", source=source)
+    assert code == 0 and "1 sidecars were missing" in log and sidecars() == expected()
     # A photo with one has a caption, whatever wrote it.
     uploads.remove(OUT)
     assert "found" not in stores.stamps("s3://bucket/within")
-    code, said = call("other", *given, source=source)
-    assert code == 0 and "done 0, skipped 10, failed 1" in said
+    code, log = call("other", *given, source=source)
+    assert code == 0 and "done 0, skipped 10, failed 1" in log
     uploads.put(b"a dog\n", min(sidecars()))
-    code, said = call("other", *given, "--existing", "overwrite", source=source)
-    assert code == 0 and "done 10" in said and sidecars() == expected()
+    code, log = call("other", *given, "--existing", "overwrite", source=source)
+    assert code == 0 and "done 10" in log and sidecars() == expected()
 
 
 def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call, photos, tmp_path):
@@ -195,8 +188,8 @@ def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call
 
 def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     s3.refused = ".000002.jsonl"
-    code, said = call("one")
-    (error,) = (line for line in said.splitlines() if line.startswith("error:"))
+    code, log = call("one")
+    (error,) = (line for line in log.splitlines() if line.startswith("error:"))
     assert code == 2 and "not allowed" in error and "nothing is lost" in error
     s3.refused = None
     assert call("one")[0] == 0 and in_store() == on_disk
@@ -213,12 +206,12 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
 
         setattr(stored_output, step, overtaken)
 
-    code, said = call("one", hook=hook)
-    assert code == 2 and f"{OUT}: another machine has gone on with it" in said
-    assert "the same command sees what is left" in said
+    code, log = call("one", hook=hook)
+    assert code == 2 and f"{OUT}: another machine has gone on with it" in log
+    assert "the same command sees what is left" in log
     assert in_store() == {}
-    code, said = call("one", "--existing", "overwrite", hook=hook)
-    assert code == 2 and "the same command does overwrite once more" in said
+    code, log = call("one", "--existing", "overwrite", hook=hook)
+    assert code == 2 and "the same command does overwrite once more" in log
     assert in_store() == {}
     assert call("two")[0] == 0 and in_store() == on_disk
 
@@ -231,7 +224,7 @@ def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_
         s3.files.pipe_file(f"{parts}/plan.{tmp_path}/plan.jsonl", b"{}")
         s3.files.pipe_file(f"{parts}/plan.000000.done", b"{}")
     s3.files.pipe_file(f"{parts}/plan.json", header.encode())
-    code, said = call("one")
-    assert code == 2 and f"error: {OUT}.parts/plan.json is damaged" in said and "--restart" in said
+    code, log = call("one")
+    assert code == 2 and f"error: {OUT}.parts/plan.json is damaged" in log and "--restart" in log
     assert not (tmp_path / "plan.jsonl").exists()
     assert call("one", "--restart")[0] == 0 and in_store() == on_disk
