@@ -1,7 +1,22 @@
-"""BLIP, the captioner that is fine-tuned: image encoder, text decoder, released checkpoints."""
+"""BLIP, the captioner that is fine-tuned: image encoder, text decoder, released checkpoints.
 
-from BLIP.blip import BlipCaptioner, build_captioner
-from BLIP.inference import inference_copy
-from BLIP.weights.checkpoint import load_weights, read_checkpoint
+The names below are imported when they are used, so that reading a checkpoint needs no model.
+"""
 
-__all__ = ["BlipCaptioner", "build_captioner", "inference_copy", "load_weights", "read_checkpoint"]
+from importlib import import_module
+from typing import Any
+
+_MODULES = {
+    "BlipCaptioner": "BLIP.blip",
+    "build_captioner": "BLIP.blip",
+    "inference_copy": "BLIP.inference",
+    "load_weights": "BLIP.weights.checkpoint",
+    "read_checkpoint": "BLIP.weights.checkpoint",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""The captioner: image encoder, text decoder and tokeniser behind one interface."""
+"""BLIP as a captioner: image encoder, text decoder and tokeniser behind one interface."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
-from decoding import DecodingSettings, Generated, draw_captions, until_end
+from decoding import DecodingSettings, Generated, generate_captions, until_end
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
@@ -26,13 +26,13 @@ LIKELIHOOD = Objective("mle")
 
 
 class BlipCaptioner(nn.Module):
-    """BLIP (arXiv 2201.12086) as a captioner: a ViT and a decoder that looks at its output.
+    """BLIP (arXiv 2201.12086): a ViT, and a decoder with cross-attention to its output.
 
-    It satisfies `captioning.captioners.interface.Captioner`, which says what each method is for.
+    Its methods are those of `captioning.captioners.interface.Captioner`, documented there.
 
-    prompt: what every caption starts with, not scored in training and cut off in generation.
-    max_tokens: training captions are cut to so many tokens, [DEC] and [SEP] included.
-    shift: turns the first word of a caption into a piece, in training and generation.
+    prompt: the beginning of every caption, not scored in training and cut off in generation.
+    max_tokens: training captions are truncated to this length, with [DEC] and [SEP].
+    shift: turns the first word of a caption into a word piece, in training and generation.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class BlipCaptioner(nn.Module):
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
         self.shift = shift
-        self.new_step = CachedStep  # or another maker of step functions, called as it is
-        self.generating = nullcontext  # or another maker of contexts, to encode and generate in
+        # The inference copy replaces these two: the step function, and the context of inference.
+        self.new_step, self.inference_context = CachedStep, nullcontext
         self.max_positions = text_decoder.config.max_position_embeddings
         self.min_batch_size, self.has_unused_parameters = 1, False
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
-        """The objective on k captions of each image, which is encoded once.
+        """The objective on k captions of each image; an image is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
-        ValueError where their numbers differ.
+        ValueError if their numbers differ.
         """
         tokens, attention_mask, labels = self._encode(image, captions)
         return self.text_decoder(
@@ -69,7 +69,7 @@ class BlipCaptioner(nn.Module):
         )
 
     def predictions(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
-        """Logits (R, N, V) and the labels (R, N) that they predict, R = B * k; see `forward`."""
+        """Logits (R, N, V) and their labels (R, N), R = B * k; see `forward`."""
         tokens, attention_mask, labels = self._encode(image, captions)
         start = len(self.prompt_ids)
         embeds = self.visual_encoder(image)
@@ -77,7 +77,7 @@ class BlipCaptioner(nn.Module):
         return logits[:, :-1], labels[:, start:]
 
     def _encode(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, attention mask and labels, int64 (R, n) each, where the images are."""
+        """Tokens, attention mask and labels, int64 (R, n) each, on the device of the images."""
         captions_an_image(captions, len(image))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, attention_mask = self.tokenizer.encode(texts, self.max_tokens)
@@ -95,59 +95,60 @@ class BlipCaptioner(nn.Module):
 
     @torch.inference_mode()
     def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
-        """Captions of images that are encoded, (B, 1 + P, width)."""
-        with self.generating():
+        """Captions of encoded images (B, 1 + P, width)."""
+        with self.inference_context():
             step = self.new_step(self.text_decoder, encoded, settings.max_length)
-            return draw_captions(
+            return generate_captions(
                 step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
             )
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> (B, 1 + P, width), P patches after [CLS]."""
-        with self.generating():
+        with self.inference_context():
             return self.visual_encoder(image)
 
     @torch.inference_mode()
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (n - p, V) of the ids (n,) after the prompt, and the cross-attention (n - p, P).
+        """Logits (n - p, V) of the ids (n,) after the prompt, and the attention map (n - p, P).
 
-        encoded: of one image, (1, 1 + P, width). The attention is to the patches, the mean over
-        heads and layers, without what is given to [CLS].
+        encoded: of one image, (1, 1 + P, width). The attention map is the mean cross-attention over
+        heads and layers, normalised over the patches without [CLS].
         """
-        start, tokens, seen = len(self.prompt_ids) - 1, ids[None, :-1], []
+        start, tokens, maps = len(self.prompt_ids) - 1, ids[None, :-1], []
 
-        def look(attention, arguments):
+        def record(attention, arguments):
             hidden, (key, _) = arguments[:2]  # (1, n, H); (1, heads, 1 + P, H / heads)
             query = attention.self["query"](hidden)
             query = query.unflatten(2, (key.size(1), -1)).transpose(1, 2)
             scores = query @ key.to(query.dtype).transpose(2, 3) / math.sqrt(query.size(3))
-            seen.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
+            maps.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
 
         layers = self.text_decoder.layers
-        hooks = [layer.crossattention.register_forward_pre_hook(look) for layer in layers]
+        hooks = [layer.crossattention.register_forward_pre_hook(record) for layer in layers]
         try:
-            with self.generating():
+            with self.inference_context():
                 logits = self.text_decoder.logits(tokens, torch.ones_like(tokens), encoded, start)
         finally:
             for hook in hooks:
                 hook.remove()
-        patches = torch.stack(seen).mean(0)[start:, 1:]
+        patches = torch.stack(maps).mean(0)[start:, 1:]
         return logits[0], patches / patches.sum(1, keepdim=True)
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 behind the end.
+        """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end.
 
-        From hidden states and the head: there are never logits of all tokens at once.
+        They are computed from hidden states and the head: the logits of all tokens never exist at
+        once.
         """
         rows, start = ids.flatten(0, 1), len(self.prompt_ids)
-        read, said = rows[:, :-1], rows[:, start:]
-        hidden = self.text_decoder.hidden_states(read, torch.ones_like(read), encoded)
+        inputs, labels = rows[:, :-1], rows[:, start:]
+        hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
         head = self.text_decoder.cls["predictions"]
         losses = LIKELIHOOD.from_hidden(
             head.transformed(hidden[:, start - 1 :]),
             head.decoder.weight,
             head.decoder.bias,
-            said.where(until_end(said, self.tokenizer.end), LIKELIHOOD.ignore_index),
+            labels.where(until_end(labels, self.tokenizer.end), LIKELIHOOD.ignore_index),
             reduction="none",
             scale=1 / temperature,
         ).loss
@@ -170,14 +171,14 @@ class BlipCaptioner(nn.Module):
         return [([p for p in self.parameters() if p.requires_grad], None)]
 
     def shards(self) -> list[nn.Module]:
-        """Blocks and layers. The word embedding and the head, one weight, stay together."""
+        """Blocks and layers. Word embedding and head share a weight and are in none."""
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Every epoch is as the one before."""
+        """Nothing changes between epochs."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """peft's own description of an adapter, whose weights are all that is saved."""
+        """peft's configuration of an adapter; the state dict holds only its weights."""
         return {CONFIG: adapter_config(self)} if is_adapted(self) else {}
 
     def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
@@ -197,9 +198,9 @@ class BlipCaptioner(nn.Module):
 
     @cached_property
     def _prompt_length(self) -> int:
-        """Characters of the prompt as it is read, not as it was written, and a space behind it."""
-        read = self.tokenizer.decode(self.prompt_ids)
-        return len(read) + bool(read)
+        """Characters of the prompt as the tokeniser decodes it, with a space."""
+        decoded = self.tokenizer.decode(self.prompt_ids)
+        return len(decoded) + bool(decoded)
 
 
 def build_captioner(
@@ -214,9 +215,9 @@ def build_captioner(
     max_tokens: int = 40,
     first_token_shift: bool = False,
 ) -> BlipCaptioner:
-    """A BlipCaptioner; the arguments are the configuration's keys of the same names.
+    """Build a BlipCaptioner; the arguments are configuration keys, see docs/settings.md.
 
-    Without an objective it is SMILE. Raises TokenizerError, and ValueError for impossible sizes.
+    The default objective is SMILE. Raises TokenizerError, and ValueError for impossible sizes.
     """
     words = CaptionTokenizer(tokenizer)
     sizes = read_med_config(med_config)

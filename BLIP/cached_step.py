@@ -1,4 +1,4 @@
-"""The decoder's step function for `decoding`: one call a token, with keys and values remembered."""
+"""The decoder's step function for `decoding`, with a cache of keys and values."""
 
 from typing import Optional
 
@@ -10,26 +10,26 @@ from BLIP.med import KeysValues, TextDecoder
 
 
 class CachedStep:
-    """See `decoding.Step`; after the first call k stays the same, and one token is appended.
+    """See `decoding.Step`; after the first call k is constant and each call appends one token.
 
-    Keys and values of the image are computed once, for all its rows. Those of the captions never
-    move: an image has one row of places, to which its k rows add theirs side by side, and `sees`
-    says which of them belong to a row's own past. To continue other rows is to change that table.
+    An image's keys and values are computed once, for all its rows. Those of the captions are never
+    moved: the k rows of an image share its slots and append side by side, and `mask` marks the
+    slots of each row's own past. When beams are reordered only the mask changes.
     """
 
     def __init__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int):
         """image_embeds: (B, P, width); max_length: tokens of the longest row."""
         self.decoder = decoder
         self.max_length = max_length
-        # Contiguous, since every step reads all of it.
+        # Contiguous, because every step reads all of it.
         self.image = [
             tuple(x.contiguous() for x in layer.crossattention.keys_values(image_embeds))
             for layer in decoder.layers
         ]
         self.own: list[KeysValues] = []  # each (b, heads, capacity, d)
         self.length = 0  # of the rows, in tokens
-        self.used = 0  # places of an image
-        self.sees = torch.empty(0)  # bool (b, k, capacity)
+        self.used = 0  # slots of an image
+        self.mask = torch.empty(0)  # bool (b, k, capacity)
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         if rows is None:
@@ -47,15 +47,15 @@ class CachedStep:
             self.own.append(own)
             hidden = layer.attend(hidden, own, image, is_causal=True)
         self.length = self.used = tokens.size(1)
-        self.sees = torch.ones_like(tokens, dtype=torch.bool).unsqueeze(1)  # (B, 1, n)
+        self.mask = torch.ones_like(tokens, dtype=torch.bool).unsqueeze(1)  # (B, 1, n)
         return hidden[:, -1]
 
     def _append(self, tokens: Tensor) -> Tensor:
         """One token for each row, (b, k, 1) -> hidden (b * k, H)."""
         images, rows, _ = tokens.shape
         new = slice(self.used, self.used + rows)
-        self.sees[:, :, new] = torch.eye(rows, dtype=torch.bool, device=tokens.device)
-        mask = self.sees[:, None, :, : new.stop]  # (b, 1, k, places)
+        self.mask[:, :, new] = torch.eye(rows, dtype=torch.bool, device=tokens.device)
+        mask = self.mask[:, None, :, : new.stop]  # (b, 1, k, slots)
         hidden = self.decoder.bert["embeddings"](tokens.flatten(0, 1), self.length)
         for layer, own, image in zip(self.decoder.layers, self.own, self.image):
             added = layer.attention.keys_values(hidden.view(images, rows, -1))
@@ -70,17 +70,17 @@ class CachedStep:
         return hidden[:, 0]
 
     def _follow(self, rows: Tensor) -> None:
-        """Let rows (b, k) continue those of the last call, and drop images that have none left."""
-        before = self.sees.size(1)
-        if rows.size(0) < self.sees.size(0):
+        """Let rows (b, k) continue those of the last call; images without rows are dropped."""
+        before = self.mask.size(1)
+        if rows.size(0) < self.mask.size(0):
             images = rows[:, 0] // before
             self.image = [(key[images], value[images]) for key, value in self.image]
             self.own = [(key[images], value[images]) for key, value in self.own]
-        self.sees = self.sees.flatten(0, 1)[rows]
-        if self.sees.size(2) == self.used:  # only the prompt so far; now k is known
-            room = rows.size(1) * (self.max_length - self.used)
+        self.mask = self.mask.flatten(0, 1)[rows]
+        if self.mask.size(2) == self.used:  # only the prompt so far; now k is known
+            free = rows.size(1) * (self.max_length - self.used)
             self.own = [
-                (F.pad(key, (0, 0, 0, room)), F.pad(value, (0, 0, 0, room)))
+                (F.pad(key, (0, 0, 0, free)), F.pad(value, (0, 0, 0, free)))
                 for key, value in self.own
             ]
-            self.sees = F.pad(self.sees, (0, room))
+            self.mask = F.pad(self.mask, (0, free))

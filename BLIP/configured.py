@@ -1,4 +1,4 @@
-"""BLIP as a configuration describes it: the keys that are its own, and what is made of them."""
+"""BLIP's configuration keys, and the captioner that they describe."""
 
 from inspect import signature
 from typing import Annotated, Any, Literal, Optional, Union
@@ -6,18 +6,17 @@ from typing import Annotated, Any, Literal, Optional, Union
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from adapters.lora import CONFIG
-from BLIP.adapter import put_adapter, weights_that_stay
+from adapters.lora import CONFIG, adapted
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
 from BLIP.kernels.int8_linear import check_int8
-from BLIP.weights.checkpoint import load_weights
+from BLIP.weights.checkpoint import TIED, base_weights, load_weights
 from BLIP.weights.download import without_secrets
 
 ASKS = False
 
 
 class VitSizes(BaseModel):
-    """A vision transformer of other than BLIP's sizes."""
+    """The sizes of a vision transformer that is not one of BLIP's."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -32,11 +31,9 @@ class VitSizes(BaseModel):
 
 
 class Keys(BaseModel):
-    """The keys that BLIP alone looks at, but for vit_grad_ckpt, which is a VLM's, too;
-    docs/settings.md says what each does."""
+    """The keys that only BLIP reads. docs/settings.md describes each key."""
 
     vit: Annotated[Union[Literal["base", "large"], VitSizes], "run"] = "base"
-    vit_grad_ckpt: Annotated[bool, "speed"] = False
     vit_ckpt_layer: Annotated[int, "speed"] = Field(0, ge=0)
     med_config: Annotated[Union[Annotated[str, Field(min_length=1)], dict[str, Any]], "run"] = (
         MED_CONFIG
@@ -79,9 +76,9 @@ def build(config: Any, context: Any) -> BlipCaptioner:
             "pretrained is an address with a user or query, and a checkpoint of lora would have to "
             "name it: fetch the file, and give its path"
         )
-    state, base = weights_that_stay(context.content, context.name, config.trust_checkpoint)
+    state, base = base_weights(context.content, context.name, config.trust_checkpoint)
     load_weights(captioner, state, base)
-    put_adapter(captioner, config.lora, base)
+    adapted(captioner, config.lora, base, TIED)
     return captioner
 
 

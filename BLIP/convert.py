@@ -1,11 +1,11 @@
-"""BLIP's captioner to a folder of transformers' BlipForConditionalGeneration, and back.
+"""Converts a captioner to a folder of transformers' BlipForConditionalGeneration, and back.
 
     python -m BLIP.convert to-hf checkpoints/blip_mle_smile_base.pth output/hf
     python -m BLIP.convert from-hf output/hf output/again.pth
 
 The folder holds model.safetensors, config.json, the tokeniser and the image processor, and loads
-with `from_pretrained`. The way there and back gives the same state dict bit for bit. transformers
-is not imported, so that 4.15.0, which has no BLIP, makes the same files.
+with `from_pretrained`. A round trip gives the same state dict bit for bit. transformers is not
+imported: 4.15.0 has no BLIP.
 """
 
 import argparse
@@ -20,10 +20,9 @@ from typing import Callable, Optional, Union
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from adapters.lora import CONFIG, Lora, merge
-from BLIP.adapter import put_adapter, weights_that_stay
+from adapters.lora import CONFIG, Lora, adapted, merge
 from BLIP.blip import MED_CONFIG, PROMPT, BlipCaptioner, build_captioner
 from BLIP.med import MedConfig, TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer
@@ -31,7 +30,11 @@ from BLIP.vit import NEEDED_SIZES, VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
     DERIVED,
     POSITION_EMBEDDING,
+    TIED,
+    WORDS,
     CheckpointError,
+    base_weights,
+    check_fits,
     load_weights,
     read_checkpoint,
 )
@@ -42,8 +45,8 @@ from smile import Objective
 PATCH = "visual_encoder.patch_embed.proj.weight"
 ADDED = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# The image encoder's parameters, here and in transformers: how their names begin, and what differs
-# within a block. The text decoder's have the same names.
+# Parameter names of the image encoder, ours and transformers': prefixes, and parts within a block.
+# Those of the text decoder are the same.
 VISION = {
     "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
     "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
@@ -58,19 +61,26 @@ BLOCK = {
     ".norm2.": ".layer_norm2.",
 }
 POSITIONS = "text_decoder.bert.embeddings.position_ids"
+# Sizes of the image encoder, in `build_captioner` and in transformers' config.json.
+VIT_NAMES = {
+    "embed_dim": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "patch_size": "patch_size",
+    "layer_norm_eps": "layer_norm_eps",
+}
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A captioner's state dict as BlipForConditionalGeneration's, without what it derives itself:
-    the tied head and the counted positions."""
+    """A captioner's state dict under BlipForConditionalGeneration's names, without DERIVED keys."""
     return {_renamed(k, VISION, BLOCK): v for k, v in state.items() if k not in DERIVED}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
-    """The inverse of `to_hf_names`; `positions` is how many tokens a row can have.
+    """The inverse of `to_hf_names`. positions: the most tokens of a row.
 
-    The tied head is filled in from the word embedding, whether or not it is there. Raises
-    CheckpointError where there is none.
+    The tied head is filled in from the word embedding, even if it is there. Raises CheckpointError
+    if the word embedding is missing.
     """
     vision, block = ({new: old for old, new in names.items()} for names in (VISION, BLOCK))
     ours = {_renamed(key, vision, block): value for key, value in state.items()}
@@ -83,8 +93,8 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     return ours
 
 
-def _renamed(key: str, beginnings: Mapping[str, str], within: Mapping[str, str]) -> str:
-    for old, new in beginnings.items():
+def _renamed(key: str, prefixes: Mapping[str, str], within: Mapping[str, str]) -> str:
+    for old, new in prefixes.items():
         if key.startswith(old):
             key = new + key[len(old) :]
             for part, renamed in within.items():
@@ -94,7 +104,7 @@ def _renamed(key: str, beginnings: Mapping[str, str], within: Mapping[str, str])
 
 
 def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
-    """`config.json` of a captioner. Labels are smoothed as in BLIP, not by transformers' 0."""
+    """`config.json` of a captioner. label_smoothing: BLIP's by default; transformers' is 0."""
     words, vit, decoder = captioner.tokenizer, captioner.visual_encoder, captioner.text_decoder
     ids = {"bos": words.start, "eos": words.end, "sep": words.end, "pad": words.pad}
     sizes = asdict(decoder.config)
@@ -109,8 +119,6 @@ def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
             "vocab_size": len(words),
             "encoder_hidden_size": vit.embed_dim,
             **sizes,
-            "hidden_act": "gelu",
-            "is_decoder": True,
             "label_smoothing": label_smoothing,
             **{f"{name}_token_id": id_ for name, id_ in ids.items()},
         },
@@ -122,7 +130,6 @@ def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
             "num_attention_heads": vit.blocks[0].attn.num_heads,
             "image_size": vit.patch_embed.img_size[0],
             "patch_size": vit.patch_embed.patch_size[0],
-            "hidden_act": "gelu",
             "layer_norm_eps": vit.norm.eps,
         },
     }
@@ -131,13 +138,13 @@ def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
 def settings_of(config: Mapping) -> dict:
     """The arguments `vit`, `image_size` and `med_config` of `build_captioner`, from `config.json`.
 
-    Raises CheckpointError for what is no BLIP or is built otherwise.
+    Raises CheckpointError for another model and for sizes that `build_captioner` does not support.
     """
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     parts = [config.get(f"{part}_config") for part in ("text", "vision")] if kind == "blip" else []
     if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError(f"it is of a {kind!r} model, or not whole; a 'blip' is needed")
-    # What a file leaves out is transformers' default; the sizes are those of bert-base for both.
+    # A missing key has transformers' default; those of most sizes are bert-base's.
     sizes = {**asdict(MedConfig()), "hidden_act": "gelu"}
     undropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     text = {**sizes, **undropped, "num_attention_heads": 8, **config["text_config"]}
@@ -145,18 +152,12 @@ def settings_of(config: Mapping) -> dict:
     vision = {**sizes, **grid, **config["vision_config"]}
     if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
         raise CheckpointError("its hidden_act is not 'gelu', which alone is built")
-    vit = {
-        "embed_dim": vision["hidden_size"],
-        "depth": vision["num_hidden_layers"],
-        "num_heads": vision["num_attention_heads"],
-        "patch_size": vision["patch_size"],
-        "mlp_ratio": vision["intermediate_size"] / vision["hidden_size"],
-        "layer_norm_eps": vision["layer_norm_eps"],
-    }
+    vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
+    vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
     usual = {"patch_size": 16, "mlp_ratio": 4, "layer_norm_eps": 1e-6}
     for name, sizes in VIT_SIZES.items():
         if vit == {**usual, **{key: sizes[key] for key in NEEDED_SIZES}}:
-            vit = name  # brings its drop path with it
+            vit = name  # which also has a drop path rate
             break
     return {
         "vit": vit,
@@ -166,22 +167,22 @@ def settings_of(config: Mapping) -> dict:
 
 
 def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
-    """Write a captioner as a folder that transformers loads (its versions from 4.26 on).
+    """Write a captioner as a folder that transformers loads (from 4.26 on).
 
-    Raises CheckpointError for one with a shifted first token: what transformers decodes would have
-    it as the end of the prompt's last word.
+    Raises CheckpointError for a captioner with a shifted first token: transformers would append the
+    first word to the prompt's last word.
     """
     if captioner.shift:
         raise CheckpointError(
             "it was trained with first_token_shift, and transformers cannot read its first word, a "
-            "piece, as a word; python -m BLIP.export can, as the programs here do"
+            "piece, as a word; python -m BLIP.export can"
         )
     folder, words = Path(folder), captioner.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, folder)
     state = {k: v.contiguous() for k, v in to_hf_names(captioner.state_dict()).items()}
-    with whole_file(folder / "model.safetensors") as atomic_write:
-        save_file(state, atomic_write, metadata={"format": "pt"})
+    with atomic_write(folder / "model.safetensors") as file:
+        save_file(state, file, metadata={"format": "pt"})
     config = hf_config(captioner)
     size = config["vision_config"]["image_size"]
     added = {token: words.bert.token_to_id(token) for token in ADDED}
@@ -219,61 +220,48 @@ def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
 
 
 def read_hf(folder: Union[str, Path]) -> dict:
-    """A folder of transformers' as a checkpoint: `model`, and in `config` the arguments `vit`,
-    `image_size` and `med_config` that `build_captioner` takes. Raises CheckpointError."""
+    """A folder of transformers as a checkpoint. Raises CheckpointError.
+
+    Its `config` holds the arguments `vit`, `image_size` and `med_config` of `build_captioner`.
+    """
     folder = Path(folder)
     try:
         settings = settings_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: config.json cannot be used: {error}") from error
     weights = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
-    present = [path for path in weights if path.exists()]
-    if not present:
+    path = next((path for path in weights if path.exists()), None)
+    if path is None:
         raise CheckpointError(f"{folder} holds no model.safetensors and no pytorch_model.bin")
-    state = read_checkpoint(str(present[0]))["model"]
-    positions = settings["med_config"]["max_position_embeddings"]
+    state = read_checkpoint(str(path))["model"]
+    sizes = read_med_config(settings["med_config"])
     try:
-        ours = from_hf_names(state, positions)
-        _check_sizes(ours, settings)
+        state = from_hf_names(state, sizes.max_position_embeddings)
+        with torch.device("meta"):
+            encoder = ImageEncoder(settings["vit"], settings["image_size"])
+            decoder = TextDecoder(sizes, len(state[WORDS]), encoder.embed_dim, Objective())
     except ValueError as error:
-        raise CheckpointError(f"{present[0]}: {error}") from error
-    return {"model": ours, "config": settings}
-
-
-def _check_sizes(state: Mapping[str, Tensor], settings: Mapping) -> None:
-    """Raise CheckpointError unless a captioner of these sizes finds all of its weights."""
-    with torch.device("meta"):
-        encoder = ImageEncoder(settings["vit"], settings["image_size"])
-        words = len(state["text_decoder.bert.embeddings.word_embeddings.weight"])
-        sizes = read_med_config(settings["med_config"])
-        decoder = TextDecoder(sizes, words, encoder.embed_dim, Objective())
-    for part, module in {"visual_encoder": encoder, "text_decoder": decoder}.items():
-        for name, expected in module.state_dict().items():
-            found = state.get(f"{part}.{name}")
-            if found is None:
-                raise CheckpointError(f"there is no {part}.{name}: this is no whole captioner")
-            if found.shape != expected.shape:
-                raise CheckpointError(
-                    f"{part}.{name} is {tuple(found.shape)}; config.json makes it "
-                    f"{tuple(expected.shape)}"
-                )
+        raise CheckpointError(f"{path}: {error}") from error
+    parts = nn.ModuleDict({"visual_encoder": encoder, "text_decoder": decoder})
+    check_fits(parts.state_dict(), state, f"{path}, by its config.json,")
+    return {"model": state, "config": settings}
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """A file to write that takes the place of `path` when the block has ended well."""
-    atomic_write = path.parent / f".{path.name}.{os.getpid()}"
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary file, which replaces `path` if the block succeeds."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        yield atomic_write
-        os.replace(atomic_write, path)
+        yield temporary
+        os.replace(temporary, path)
     except Exception as error:  # torch and safetensors have types of their own for a full disk
         raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
     finally:
-        atomic_write.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_vocabulary(words: CaptionTokenizer, folder: Path) -> None:
-    """BERT's `vocab.txt`, which BLIP's two tokens are appended to wherever it is read."""
+    """Write BERT's `vocab.txt`; its readers append BLIP's two tokens."""
     ids = {token: id_ for token, id_ in words.bert.get_vocab().items() if token not in ADDED}
     lines = "\n".join(sorted(ids, key=ids.get))
     (folder / "vocab.txt").write_text(lines + "\n", encoding="utf-8")
@@ -288,21 +276,21 @@ def captioner_of(
 ) -> BlipCaptioner:
     """The captioner of a checkpoint, at the image size of its position embedding, LoRA merged.
 
-    What is not given comes from the configuration that the checkpoint holds, if it holds one, or
-    is BLIP's: bert-base-uncased, configs/med_config.json, and the encoder of that width. So are
-    its prompt and whether the token after that is shifted.
+    Arguments that are None, the prompt and first_token_shift come from the configuration in the
+    checkpoint, if there is one, or are BLIP's: bert-base-uncased, configs/med_config.json, and the
+    encoder of that width.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     checkpoint = without_secrets(checkpoint)
-    state, source = weights_that_stay(content, checkpoint, trust_checkpoint)
+    state, source = base_weights(content, checkpoint, trust_checkpoint)
     kept = content.get("config")
     kept = kept if isinstance(kept, dict) else {}
     if not {PATCH, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{checkpoint} holds no image encoder of BLIP's")
-    width, places = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    width, patches = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
     if CONFIG in content and not {"image_size", "lora"} <= kept.keys():
         raise CheckpointError(f"{checkpoint} holds an adapter without its run's configuration")
-    size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(places**0.5)
+    size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(patches**0.5)
     captioner = build_captioner(
         tokenizer=tokenizer or kept.get("tokenizer", "bert-base-uncased"),
         vit=vit or kept.get("vit") or ("large" if width == 1024 else "base"),
@@ -313,7 +301,7 @@ def captioner_of(
     )
     load_weights(captioner, state, source)
     if CONFIG in content:
-        put_adapter(captioner, Lora(**kept["lora"]), source)
+        adapted(captioner, Lora(**kept["lora"]), source, TIED)
         load_weights(captioner, content["model"], checkpoint)
         merge(captioner)
     return captioner.eval()
@@ -337,11 +325,11 @@ def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def exit_code(program: Callable[[], str]) -> int:
-    """Run a program and print what it returns; 0, or 2 after one line of what is to be mended."""
+    """Run a program and print what it returns. Return 0, or 2 after a user's error in one line."""
     try:
         print(program())
     except (ValueError, OSError) as error:
-        # A checkpoint may hold any text, and a terminal obeys control characters.
+        # A checkpoint may hold any text, and a terminal interprets control characters.
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
         print(f"error: {line}", file=sys.stderr)
         return 2
@@ -366,8 +354,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             save_hf(captioner_of(**given), folder)
             return f"wrote {folder}"
         content = read_hf(folder)
-        with whole_file(Path(given["checkpoint"])) as atomic_write:
-            torch.save(content, atomic_write)
+        with atomic_write(Path(given["checkpoint"])) as file:
+            torch.save(content, file)
         return f"wrote {given['checkpoint']}"
 
     return exit_code(program)

@@ -1,14 +1,14 @@
-"""The captioner as two ONNX graphs for serving, without PyTorch or this project.
+"""Exports a captioner as two ONNX graphs, for serving without PyTorch or this project.
 
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx --int8
 
-`BLIP/onnx_runner.py` captions with them. --int8: the encoder in 8 bits, as `inference_copy` has it.
-encoder.onnx: image (B, 3, S, S) -> image_past, the keys and values that the decoder's
-cross-attention needs. decoder_step.onnx: tokens (B, n) that come next, past of the tokens before
-them, image_past -> logits (B, V) of what follows, past of all. Both pasts are
-(layers, 2, B, heads, places, head width), key and value; at first, tokens is the prompt and past
-has 0 places. captioner.json says which tokens begin and end a caption and how an image is scaled.
+`BLIP/onnx_runner.py` captions with them. --int8: the encoder's weights have 8 bits.
+encoder.onnx: image (B, 3, S, S) -> image_past, keys and values for cross-attention.
+decoder_step.onnx: tokens (B, n), the past of the tokens before them, image_past -> logits (B, V) of
+the next token, past including the tokens. Both pasts are (layers, 2, B, heads, length, head width),
+key and value. In the first step tokens is the prompt and past has length 0. captioner.json holds
+the prompt, the special tokens and the normalisation of images.
 """
 
 import argparse
@@ -17,8 +17,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional, Union
 
@@ -33,7 +32,6 @@ from BLIP.convert import (
     add_captioner_arguments,
     captioner_of,
     exit_code,
-    whole_file,
     write_json,
     write_vocabulary,
 )
@@ -55,9 +53,9 @@ class EncoderGraph(nn.Module):
 
 
 class StepGraph(nn.Module):
-    """tokens (B, n), past of t places, image_past -> logits (B, V), past of t + n places.
+    """tokens (B, n), past of length t, image_past -> logits (B, V), past of length t + n.
 
-    A first token that is shifted is so within: what calls it sees a word in its place.
+    With first_token_shift the graph shifts the first token itself: callers see a word.
     """
 
     def __init__(self, captioner: BlipCaptioner):
@@ -67,10 +65,11 @@ class StepGraph(nn.Module):
 
     def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
         done, new = past.size(4), tokens.size(1)
-        places = torch.arange(done + new)
-        mask = places <= places[done:].unsqueeze(1)  # (n, t + n)
+        positions = torch.arange(done + new)
+        mask = positions <= positions[done:].unsqueeze(1)  # (n, t + n)
         if self.shift:
-            tokens = torch.where(places[done:] == self.first, self.shift.piece[tokens], tokens)
+            shifted = self.shift.piece[tokens]
+            tokens = torch.where(positions[done:] == self.first, shifted, tokens)
         hidden = self.decoder.bert["embeddings"](tokens, done)
         pasts = []
         for index, layer in enumerate(self.decoder.layers):
@@ -80,27 +79,21 @@ class StepGraph(nn.Module):
             hidden = layer.attend(hidden, (pasts[-1][0], pasts[-1][1]), image, mask)
         logits = self.decoder.cls["predictions"](hidden[:, -1])
         if self.shift:
-            comes_first = places[-1] + 1 == self.first
-            logits = torch.where(comes_first, self.shift.read(logits), logits)
+            next_is_first = positions[-1] + 1 == self.first
+            logits = torch.where(next_is_first, self.shift.read(logits), logits)
         return logits, torch.stack(pasts)
 
 
 def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False) -> None:
-    """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt, all or none. Needs
-    onnxscript, and onnxruntime for `int8`."""
-    with _taking_their_places(Path(folder)) as temporary:
-        _write(captioner, temporary, int8)
+    """Write encoder.onnx, decoder_step.onnx, captioner.json and vocab.txt, all or none.
 
-
-@contextmanager
-def _taking_their_places(folder: Path) -> Iterator[Path]:
-    """A folder to write, whose files are moved to `folder` when the block has ended well.
-
-    captioner.json, without which nobody reads the others, goes first and comes last.
+    Needs onnxscript, and onnxruntime for `int8`.
     """
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as temporary:
-        yield Path(temporary)
+        _write(captioner, Path(temporary), int8)
+        # Readers need captioner.json: while it is missing they cannot mix old and new files.
         (folder / SETTINGS).unlink(missing_ok=True)
         for path in sorted(Path(temporary).iterdir(), key=lambda path: path.name == SETTINGS):
             os.replace(path, folder / path.name)
@@ -111,7 +104,7 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     captioner = captioner.eval().cpu()
     encoder, decoder = EncoderGraph(captioner), StepGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
-    # Examples of 2 and more: sizes of 0 and 1 are taken to be fixed.
+    # Examples of 2 and more: torch.export takes sizes of 0 and 1 as constants.
     image = torch.zeros(2, 3, size, size)
     with torch.no_grad():
         image_past = encoder(image)
@@ -146,10 +139,10 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
 def _export(
     graph: nn.Module, path: Path, inputs: dict[str, tuple[Tensor, dict]], outputs: list[str]
 ) -> None:
-    """inputs: by name an example and which of its dimensions may have another size."""
+    """inputs: by name an example and its dynamic dimensions."""
     examples, dynamic = zip(*inputs.values())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter's, about itself
+        warnings.simplefilter("ignore")  # the exporter's, about itself
         torch.onnx.export(
             graph,
             examples,
@@ -164,33 +157,25 @@ def _export(
 
 
 def to_int8(path: Path) -> None:
-    """Give a graph's matrices weights in 8 bits by channel, and activations as they come.
+    """Quantise a graph's matrices to 8 bits per channel, and activations dynamically.
 
-    Of the 8 bits weights use 7: where it runs may be a processor without VNNI's instructions, on
-    which onnxruntime's sums of two products would be cut off.
+    Weights use 7 of the 8 bits: without VNNI onnxruntime's sums of two products would saturate.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with whole_file(path) as temporary, _unwarned():
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # advice on options that are not needed here
+    try:
         quantize_dynamic(
             path,
-            temporary,
+            path,
             op_types_to_quantize=["MatMul"],
             per_channel=True,
             reduce_range=True,
             weight_type=QuantType.QInt8,
         )
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Without what the libraries say of themselves."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

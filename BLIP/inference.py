@@ -1,4 +1,4 @@
-"""A copy of a captioner that only generates: weights cast and laid out once, not at every step."""
+"""A copy of a captioner for inference: its weights are cast and packed once, not at every step."""
 
 import copy
 from functools import partial
@@ -15,49 +15,48 @@ from BLIP.kernels.static_step import StaticSteps
 def inference_copy(
     captioner: nn.Module, dtype: torch.dtype = torch.float32, compiled: bool = False
 ) -> nn.Module:
-    """A `BlipCaptioner` in evaluation mode that generates faster, with the present weights.
+    """A `BlipCaptioner` in evaluation mode that generates faster, with the current weights.
 
-    Its linear layers compute in `dtype`, but for those of `in_full`, and all else in float32.
-    Autocast, which would spare none of them, is off within it. In torch.int8 the image encoder has
-    weights of 8 bits and the decoder of 16, with sums in float32 (`int8_linear`) but for the
-    image's keys and values, which are in bfloat16 where the processor has it. The copy holds linear
-    weights of its own and shares the others: make a new one when the captioner has learned.
-    compiled: its encoder and decoding step are, the step on a GPU into a CUDA graph.
+    Its linear layers compute in `dtype`, except those of `in_float32`; the rest is in float32.
+    Autocast is off inside, because it would cast the excepted layers too. torch.int8: see
+    `int8_linear`. The copy has its own linear weights and shares the others, so make a new one
+    after further training. compiled: compile the encoder and the decoding step, on a GPU into a
+    CUDA graph.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
-    quick = copy.deepcopy(captioner, {id(thing): thing for thing in shared})
-    if is_adapted(quick):
-        merge(quick)
-    for place, module in list(quick.named_modules()):
-        module.__dict__.pop("forward", None)  # fairscale's recomputation, of the original's block
+    inference = copy.deepcopy(captioner, {id(part): part for part in shared})
+    if is_adapted(inference):
+        merge(inference)
+    for prefix, module in list(inference.named_modules()):
+        module.__dict__.pop("forward", None)  # fairscale's recomputation of the original's block
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
-                full = f"{place}.{name}"
-                setattr(module, name, _quick_linear(child, full, dtype, pack=not compiled))
+                new = _inference_linear(child, f"{prefix}.{name}", dtype, pack=not compiled)
+                setattr(module, name, new)
     if dtype == torch.int8:
-        embeddings = quick.text_decoder.bert["embeddings"]
+        embeddings = inference.text_decoder.bert["embeddings"]
         embeddings.word_embeddings = HalfEmbedding(embeddings.word_embeddings)
     device = next(captioner.parameters()).device.type
-    quick.generating = partial(torch.autocast, device, enabled=False)
+    inference.inference_context = partial(torch.autocast, device, enabled=False)
     if compiled:
-        quick.visual_encoder.compile()
-        quick.new_step = StaticSteps(mode="reduce-overhead")
-    return quick.eval()
+        inference.visual_encoder.compile()
+        inference.new_step = StaticSteps(mode="reduce-overhead")
+    return inference.eval()
 
 
-def _quick_linear(linear: nn.Linear, name: str, dtype: torch.dtype, pack: bool) -> nn.Module:
-    """What takes the place of the layer of that name."""
+def _inference_linear(linear: nn.Linear, name: str, dtype: torch.dtype, pack: bool) -> nn.Module:
+    """The replacement of the layer of that name."""
     if dtype == torch.int8:
         return int8_linear(linear, name)
-    return InferenceLinear(linear, torch.float32 if in_full(name) else dtype, pack)
+    return InferenceLinear(linear, torch.float32 if in_float32(name) else dtype, pack)
 
 
-def in_full(layer: str) -> bool:
-    """Whether the linear layer of that name computes in float32 in any case.
+def in_float32(layer: str) -> bool:
+    """Return whether the linear layer of that name computes in float32 in any case.
 
-    In bfloat16 the logits of the best words become equal, and beams a matter of luck. So the head
-    stays in float32, and what asks of the image and what it answers: a sixth of the weights. How
-    many captions then still differ is in docs/benchmarks.md.
+    In bfloat16 the logits of the best words round to the same value, and beams become arbitrary.
+    The head, and query and output of cross-attention, stay in float32: a sixth of the weights.
+    docs/benchmarks.md has the number of captions that still differ.
     """
     head = "cls.predictions" in layer
     return head or "crossattention.self.query" in layer or "crossattention.output" in layer

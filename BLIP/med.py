@@ -1,8 +1,8 @@
-"""The text decoder: BERT layers that look at the caption so far and at the image, and their sizes.
+"""The text decoder: BERT layers that attend to the caption so far and to the image.
 
 Parameter names are those of the released BLIP checkpoints. Shapes: R rows (captions or beams) are
-grouped by image, R = B * k; n tokens a row, of all rows T real ones; P places of the image; H
-width; V vocabulary. Where `real` is given, hidden states are (T, H) instead of (R, n, H).
+grouped by image, R = B * k; n tokens per row; P image tokens; H width; V vocabulary size. With an
+`unpadding`, hidden states are (T, H), the real tokens of all rows, instead of (R, n, H).
 """
 
 import json
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from BLIP.kernels.attention import attention
 from BLIP.kernels.recompute_linear import recompute_linear
-from BLIP.kernels.unpadding import RealTokens, real_tokens
+from BLIP.kernels.unpadding import Unpadding, unpadding_of
 from smile import Objective, ObjectiveOutput
 
-KeysValues = tuple[Tensor, Tensor]  # each (rows or images, heads, places, H / heads)
+KeysValues = tuple[Tensor, Tensor]  # each (rows or images, heads, tokens, H / heads)
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
 class MedConfig:
-    """BERT's sizes under BERT's names; those of bert-base by default."""
+    """BERT's sizes under BERT's names; the defaults are those of bert-base."""
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -55,8 +55,8 @@ class MedConfig:
             )
 
 
-# Keys of BERT's configuration that decide nothing here: the vocabulary is the tokeniser's, the
-# width of the image embeddings the image encoder's, and a captioning decoder has the rest built in.
+# Keys of BERT's configuration without an effect: the tokeniser has the vocabulary, the image
+# encoder the width of the image embeddings, and the other values are fixed in a captioning decoder.
 IGNORED_KEYS = {
     *("architectures", "model_type", "type_vocab_size", "pad_token_id", "vocab_size"),
     *("encoder_width", "add_cross_attention", "hidden_act"),
@@ -64,10 +64,10 @@ IGNORED_KEYS = {
 
 
 def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
-    """From a JSON file or a mapping, whose keys replace the defaults.
+    """Read sizes from a JSON file or a mapping; its keys replace the defaults.
 
-    A relative path that is not of the working folder is the repository's. Raises ValueError, in one
-    line, for a file that cannot be read or a key that is unknown.
+    A relative path is looked up in the working folder, then in the repository. Raises ValueError,
+    in one line, for a file that cannot be read, an unknown key or an impossible value.
     """
     values = source
     if not isinstance(source, Mapping):
@@ -90,7 +90,7 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
 
 
 class Embeddings(nn.Module):
-    """Tokens (R, n) from position `start` on, a number or int64 () -> (R, n, H)."""
+    """Tokens (R, n) at positions from `start` on, a number or int64 (), -> (R, n, H)."""
 
     def __init__(self, config: MedConfig, vocab_size: int):
         super().__init__()
@@ -98,7 +98,7 @@ class Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        # In the released files; the positions are simply counted.
+        # A buffer because the released files hold it.
         positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
         self.register_buffer("position_ids", positions)
 
@@ -137,10 +137,11 @@ class Attention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (., heads, n, H / heads)
 
-    def keys_values(self, source: Tensor, real: Optional[RealTokens] = None) -> KeysValues:
-        """source (rows or images, places, width)."""
-        made = (recompute_linear(source, self.self[name]) for name in ("key", "value"))
-        key, value = (real.padded(each) if real else each for each in made)
+    def keys_values(self, source: Tensor, unpadding: Optional[Unpadding] = None) -> KeysValues:
+        """source: (rows or images, tokens, width), or (T, width) with `unpadding`."""
+        key, value = (recompute_linear(source, self.self[name]) for name in ("key", "value"))
+        if unpadding:
+            key, value = unpadding.pad(key), unpadding.pad(value)
         return self._split(key), self._split(value)
 
     def forward(
@@ -149,21 +150,21 @@ class Attention(nn.Module):
         keys_values: KeysValues,
         mask: Optional[Tensor] = None,
         is_causal: bool = False,
-        real: Optional[RealTokens] = None,
+        unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        # The k rows of an image are one long query over its keys, which are thus not copied.
-        groups = keys_values[0].size(0)
         query = recompute_linear(hidden, self.self["query"])
-        query = real.padded(query) if real else query
-        query = self._split(query.reshape(groups, -1, hidden.size(-1)))
+        query = unpadding.pad(query) if unpadding else query
+        # The k rows of an image are one long query, so that its keys need not be copied.
+        query = self._split(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
         dropout = self.dropout if self.training else 0.0
-        context = attention(query, *keys_values, mask, is_causal, dropout).transpose(1, 2)
-        context = real.of(context.flatten(2)) if real else context.reshape(hidden.shape)
+        context = attention(query, *keys_values, mask, is_causal, dropout)
+        context = context.transpose(1, 2).flatten(2)
+        context = unpadding.unpad(context) if unpadding else context.reshape(hidden.shape)
         return self.output(context, hidden)
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention and feed-forward, each normalised after its residual."""
+    """Self-attention, cross-attention and feed-forward, with a LayerNorm after each residual."""
 
     def __init__(self, config: MedConfig, encoder_width: int):
         super().__init__()
@@ -179,12 +180,12 @@ class Layer(nn.Module):
         hidden: Tensor,
         image_embeds: Tensor,
         mask: Tensor,
-        real: Optional[RealTokens] = None,
+        unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """All that the layer computes, keys and values too: it can be a shard of the captioner."""
-        own = self.attention.keys_values(hidden, real)
+        """The whole layer in one forward, as FSDP needs it of a shard."""
+        own = self.attention.keys_values(hidden, unpadding)
         image = self.crossattention.keys_values(image_embeds)
-        return self.attend(hidden, own, image, mask, real=real)
+        return self.attend(hidden, own, image, mask, unpadding=unpadding)
 
     def attend(
         self,
@@ -193,11 +194,11 @@ class Layer(nn.Module):
         image: KeysValues,
         mask: Optional[Tensor] = None,
         is_causal: bool = False,
-        real: Optional[RealTokens] = None,
+        unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """What the layer makes of keys and values that are there."""
-        hidden = self.attention(hidden, own, mask, is_causal, real)
-        hidden = self.crossattention(hidden, image, real=real)
+        """The layer on given keys and values, its own and the image's."""
+        hidden = self.attention(hidden, own, mask, is_causal, unpadding)
+        hidden = self.crossattention(hidden, image, unpadding=unpadding)
         return self.output(recompute_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
 
 
@@ -217,7 +218,7 @@ class Predictions(nn.Module):
         self.bias = self.decoder.bias
 
     def transformed(self, hidden: Tensor) -> Tensor:
-        """What the decoder turns into logits, (..., H) as `hidden` is."""
+        """The input of `self.decoder`: hidden (..., H) -> (..., H)."""
         return self.transform["LayerNorm"](F.gelu(self.transform["dense"](hidden)))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -225,7 +226,7 @@ class Predictions(nn.Module):
 
 
 class TextDecoder(nn.Module):
-    """The caption decoder; its forward is where the objective comes in."""
+    """The caption decoder; its forward applies the objective."""
 
     def __init__(
         self, config: MedConfig, vocab_size: int, encoder_width: int, objective: Objective
@@ -251,7 +252,7 @@ class TextDecoder(nn.Module):
         return self.bert["encoder"]["layer"]
 
     def hidden_states(self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor) -> Tensor:
-        """What the last layer makes of each token: (R, n, H).
+        """The last layer's output, (R, n, H).
 
         tokens, attention_mask (1 real, 0 padding): int64 (R, n); image_embeds: (B, P, width).
         """
@@ -259,18 +260,18 @@ class TextDecoder(nn.Module):
         causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
         mask = causal & attention_mask.bool()[:, None, None, :]  # (R, 1, n, n)
         hidden = self.bert["embeddings"](tokens)
-        real = real_tokens(attention_mask)
-        hidden = real.of(hidden) if real else hidden
+        unpadding = unpadding_of(attention_mask)
+        hidden = unpadding.unpad(hidden) if unpadding else hidden
         for layer in self.layers:
-            hidden = layer(hidden, image_embeds, mask, real)
-        return real.padded(hidden) if real else hidden
+            hidden = layer(hidden, image_embeds, mask, unpadding)
+        return unpadding.pad(hidden) if unpadding else hidden
 
     def logits(
         self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
     ) -> Tensor:
-        """Logits (R, n - start, V) of the tokens that follow positions `start` to n - 1.
+        """Logits (R, n - start, V) that positions `start` to n - 1 give for their next tokens.
 
-        The arguments are those of `hidden_states`.
+        The other arguments are those of `hidden_states`.
         """
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         return self.cls["predictions"](hidden[:, start:])
@@ -283,7 +284,7 @@ class TextDecoder(nn.Module):
         labels: Tensor,
         prompt_length: int = 1,
     ) -> ObjectiveOutput:
-        """The objective over labels (R, n), of which none is in the first `prompt_length`."""
+        """The objective over labels (R, n) after the first `prompt_length`; see `hidden_states`."""
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         head = self.cls["predictions"]
         hidden = head.transformed(hidden[:, prompt_length - 1 : -1])

@@ -1,14 +1,13 @@
-"""What a run with LoRA has learned as a checkpoint of BLIP, or as an adapter for peft.
+"""Merges the adapter of a run with LoRA into a checkpoint of BLIP, or writes it for peft.
 
     python -m BLIP.merge output/lora_coco/checkpoint_best.pth output/merged.pth
     python -m BLIP.merge output/lora_coco/checkpoint_best.pth output/adapter --adapter
 
-The first has the names of the released checkpoints. `PeftModel.from_pretrained` loads the second
-on a captioner with the weights that it was trained beside.
+The merged file has the names of the released checkpoints. `PeftModel.from_pretrained` loads the
+adapter into a captioner with the base weights that it was trained on.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +17,13 @@ import torch
 from safetensors.torch import save_file
 
 from adapters.lora import CONFIG
-from BLIP.adapter import base_of
-from BLIP.convert import captioner_of, exit_code, whole_file
-from BLIP.weights.checkpoint import CheckpointError, read_checkpoint
+from BLIP.convert import atomic_write, captioner_of, exit_code, write_json
+from BLIP.weights.checkpoint import CheckpointError, base_of, read_checkpoint
 from BLIP.weights.download import without_secrets
 
 
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
-    """Write the file or folder, which must be new; a line that says so. Raises ValueError."""
+    """Write the file or folder, which must be new; return a line about it. Raises ValueError."""
     if target.exists():
         raise ValueError(f"{target} is there already: name what is new")
     content = read_checkpoint(checkpoint)
@@ -36,13 +34,13 @@ def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
         target.mkdir(parents=True)
         state = {name: tensor.contiguous() for name, tensor in content["model"].items()}
         save_file(state, target / "adapter_model.safetensors", {"format": "pt"})
-        (target / "adapter_config.json").write_text(json.dumps(content[CONFIG], indent=2) + "\n")
+        write_json(content[CONFIG], target / "adapter_config.json")
         return f"{target} holds the adapter of {base}"
     captioner = captioner_of(checkpoint)
     target.parent.mkdir(parents=True, exist_ok=True)
     config = {**content["config"], "lora": None}
-    with whole_file(target) as atomic_write:
-        torch.save({"model": captioner.state_dict(), "config": config}, atomic_write)
+    with atomic_write(target) as file:
+        torch.save({"model": captioner.state_dict(), "config": config}, file)
     return f"{target} holds {base} with the adapter merged into it"
 
 

@@ -1,5 +1,4 @@
-"""BERT's tokeniser with BLIP's two extra tokens, the same with every version of them; and
-first-token shifting: a caption's first word is told apart from the same word later on."""
+"""BERT's tokeniser with BLIP's two extra tokens, and first-token shifting."""
 
 import re
 from collections import Counter
@@ -16,7 +15,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class TokenizerError(ValueError):
-    """No tokeniser where one was said to be."""
+    """There is no usable vocabulary at the given place."""
 
 
 class CaptionTokenizer:
@@ -39,13 +38,13 @@ class CaptionTokenizer:
         return self.bert.id_to_token(token_id)
 
     def ids(self, text: str) -> list[int]:
-        """Of the text alone, nothing before or after it."""
+        """The ids of a text, without special tokens."""
         return self.bert.encode(_unicode(text), add_special_tokens=False).ids
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """int64 ids and mask (1 real, 0 padding), each (R, n), n the longest and <= max_length.
+        """int64 ids and mask (1 real, 0 padding), each (R, n) with n <= max_length.
 
-        [DEC] stands first and [SEP] last, also where a text was cut.
+        A row begins with [DEC] and ends with [SEP], even if the text was truncated.
         """
         rows = [[self.start, *self.ids(text)[: max_length - 2], self.end] for text in texts]
         masks = [torch.ones(len(row), dtype=torch.int64) for row in rows]
@@ -64,7 +63,7 @@ class CaptionTokenizer:
 
 
 def _unicode(text: str) -> str:
-    """Without lone surrogates, which JSON can hold: transformers 4.15.0 drops them, 5.x fails."""
+    """Drop lone surrogates, which JSON can hold, as transformers 4.15.0 does; 5.x fails."""
     return text.encode("utf-8", "ignore").decode("utf-8")
 
 
@@ -84,8 +83,10 @@ def _find_vocabulary(source: str) -> Path:
 
 
 def _load_bert(vocabulary: Path) -> Tokenizer:
-    """What transformers' BertTokenizer is on a vocabulary file, without the seconds that it takes
-    to import. Raises TokenizerError."""
+    """transformers' BertTokenizer on a vocabulary file, without the seconds of its import.
+
+    Raises TokenizerError.
+    """
     words = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     lacking = [token for token in SPECIAL_TOKENS if token not in words]
     if lacking:
@@ -101,23 +102,22 @@ def _load_bert(vocabulary: Path) -> Tokenizer:
     bert = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     bert.normalizer = normalizers.BertNormalizer()
     bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    bert.decoder = decoders.WordPiece(cleanup=False)  # which differs between versions
+    bert.decoder = decoders.WordPiece(cleanup=False)  # clean-up differs between versions
     bert.add_special_tokens(list(SPECIAL_TOKENS))
     return bert
 
 
 class FirstTokenShift:
-    """The first token of a caption, `word`, becomes the piece `##word`, and back.
+    """Maps the first token of a caption, `word`, to the piece `##word`, and back.
 
-    Under SMILE's softmax "a" at the start competes with the caption's other words, where a later
-    "a" is among them; `##a` occurs once. A word without a piece stays as it is. Raises ValueError
-    for a vocabulary without any. Source: SMILE (arXiv 2306.13460), tried there beside first-token
-    MLE.
+    SMILE's softmax is over the words of the caption. A first "a" may occur again later; `##a`
+    occurs once. A word without a piece is unchanged. Raises ValueError for a vocabulary without
+    pieces. Source: SMILE (arXiv 2306.13460), an alternative to first-token MLE.
     """
 
     def __init__(self, tokenizer: CaptionTokenizer):
         ids = {tokenizer.token(number): number for number in range(len(tokenizer))}
-        self.piece = torch.arange(len(tokenizer))  # (V,): what a first token becomes
+        self.piece = torch.arange(len(tokenizer))  # (V,): the piece of each word
         for word, number in ids.items():
             self.piece[number] = ids.get(f"##{word}", number)
         shifted = self.piece != torch.arange(len(self.piece))
@@ -127,19 +127,21 @@ class FirstTokenShift:
         self.word[self.piece[shifted]] = shifted.nonzero().squeeze(1)
 
     def apply(self, tokens: Tensor, start: int) -> Tensor:
-        """Tokens (R, N) with that at `start` shifted, the prompt being so long."""
+        """Shift the token at `start`, the length of the prompt, of each row of tokens (R, N)."""
         tokens = tokens.clone()
         tokens[:, start] = self.piece[tokens[:, start]]
         return tokens
 
     def undo(self, ids: Tensor, start: int) -> Tensor:
-        """Ids (L,) on the CPU with that at `start` a word again, so that it can be read."""
+        """Turn the piece at `start` of ids (L,), on the CPU, back into a word."""
         ids = ids.clone()
         ids[start] = self.word[ids[start]]
         return ids
 
     def read(self, logits: Tensor) -> Tensor:
-        """Logits (B, V) of a first token, on the CPU, as those of words: of `word` or `##word`, the
-        higher one, and none of `##word`."""
+        """Turn logits (B, V) of a first token, on the CPU, into logits of words.
+
+        A word gets the higher logit of `word` and `##word`, a piece -inf.
+        """
         pieces = self.word != torch.arange(len(self.word))  # (V,)
         return logits.maximum(logits[:, self.piece]).masked_fill(pieces, float("-inf"))

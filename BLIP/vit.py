@@ -19,16 +19,16 @@ VIT_SIZES = {
     "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16, "drop_path_rate": 0.1},
 }
 
-# Numbers in the widest activation of the images that a CPU encodes at a time without gradients:
-# beyond its cache an image takes a tenth longer.
-CACHED = 2**22
+# Elements of the widest activation when a CPU encodes images without gradients: more would leave
+# its cache and take a tenth longer.
+MAX_ACTIVATION = 2**22
 
 NEEDED_SIZES = ("embed_dim", "depth", "num_heads")
 OTHER_SIZES = ("patch_size", "mlp_ratio", "drop_path_rate", "layer_norm_eps", "initializer_range")
 
 
 class ImageAttention(Attention):
-    """timm's, (B, N, D) -> (B, N, D), with the kernel of `attention` and the norm before it."""
+    """timm's, (B, N, D) -> (B, N, D), with our attention kernel; it applies the norm itself."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         joined = recompute_linear(x, self.qkv, norm)
@@ -38,20 +38,20 @@ class ImageAttention(Attention):
 
 
 class ImageMlp(Mlp):
-    """timm's, (B, N, D) -> (B, N, D), with the norm before it."""
+    """timm's, (B, N, D) -> (B, N, D); it applies the norm itself."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         return recompute_linear(recompute_linear(x, self.fc1, norm), self.fc2, F.gelu)
 
 
 class RecomputableBlock(Block):
-    """A block that computes in the precision it is told, whoever calls it.
+    """A block that sets its own autocast.
 
-    fairscale's recomputation in backward turns autocast on without its dtype: bfloat16 would
-    become float16.
+    fairscale's recomputation in backward restores autocast without its dtype: bfloat16 would become
+    float16.
     """
 
-    autocast = None  # what torch.autocast takes
+    autocast = None  # the arguments of torch.autocast
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(**self.autocast) if self.autocast else nullcontext():
@@ -62,12 +62,12 @@ class RecomputableBlock(Block):
 class ImageEncoder(VisionTransformer):
     """Image (B, 3, S, S), normalised -> embeddings (B, 1 + (S / patch_size)**2, embed_dim).
 
-    vit: "base", "large", or a mapping with embed_dim, depth, num_heads and, if other than usual,
-    patch_size (16), mlp_ratio (4), drop_path_rate (0), layer_norm_eps (1e-6), initializer_range.
-    The latter is the standard deviation of the blocks' made-up weights, 0.02 without it; narrow
-    ones learn faster from about embed_dim**-0.5. Where it is given, positions are drawn as loud as
-    the patches are. With `grad_ckpt` the last `ckpt_layer` blocks keep no activations and are
-    computed again in backward. Raises ValueError for a `vit` that is none of these.
+    vit: "base", "large", or a mapping with embed_dim, depth, num_heads and optionally patch_size
+    (16), mlp_ratio (4), drop_path_rate (0), layer_norm_eps (1e-6), initializer_range. The last one
+    is the standard deviation of the blocks' random weights, 0.02 by default; narrow encoders learn
+    faster with about embed_dim**-0.5. With it the position embedding has a standard deviation of 1,
+    like the patches. grad_ckpt: the last `ckpt_layer` blocks are recomputed in backward. Raises
+    ValueError for any other `vit`.
     """
 
     def __init__(
@@ -91,18 +91,20 @@ class ImageEncoder(VisionTransformer):
             mlp_layer=ImageMlp,
         )
         if initializer_range is not None:
-            nn.init.normal_(self.pos_embed, std=1.0)  # as loud as the patches
+            nn.init.normal_(self.pos_embed, std=1.0)
             for module in self.blocks.modules():
                 if isinstance(module, nn.Linear):
                     nn.init.normal_(module.weight, std=initializer_range)
         widest = self.pos_embed.size(1) * self.blocks[0].mlp.fc1.out_features
-        self.at_once = max(CACHED // widest, 1)
+        self.images_at_once = max(MAX_ACTIVATION // widest, 1)
         self.recomputed = list(self.blocks)[::-1][:ckpt_layer] if grad_ckpt else []
         if self.recomputed:
             from fairscale.nn.checkpoint import checkpoint_wrapper
 
             for block in self.recomputed:
-                checkpoint_wrapper(block)  # replaces the block's forward, leaves its names
+                checkpoint_wrapper(
+                    block
+                )  # replaces the block's forward and keeps its parameter names
 
     def forward(self, image: Tensor) -> Tensor:
         device = image.device.type
@@ -114,7 +116,7 @@ class ImageEncoder(VisionTransformer):
             }
         if device != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.forward_features(image)
-        return torch.cat([self.forward_features(some) for some in image.split(self.at_once)])
+        return torch.cat([self.forward_features(some) for some in image.split(self.images_at_once)])
 
 
 def _sizes(vit: Union[str, Mapping]) -> dict:
@@ -130,14 +132,14 @@ def _sizes(vit: Union[str, Mapping]) -> dict:
 
 
 def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
-    """A position embedding (1, 1 + p*p, D) for 1 + q*q = `tokens` places, bicubically.
+    """Resize a position embedding (1, 1 + p*p, D) bicubically to 1 + q*q = `tokens`.
 
-    The class token's stays as it is. Raises ValueError where either grid is not a square.
+    The class token's is unchanged. Raises ValueError if either grid is not a square.
     """
     before, after = (round((n - 1) ** 0.5) for n in (pos_embed.size(1), tokens))
     if (before**2, after**2) != (pos_embed.size(1) - 1, tokens - 1):
         raise ValueError(
-            f"{pos_embed.size(1)} or {tokens} places are not a class token and a square"
+            f"{pos_embed.size(1)} or {tokens} positions are not a class token and a square"
         )
     token, grid = pos_embed[:, :1], pos_embed[:, 1:]
     grid = grid.reshape(1, before, before, -1).permute(0, 3, 1, 2)

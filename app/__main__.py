@@ -8,6 +8,11 @@
 See docs/app.md.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import importlib.util
 import sys
@@ -21,7 +26,7 @@ from app.server import listen, serve
 from app.service import CaptionService
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 OLDEST = (3, 10)  # the first Python that Gradio 6 runs on
 
@@ -74,7 +79,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             names = [arguments.host, *(arguments.host_name or [])]
             serve(CaptionService(checkpoints, limits), listening, names, token)
 
-    return exit_code_unwatched(program, interrupted="")
+    return exit_code(program, interrupted="")
 
 
 def require_libraries() -> None:

@@ -85,7 +85,7 @@ class CaptionService:
             photo = read_photo(path, name, self.limits)
             items = []
             for checkpoint in checkpoints:
-                image = preprocessing_of(_config(checkpoint, options)).seen(photo)
+                image = preprocessing_of(_config(checkpoint, options)).item(photo)
                 items.append(_Item(image, checkpoint, options))
             photo.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
             return photo, items

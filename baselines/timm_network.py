@@ -14,12 +14,10 @@ from baselines.weight_files import OTHERS, errors_naming, read_weights, reason
 class TimmNetwork(nn.Module):
     """Images (B, 3, S, S), values from 0 to 1, to a map (B, C, h, w): timm's `forward_features`.
 
-    name: one that timm knows; of a vision transformer the places are its patches, its other tokens
-    are left out. weights: "package", those of `baselines.packaged_weights`, or as
-    `baselines.image_encoder` has them. What the weights expect images to be normalised with goes
-    where the weights go: it is in the state dict. Raises ValueError for an unknown name, for one
-    that cannot be made for images of that size, for one that makes no map of them, and for weights
-    that cannot be had or do not fit.
+    name: a timm model; for a vision transformer the map consists of its patch tokens. weights: as
+    in `baselines.image_encoder`. The normalisation that the weights expect is part of the state
+    dict. Raises ValueError for an unknown name, an unsuitable image size, a network without a
+    feature map, and weights that are not available or do not fit.
     """
 
     def __init__(self, name: str, weights: str, image_size: int):
@@ -48,7 +46,7 @@ class TimmNetwork(nn.Module):
             side = math.isqrt(places.size(1))
             if side * side == places.size(1):
                 return places.transpose(1, 2).unflatten(2, (side, side))
-        raise ValueError(f"encoder: timm's {self.name} makes no map of an image; choose another")
+        raise ValueError(f"encoder: timm's {self.name} has no feature map; choose another")
 
 
 def _load(name: str, weights: str, image_size: int) -> nn.Module:
@@ -56,13 +54,13 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
 
     if not timm.is_model(name):
         raise ValueError(f"encoder: timm has no network {name!r}; see timm.list_models()")
-    # Most networks take images of any size; these are made for one.
+    # Only these networks are built for one image size.
     fixed = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
     size = {"img_size": image_size} if fixed else {}
     if weights == "default":
         try:
             return timm.create_model(name, pretrained=True, **size)
-        except Exception as error:  # of the hub, of the file, of a size that does not suit it
+        except Exception as error:  # raised by the hub, the file or the size
             raise ValueError(
                 f"encoder_weights: cannot fetch timm's weights of {name} ({reason(error)}); "
                 f"connect to the network, or give {OTHERS}"
@@ -72,7 +70,7 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
             return timm.create_model(name, **size)
         except Exception as error:
             raise ValueError(
-                f"encoder: timm cannot make {name} for image_size {image_size}: {reason(error)}"
+                f"encoder: timm cannot build {name} for image_size {image_size}: {reason(error)}"
             ) from error
     if weights == "package":
         return _with_weights(name, packaged_weights(name), size)
@@ -82,7 +80,7 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
 
 
 def _with_weights(name: str, state: Mapping[str, Tensor], size: Mapping[str, int]) -> nn.Module:
-    """The network with a state dict, which timm fits to the size as it does its own weights."""
+    """The network with a state dict, which timm adapts to the image size."""
     import timm
 
     given = {"state_dict": dict(state), "custom_load": False}

@@ -1,5 +1,11 @@
 """Programs that measure this project beside a peer, alternately, in one run."""
 
-import captioning  # noqa: F401 - threads and memory as the programs that users run have them
+import gc
+
+from captioning.runtime.start import tune_process
+
+# Every module here is a program: threads and memory are set as in those that users run.
+tune_process()
+gc.enable()
 
 TOPICS = ("captioning", "int8", "training", "objective", "loader", "vlm", "one_photo")

@@ -19,12 +19,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from captioning.data import original_randaugment, randaugment, training_transform
+from captioning.data import training_transform
 from captioning.data.image import open_image
-from captioning.data.original_randaugment import check_opencv
-from captioning.runtime.program import exit_code_unwatched
+from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS, check_opencv
+from captioning.runtime.program import exit_code
 
-NAMES = [operation.__name__ for operation in original_randaugment.OPERATIONS]
+NAMES = [operation.__name__ for operation in OPERATIONS]
 
 
 def drawn(transform: Callable, path: Path, seed: int) -> Tensor:
@@ -41,11 +41,11 @@ def difference(first, second) -> float:
 def by_operation(pixels: np.ndarray, seed: int) -> dict[str, float]:
     """What each operation alone makes of an image (S, S, 3), here and there."""
     found = {}
-    for name, fast, exact in zip(NAMES, randaugment.OPERATIONS, original_randaugment.OPERATIONS):
+    for name, fast, exact in zip(NAMES, OPERATIONS, EXACT_OPERATIONS):
         images = []
-        for operation, image in ((fast, Image.fromarray(pixels)), (exact, pixels)):
+        for operation in (fast, exact):
             torch.manual_seed(seed)  # the sign
-            images.append(operation(image))
+            images.append(operation(Image.fromarray(pixels)))
         found[name] = difference(*images)
     return found
 
@@ -64,7 +64,7 @@ def measure(paths: Sequence[Path], size: int) -> str:
             seconds[name] += time.perf_counter() - began
         rows["whole augmentation"].append(difference(*images))
         changed += rows["whole augmentation"][-1] > 10
-        with patch("captioning.data.image.rand_augment", lambda image, *_: image):
+        with patch("captioning.data.augmentation.rand_augment", lambda image, *_: image):
             crops = [drawn(transform, path, seed) for transform in (fast, exact)]
         rows["crop and flip"].append(difference(*crops))
         pixels = crops[1].numpy()
@@ -94,7 +94,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         check_opencv()
         print(measure(arguments.photos, arguments.size))
 
-    return exit_code_unwatched(program)
+    return exit_code(program, "stopped")
 
 
 if __name__ == "__main__":

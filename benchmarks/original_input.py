@@ -10,12 +10,12 @@ from typing import Callable
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter
+from PIL import Image, ImageFilter, ImageOps
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from captioning.data import MEAN, STD
-from captioning.data.original_randaugment import autocontrast, equalize
+from captioning.data.randaugment import exact_autocontrast
 
 try:
     import cv2
@@ -92,10 +92,10 @@ def _rotated(pixels: np.ndarray) -> np.ndarray:
 
 OPERATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "identity": lambda pixels: pixels,
-    "autocontrast": autocontrast,
+    "autocontrast": lambda pixels: np.array(exact_autocontrast(Image.fromarray(pixels))),
     "brightness": lambda pixels: BRIGHTNESS[pixels],
     "sharpness": _sharpened,
-    "equalize": equalize,
+    "equalize": lambda pixels: np.array(ImageOps.equalize(Image.fromarray(pixels))),
     "shear_x": lambda pixels: _warped(pixels, (1, _sign() * SHEAR, 0), (0, 1, 0)),
     "shear_y": lambda pixels: _warped(pixels, (1, 0, 0), (_sign() * SHEAR, 1, 0)),
     "translate_x": lambda pixels: _warped(pixels, (1, 0, _sign() * TRANSLATION), (0, 1, 0)),

@@ -21,9 +21,9 @@ from benchmarks.measure import Work, alternate, peak_memory, program, row
 from smile import Objective
 from smile.hf import undo
 from vlm.captioner import VlmCaptioner
-from vlm.image_batch import Pictures
+from vlm.image_batch import ImageBatch
 from vlm.library import check_library, model_of
-from vlm.prompt import question_of
+from vlm.prompt import prompt_processor_of
 
 OWN = "the model's own"
 OURS = {"MLE": "mle", "0.01 MLE + 0.99 SMILE": {"mle": 0.01, "smile": 0.99}, "SMILE": "smile"}
@@ -54,7 +54,7 @@ def write(folder: str, V: int) -> None:
 
 def step(contender: str, sizes: Sizes, folder: str) -> Work:
     """Loss and gradients by one contender, of which a small one has been made before."""
-    model, question = model_of(folder, weights=True), question_of(folder, vlm.tiny.ASKED)
+    model, question = model_of(folder, weights=True), prompt_processor_of(folder, vlm.tiny.ASKED)
     objective = Objective(OURS.get(contender, "mle"))
     captioner = VlmCaptioner(model, question, objective, max_tokens=sizes.n + 1).train()
     words = sorted(word for word in captioner.tokenizer.tokenizer.get_vocab() if len(word) == 4)
@@ -63,11 +63,11 @@ def step(contender: str, sizes: Sizes, folder: str) -> Work:
     captions = [[" ".join(words[i] for i in each) for each in group] for group in drawn]
     side = vlm.tiny.SIDE
     photos = [Image.new("RGB", (side, side), (20 * n, 100, 200)) for n in range(sizes.B)]
-    image = Pictures([question(photo) for photo in photos])
+    image = ImageBatch([question(photo) for photo in photos])
     if contender == OWN:
         undo(model)
 
-    def call(image: Pictures = image, captions: list[list[str]] = captions) -> float:
+    def call(image: ImageBatch = image, captions: list[list[str]] = captions) -> float:
         model.zero_grad()
         if contender == OWN:
             batch, labels = captioner.rows(image, captions)

@@ -7,6 +7,11 @@ Writes photo_gaze.png in the current folder, or the file that --output names. Fo
 LSTM, Show, Attend and Tell, and BLIP.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import math
 import sys
@@ -23,7 +28,7 @@ from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.score_tokens import END, ScoredCaption, attention_map
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
 LONGEST_STRIP = 16  # how many times as long as wide a photo may be
@@ -72,7 +77,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     output = arguments.output or Path(f"{arguments.image.stem}_gaze.png")
     if output.suffix != ".png" or output.is_dir():
         parser.error(f"--output is {output}; it has to be a file that ends in .png")
-    return exit_code_unwatched(lambda: attend(arguments, output))
+    return exit_code(lambda: attend(arguments, output), "stopped")
 
 
 def attend(arguments: argparse.Namespace, output: Path) -> None:

@@ -6,6 +6,11 @@ Prints the mean negative log-likelihood of a token, that of a model that knows n
 frequent each token is, SMILE's loss, and the temperature to sample with (temperature=1.1).
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -15,7 +20,7 @@ from captioning.data import read_split
 from captioning.models.build import load_trained
 from captioning.models.likelihood import PLAIN, likelihood, unigram_nll
 from captioning.runtime import distributed
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -26,7 +31,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--split", choices=("val", "test"), default="val")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
-    return exit_code_unwatched(lambda: calibrate(arguments))
+    return exit_code(lambda: calibrate(arguments), "stopped")
 
 
 def calibrate(arguments: argparse.Namespace) -> None:

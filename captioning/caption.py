@@ -10,6 +10,11 @@ Writes one JSON line per image. The same command continues a run that was stoppe
 several GPUs and machines. See docs/captioning.md.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import contextlib
 import importlib.util

@@ -5,19 +5,23 @@
         --images coco/val2014 --metrics coco length diversity clipscore retrieval perplexity
     python -m captioning.evaluate --compare mle.json smile.json --references GT.json
 
-The captions are a COCO results file, a list of {image_id, caption}, whatever program wrote it. The
-metrics that run models share their work where torchrun starts several processes. --compare says how
-two programs' captions of the same images differ, and how surely.
+The captions are a COCO results file of any program: a list of {image_id, caption}. Metrics that run
+models share their work over the processes of torchrun. --compare shows how the captions of two
+programs for the same images differ, with intervals and p.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
-import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, Optional, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Optional, get_args, get_origin
 
 from captioning.data.caption_files import (
     ids_by_name,
@@ -31,12 +35,13 @@ from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
 from captioning.metrics.evaluator import Settings
 from captioning.metrics.image_files import find_images
-from captioning.metrics.java import MEMORY
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, NEED_IMAGES, build_evaluators
+from captioning.metrics.options import option_classes
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS, build_evaluators
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
+from captioning.runtime.registry import load
 
 
 def _arguments(argv):
@@ -54,41 +59,45 @@ def _arguments(argv):
     names = f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_METRICS)})"
     shape = {"nargs": "+", "choices": EVALUATORS, "default": DEFAULT_METRICS, "metavar": "NAME"}
     add("--metrics", **shape, help=names)
-    for name, hint in get_type_hints(Settings, include_extras=True).items():
-        default, text = getattr(Settings, name), getattr(hint, "__metadata__", [""])[0]
+    add("--images", type=Path, help="the images' folder, or a JSON file {image id: image file}")
+    add("--cache_dir", type=Path, help="where what metrics compute or fetch is kept")
+    add("--device", default="auto", help="of models: auto, cpu, cuda, cuda:1")
+    add("--batch_size", type=int, default=64, help="what a model takes at once")
+    for name, field in _options().items():
+        default = field.default
         if default is False:
-            add(f"--{name}", action="store_true", help=text)
-        elif text:
-            add(f"--{name}", default=default, help=text, **_kind(hint.__origin__, default))
-    parser.set_defaults(device="auto")
+            add(f"--{name}", action="store_true", help=field.description)
+        else:
+            kind = _kind(field.annotation, default)
+            add(f"--{name}", default=default, help=field.description, **kind)
     arguments = parser.parse_args(argv)
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare and two")
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
-    if not arguments.spice_timeout > 0:
-        parser.error("--spice_timeout has to be more than 0")
-    if not re.match(MEMORY, arguments.spice_heap):
-        parser.error("--spice_heap has to be such as 4G or 800m")
     return arguments
 
 
-def _kind(hint, default):
-    """What the parser has to know of a setting of this type."""
-    if isinstance(default, tuple):
-        return {"nargs": "+", "type": Path, "metavar": "FILE"}
-    if get_origin(hint) is Literal:
-        return {"choices": get_args(hint)}
-    if default is None and hint != Optional[str]:
-        return {"type": Path}
+def _options() -> dict[str, Any]:
+    """pydantic's fields of every metric's options, by name."""
+    kinds = option_classes(EVALUATORS.values())
+    return {name: field for kind in kinds for name, field in kind.model_fields.items()}
+
+
+def _kind(annotation: Any, default: Any) -> dict[str, Any]:
+    """argparse's settings for an option of this type."""
+    if get_origin(annotation) is Literal:
+        return {"choices": get_args(annotation)}
+    if list[str] in get_args(annotation):
+        return {"nargs": "+", "metavar": "FILE"}
     return {"type": str if default is None else type(default)}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program on its arguments (those of the command line); return its exit code."""
+    """Run the program and return its exit code: 2 after a one-line error for the user."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _arguments(argv)
-    return exit_code_unwatched(lambda: _run(arguments, argv), "stopped: nothing was written")
+    return exit_code(lambda: _run(arguments, argv), "stopped: nothing was written")
 
 
 def _run(arguments, argv):
@@ -136,16 +145,14 @@ def _read(path, references, ids, is_main):
 
 
 def _evaluators(arguments, predictions, device):
-    images = None
-    if arguments.images and set(NEED_IMAGES).intersection(arguments.metrics):
-        images = find_images(arguments.images, local(arguments.references), predictions)
-    # Of a file {image id: image file} the images start in its folder, and so do a split's.
-    root = arguments.images
-    root = root.parent if root and root.is_file() else root
-    found = {"images": images, "pool_root": root, "device": device}
-    given = {field.name for field in fields(Settings)} - set(found)
-    settings = Settings(**found, **{name: getattr(arguments, name) for name in given})
-    return build_evaluators(arguments.metrics, settings)
+    images, root = None, arguments.images
+    if root and any(load(EVALUATORS[name]).needs_images for name in arguments.metrics):
+        images = find_images(root, local(arguments.references), predictions)
+    if root and root.is_file():  # its images are relative to its folder
+        root = root.parent
+    settings = Settings(images, root, arguments.cache_dir, device, arguments.batch_size)
+    options = {name: getattr(arguments, name) for name in _options()}
+    return build_evaluators(arguments.metrics, settings, **options)
 
 
 def _show_comparison(first, second, folder, command):

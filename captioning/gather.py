@@ -1,9 +1,14 @@
-"""The weights of a checkpoint in parts as one file, for programs that read no folder.
+"""Gather the weights of a sharded checkpoint into one file, for programs that read no folder.
 
     python -m captioning.gather output/vlm_coco/checkpoint_best.pth whole.pth
 
-All that the checkpoint holds but its optimiser goes with them. One process reads it.
+Everything else in the checkpoint but its optimiser goes into the file. One process reads it.
 """
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
 
 import argparse
 import sys
@@ -22,9 +27,8 @@ from captioning.runtime.progress import say
 
 def gather(source: str, path: Path) -> None:
     """Write the file, and its manifest. Raises UserError."""
-    for taken in (path, manifest_path(path)):
-        if taken.exists():
-            raise UserError(f"{taken} is there already: name a file that is new")
+    for existing in filter(Path.exists, (path, manifest_path(path))):
+        raise UserError(f"{existing} is there already: name a file that is new")
     try:
         content = read_checkpoint(source)
     except ValueError as error:

@@ -1,12 +1,17 @@
-"""Make the images of a folder small once, so that each epoch has less to read and decode.
+"""Resize the images of a folder once, so that each epoch has less to read and decode.
 
     python -m captioning.resize data/coco/images data/coco/images256
     python -m captioning.resize data/coco/images data/coco/images256 --side 256 --workers 8
 
-Names and the folders within stay, so image_root is all that changes in a configuration. The shorter
-side becomes --side, the aspect ratio stays; an image that is no larger is copied as it is. What is
-there already is passed over: the same command goes on where it was stopped.
+Names and subfolders stay, so only image_root changes in a configuration. The shorter side becomes
+--side and the aspect ratio stays; an image that is not larger is copied unchanged. Existing files
+are skipped: the same command resumes where it was stopped.
 """
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
 
 import argparse
 import io
@@ -17,7 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from PIL import Image
 
@@ -36,18 +41,11 @@ DONE = ("resized", "copied", "there already", "cannot be read")
 RECORD = ".resize.json"  # in the folder of the small images: what they were made with
 
 
-class Outcome(NamedTuple):
-    """What became of an image, of DONE, and why where that was nothing."""
-
-    done: str
-    reason: str = ""
-
-
 def small(path: Path, side: int) -> tuple[str, bytes]:
-    """What that took, of DONE, and an image file whose shorter side is `side` at most.
+    """Return what was done, one of DONE, and an image file whose shorter side is at most `side`.
 
-    It is whole and of the same format, without EXIF, whose orientation training does not apply.
-    Raises UserError for what is no image.
+    It has the same format, without EXIF, whose orientation training does not apply. Raises
+    UserError for a file that is not a readable image.
     """
     with open_image(path) as image:
         width, height = image.size
@@ -56,33 +54,34 @@ def small(path: Path, side: int) -> tuple[str, bytes]:
             decode(image, path)
             return "copied", path.read_bytes()
         size = max(round(width * scale), side), max(round(height * scale), side)
-        image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG decoder halves it as it decodes
+        image.draft(None, (2 * size[0], 2 * size[1]))  # a JPEG decoder reduces it as it decodes
         resized = decode(image, path).resize(size, Image.Resampling.BICUBIC)
     content = io.BytesIO()
-    # "MPO" are the JPEGs of phones that have a second picture after the first.
+    # "MPO": JPEGs of phones with a second picture after the first.
     resized.save(content, image.format.replace("MPO", "JPEG"), quality=QUALITY)
     return "resized", content.getvalue()
 
 
-def make_small(name: str, source: Path, target: Path, side: int) -> Outcome:
-    """Write one image. Raises UserError where the disk refuses it."""
+def make_small(name: str, source: Path, target: Path, side: int) -> str:
+    """Write one image; return what was done, one of DONE. UserError if it cannot be written."""
     try:
         done, content = small(source / name, side)
     except UserError as error:
-        return Outcome("cannot be read", str(error))
+        say(str(error))
+        return "cannot be read"
     path = target / name
     with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(content)
-    return Outcome(done)
+    return done
 
 
 def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counter:
-    """Make all images of a folder small in another; how many were resized, copied and so on.
+    """Resize all images of a folder into another; return how many were resized, copied and so on.
 
-    Raises UserError for folders that cannot be, and for a target made with another side; Stopped
-    when a signal asks for it.
+    Raises UserError for unusable folders and for a target made with another side; Stopped when a
+    signal asks for it.
     """
     if not source.is_dir():
         raise UserError(f"{source}: no such folder")
@@ -91,21 +90,18 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
     found = [os.path.relpath(path, source) for path in images_in(str(source))]
     if not found:
         raise UserError(f"{source} holds no images")
-    _keep_to(side, target)
+    _check_side(side, target)
     for leftover in atomic_writes(target):
         leftover.unlink()
     todo = [name for name in found if not (target / name).exists()]
     counts = Counter({**dict.fromkeys(DONE, 0), "there already": len(found) - len(todo)})
-    pool = ThreadPoolExecutor(workers)  # Pillow decodes and resizes beside Python
+    pool = ThreadPoolExecutor(workers)  # Pillow releases the GIL
     try:
         work = partial(make_small, source=source, target=target, side=side)
         begun = [pool.submit(work, name) for name in todo]
         with progress(len(found), "images", initial=counts["there already"]) as bar:
             for future in as_completed(begun):
-                outcome = future.result()
-                if outcome.reason:
-                    say(outcome.reason)
-                counts[outcome.done] += 1
+                counts[future.result()] += 1
                 bar.update()
                 if signals.stop_requested():
                     raise signals.Stopped
@@ -114,8 +110,8 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
     return counts
 
 
-def _keep_to(side: int, target: Path) -> None:
-    """Raise UserError where the folder has images of another side; write down the side."""
+def _check_side(side: int, target: Path) -> None:
+    """Record the side in the folder; UserError if it has images of another side."""
     record = target / RECORD
     if not record.exists():
         write_json({"side": side}, record)
@@ -138,8 +134,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def program() -> None:
         counts = resize_folder(**vars(arguments))
-        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        say(f"{sum(counts.values())} images: {told}; they are in {arguments.target}")
+        done = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        say(f"{sum(counts.values())} images: {done}; they are in {arguments.target}")
 
     return exit_code(program)
 

@@ -5,6 +5,11 @@ torchrun --nproc_per_node 4 -m captioning.train --config configs/caption_coco.ya
 python -m captioning.train --config configs/caption_coco.yaml --evaluate --eval_split test
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,10 +1,15 @@
-"""Make images and annotation files of a data set that is one file of tensors, as `coco.pt` is.
+"""Unpack a data set in one file of tensors, such as `coco.pt`, into images and annotation files.
 
     python -m captioning.unpack coco.pt data/coco_pt
 
-Writes train.json, val.json and a PNG file of each image, for `dataset: custom`. Words that the file
-does not know are <unk> in its captions, and <UNK> to a captioner that counts its words.
+Writes train.json, val.json and a PNG file per image, for `dataset: custom`. Unknown words of the
+file become <unk> in the captions; a captioner that counts its words reads them as its <UNK>.
 """
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
 
 import argparse
 import sys
@@ -16,12 +21,12 @@ from PIL import Image
 
 from captioning.data.tensor_file import Part, read_tensor_file
 from captioning.files.writing import refusals_told, require_folder, write_json
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.runtime.progress import progress, say
 
 
 def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
-    """Write NAME.json after the images that it names; how many. Ids count on from `first_id`."""
+    """Write NAME.json after its images; return how many. Their ids start at `first_id`."""
     rows = []
     with refusals_told(folder / name), progress(len(part.captions), name) as bar:
         (folder / name).mkdir(exist_ok=True)
@@ -38,16 +43,16 @@ def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
 
 
 def unpack(path: Path, folder: Path) -> str:
-    """Write all parts of a file; what there is now. Raises UserError."""
+    """Write all parts of a file; return a summary. Raises UserError."""
     parts = read_tensor_file(path)
     require_folder(folder)
-    told, first_id = [], 0
+    summary, first_id = [], 0
     for name, part in parts.items():
-        written, every = write_part(part, name, folder, first_id), len(part.captions)
-        first_id += every
-        left_out = f", {every - written} without a caption left out" if written < every else ""
-        told.append(f"{written} images of {name}{left_out}")
-    return f"{'; '.join(told)}: {folder}"
+        written, count = write_part(part, name, folder, first_id), len(part.captions)
+        first_id += count
+        left_out = f", {count - written} without a caption left out" if written < count else ""
+        summary.append(f"{written} images of {name}{left_out}")
+    return f"{'; '.join(summary)}: {folder}"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -57,7 +62,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("folder", type=Path, help="where images and annotations go")
     given = parser.parse_args(argv)
     interrupted = "stopped; the same command begins again"
-    return exit_code_unwatched(lambda: say(unpack(given.file, given.folder)), interrupted)
+    return exit_code(lambda: say(unpack(given.file, given.folder)), interrupted)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""How a caption is drawn from a decoder: greedy, beam search, sampling. Needs torch only."""
+"""How a decoder generates captions: greedy, beam search, sampling. Needs torch only."""
 
-from decoding.decode import decode, draw_captions
+from decoding.decode import decode, generate_captions
 from decoding.interface import Decoded, DecodingSettings, Generated, Step, until_end
+
+draw_captions = generate_captions  # its former name
 
 __all__ = [
     "Decoded",
@@ -10,5 +12,6 @@ __all__ = [
     "Step",
     "decode",
     "draw_captions",
+    "generate_captions",
     "until_end",
 ]

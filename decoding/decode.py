@@ -1,4 +1,4 @@
-"""The entrance: a captioner's step function in, token ids and scores or captions out."""
+"""Entry point: from a captioner's step function to token ids, scores and captions."""
 
 from typing import Any, Callable
 
@@ -13,7 +13,7 @@ from decoding.sampling import sample
 def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
     """Captions of every prompt by beam search, greedily, or sampled from torch's generator.
 
-    prompt: int64 (B, n). Raises ValueError where `max_length` leaves no room after the prompt.
+    prompt: int64 (B, n). Raises ValueError if `max_length` is not above n.
     """
     if prompt.size(1) >= settings.max_length:
         raise ValueError(
@@ -24,7 +24,7 @@ def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         return search(step, prompt, end, pad, settings)
 
 
-def draw_captions(
+def generate_captions(
     step: Step,
     prompt: Tensor,
     images: Tensor,
@@ -34,8 +34,8 @@ def draw_captions(
 ) -> Generated:
     """Captions of B images that all start with a prompt, int64 (n,).
 
-    images: (B, ...), for their number and device. tokenizer: its `end` and `pad` end a caption and
-    fill it up. text: ids (L,), the prompt's included, to a caption.
+    images: (B, ...), of which only the number and device are used. tokenizer: has the token ids
+    `end` and `pad`. text: turns ids (L,), prompt included, into a caption.
     """
     prompts = prompt.to(images.device).expand(len(images), -1)
     token_ids, scores = decode(step, prompts, tokenizer.end, tokenizer.pad, settings)

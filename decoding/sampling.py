@@ -1,4 +1,4 @@
-"""Decoding one token at a time: the best one (greedy), or one drawn at random."""
+"""Decoding one token at a time: the best one (greedy) or a random sample."""
 
 import torch
 from torch import Tensor
@@ -7,37 +7,37 @@ from decoding.interface import Decoded, DecodingSettings, Step
 
 
 def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
-    """`num_return` captions a prompt, greedy or sampled; see `decode`.
+    """`num_return` captions per prompt, greedy or sampled; see `decode`.
 
-    A prompt whose captions have all ended costs nothing any more.
+    Prompts whose captions have all ended are not stepped.
     """
     captions, max_length = settings.num_return, settings.max_length
     prompts, start = prompt.shape
-    live = torch.arange(prompts, device=prompt.device)
+    active = torch.arange(prompts, device=prompt.device)
     tokens = prompt.new_full((prompts, captions, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
     scores = torch.zeros(prompts, captions, dtype=torch.float64, device=prompt.device)
     lengths = torch.full_like(tokens[..., 0], max_length)
 
     logits = step(prompt.unsqueeze(1), None).expand(-1, captions, -1)  # (b, k, V)
-    rows = live.unsqueeze(1).expand(-1, captions)
+    rows = active.unsqueeze(1).expand(-1, captions)
     for length in range(start, max_length):
-        adjusted = adjust(logits.float(), tokens[live, :, :length], end, settings)
+        adjusted = adjust(logits.float(), tokens[active, :, :length], end, settings)
         if settings.sample:
             probabilities = warp(adjusted, settings).softmax(-1).flatten(0, 1)
             word = draw(probabilities).view(adjusted.shape[:2])
         else:
             word = adjusted.argmax(-1)
-        over = lengths[live] < max_length  # (b, k)
-        word = word.masked_fill(over, pad)
+        done = lengths[active] < max_length  # (b, k)
+        word = word.masked_fill(done, pad)
         logprob = logits.float().log_softmax(-1).gather(2, word.unsqueeze(2)).squeeze(2)
-        scores[live] += logprob.masked_fill(over, 0)
-        tokens[live, :, length] = word
-        lengths[live] = lengths[live].where(over | (word != end), torch.tensor(length).to(word))
+        scores[active] += logprob.masked_fill(done, 0)
+        tokens[active, :, length] = word
+        lengths[active] = lengths[active].where(done | (word != end), torch.tensor(length).to(word))
 
-        alive = (lengths[live] == max_length).any(1).nonzero().squeeze(1)
-        live, rows, word = live[alive], rows[alive], word[alive]
-        if len(live) == 0:
+        keep = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
+        active, rows, word = active[keep], rows[keep], word[keep]
+        if len(active) == 0:
             break
         if length + 1 < max_length:
             logits = step(word.unsqueeze(2), rows)
@@ -48,12 +48,11 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
 
 
 def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings) -> Tensor:
-    """Scores (..., V) after the repetition penalty, without what would repeat
-    `no_repeat_ngram_size` tokens, and with no end before `min_length`.
+    """Apply the repetition penalty, `no_repeat_ngram_size` and `min_length` to scores (..., V).
 
-    tokens: int64 (..., n), all tokens so far, the prompt's included. A repeated token's score is
-    multiplied by the penalty where it is negative and divided by it where it is positive (CTRL,
-    arXiv 1909.05858, in the form of transformers 4.15.0).
+    tokens: int64 (..., n), all tokens so far, with the prompt. A repeated token's score is
+    multiplied by the penalty if negative and divided by it if positive (CTRL, arXiv 1909.05858, in
+    the form of transformers 4.15.0).
     """
     if settings.repetition_penalty != 1:
         seen = scores.gather(-1, tokens)
@@ -68,30 +67,32 @@ def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings)
 
 
 def _without_repeats(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
-    """Scores (..., V) without the words that would end `size` tokens which are there already."""
+    """Ban the words that would complete an n-gram of `size` tokens a second time."""
     runs = tokens.unfold(-1, size, 1)  # (..., n - size + 1, size)
-    latest = tokens[..., tokens.size(-1) - size + 1 :].unsqueeze(-2)  # what a word would go on with
+    latest = tokens[..., tokens.size(-1) - size + 1 :].unsqueeze(
+        -2
+    )  # the beginning of the next n-gram
     again = (runs[..., :-1] == latest).all(-1)
-    # Summed, so that of equal words one that repeats is enough.
+    # A sum, because a word may end several n-grams, of which one repetition is enough.
     penalty = torch.zeros_like(scores).scatter_add(-1, runs[..., -1], again.to(scores.dtype))
     return scores.masked_fill(penalty > 0, float("-inf"))
 
 
 def draw(probabilities: Tensor) -> Tensor:
-    """A word of each row of (n, V), int64 (n,); those that torch.multinomial draws, bit by bit.
+    """Sample a word from each row of (n, V): int64 (n,), equal to torch.multinomial's.
 
-    What is not finite draws some word, and its log-probability tells: torch's would end a program
-    on a GPU, and wait for the GPU at each word to find out.
+    Rows that are not finite give an arbitrary word, whose log-probability is not finite either.
+    torch.multinomial would check for them, which synchronises with a GPU at every word, and abort.
     """
     return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)
 
 
 def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
-    """Scores (..., V) for sampling: temperature, then the `top_k` best, then the nucleus `top_p`,
-    then what is at least `min_p` times as likely as the best, then the typical `typical_p`.
+    """Apply temperature, top_k, top_p, min_p and typical_p, in this order, to scores (..., V).
 
-    The nucleus is the smallest set of best tokens whose probability exceeds top_p (arXiv
-    1904.09751); min_p is that of arXiv 2407.01082. The best token always stays.
+    top_p keeps the smallest set of best tokens whose probability exceeds it (arXiv 1904.09751).
+    min_p keeps tokens at least that many times as likely as the best one (arXiv 2407.01082). The
+    best token is always kept.
     """
     scores = scores / settings.temperature
     if settings.top_k:
@@ -112,8 +113,10 @@ def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
 
 
 def _typical(scores: Tensor, mass: float) -> Tensor:
-    """Scores (..., V) of the tokens that surprise most nearly as much as one does on average: the
-    fewest whose probability is at least `mass`, and their equals (arXiv 2202.00666)."""
+    """Keep the tokens whose surprisal is nearest to the entropy, up to a probability of `mass`.
+
+    Ties with the last one are kept (arXiv 2202.00666).
+    """
     log_p = scores.log_softmax(-1)
     p = log_p.exp()
     entropy = -(p * log_p).nansum(-1, keepdim=True)

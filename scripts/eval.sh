@@ -4,7 +4,7 @@
 #   bash scripts/eval.sh [CONFIG] [key=value ...] [--eval_split val] [--flag ...]
 #
 # CONFIG is a YAML file, configs/caption_coco.yaml unless one is given first. The split is test, or
-# the one that EVAL_SPLIT or --eval_split names. Processes as in scripts/launch.sh.
+# the one that EVAL_SPLIT or --eval_split names. Processes are as in scripts/train.sh.
 set -euo pipefail
 
 config=configs/caption_coco.yaml
@@ -13,5 +13,4 @@ if [[ ${1:-} =~ ^[^=]*\.ya?ml$ ]]; then
     shift
 fi
 # The last of two --eval_split counts: the user's comes after this one.
-exec bash "$(dirname "$0")/launch.sh" captioning.train --config "$config" \
-    --evaluate --eval_split "${EVAL_SPLIT:-test}" "$@"
+exec bash "$(dirname "$0")/train.sh" "$config" --evaluate --eval_split "${EVAL_SPLIT:-test}" "$@"

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Finds the Python environment that the project runs in, or makes it, and prints its interpreter:
+# Finds or makes the Python environment that the project runs in, and prints its interpreter:
 #
-#   PYTHON_BIN="$(bash scripts/setup.sh)"        with what training and captioning need
-#   PYTHON_BIN="$(bash scripts/setup.sh app)"    with the web page's Gradio as well
-#   PYTHON_BIN="$(bash scripts/setup.sh dev)"    with the tools of the tests besides
+#   PYTHON_BIN="$(bash scripts/setup.sh)"            what training and captioning need
+#   PYTHON_BIN="$(bash scripts/setup.sh app)"        also Gradio, for the web page
+#   PYTHON_BIN="$(bash scripts/setup.sh cluster)"    also Ray
+#   PYTHON_BIN="$(bash scripts/setup.sh dev)"        all of these and the tools of the tests
 #
-# An active virtual or conda environment that satisfies the requirements is used as it is.
-# Otherwise they are installed into an environment of the project's own:
+# An active virtual or conda environment that satisfies the requirements is used unchanged.
+# Otherwise uv, which is installed first where it is missing, installs them into:
 #
-#   VENV     its folder, relative to the repository (default .venv)
-#   PYTHON   the interpreter it is made from, 3.9 or later (default python3); for app 3.10 or later
-#   LATEST   1: the newest versions that the requirements allow
+#   VENV     the environment's folder, relative to the repository (default .venv)
+#   PYTHON   the interpreter to make it from, 3.9 or later (default python3); for app 3.10 or later
+#   LATEST   1: the newest versions that the requirements allow, instead of requirements-lock.txt
 #
-# Where VENV or PYTHON is set, the active environment is passed over. What is installed has the
-# versions of requirements-lock.txt, which were tested together on Python 3.9 to 3.13; a later one
-# takes the newest. pip reads its PIP_* variables.
+# Where VENV or PYTHON is set, the active environment is ignored. pip's settings (PIP_INDEX_URL,
+# pip.conf) say where packages come from, unless uv's own (UV_DEFAULT_INDEX, uv.toml) do.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,16 +23,15 @@ fail() { say "error: $*"; exit 1; }
 
 case "${1:-}" in
     "") requirements="requirements.txt" ;;
-    app | dev) requirements="requirements-$1.txt" ;;
-    *) fail "scripts/setup.sh takes no argument, 'app' or 'dev', not '$1'" ;;
+    app | cluster | dev) requirements="requirements-$1.txt" ;;
+    *) fail "scripts/setup.sh takes no argument, 'app', 'cluster' or 'dev', not '$1'" ;;
 esac
 python="${PYTHON:-python3}"
 venv="${VENV:-.venv}"
 [[ $venv == /* ]] || venv="$PWD/$venv"
 interpreter="$venv/bin/python"
 log="$venv/setup.log"
-# Lies in the environment while packages are being written to it. One that is found there later
-# was left by an interrupted call: pip would take the half-written packages for installed.
+# Exists while packages are being written: where a later call finds it, some may be half-written.
 unfinished="$venv/setup-unfinished"
 
 # Prints nothing for an interpreter that is absent or does not run.
@@ -40,28 +39,43 @@ version_of() {
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
 }
 
-recent_enough() {
-    local major minor
-    IFS=. read -r major minor <<<"$1"
-    ((major == 3 && minor >= 9))
+recent_enough() { [[ $1 == 3.* ]] && ((${1#3.} >= 9)); }
+
+# A version manager's shim may be on PATH without running.
+find_uv() {
+    local candidate
+    for candidate in uv "$venv/bin/uv"; do
+        if "$candidate" --version >/dev/null 2>&1; then
+            echo "$candidate"
+            return
+        fi
+    done
+    return 1
 }
 
-# Prints, on one line, the requirements that the environment of the interpreter does not satisfy.
-lacking() {
-    "$1" scripts/check_requirements.py "$requirements" 2>/dev/null
+# Whether an interpreter's environment satisfies the requirements; prints the first that is missing.
+# The installers may not look anywhere for packages, so that they fail where one is missing.
+satisfies() {
+    local uv output
+    if uv="$(find_uv)"; then
+        output="$(env -u UV_FIND_LINKS "$uv" pip install --python "$1" --dry-run --no-config \
+            --offline --no-index --no-deps -r "$requirements" 2>&1)" && return
+    else
+        output="$(PIP_CONFIG_FILE=/dev/null "$1" -m pip --isolated install --dry-run \
+            --no-index --no-deps -r "$requirements" 2>&1)" && return
+    fi
+    sed -nE 's/.*(distribution found for|you require) ([^ ,]+).*/\2/p' <<<"$output" | head -n 1
+    return 1
 }
 
 use_active_environment() {
-    local environment version missing
+    local environment missing
     [[ -z ${VENV:-} && -z ${PYTHON:-} ]] || return 1
     for environment in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
         [[ -n $environment && $environment != "$venv" ]] || continue
-        version="$(version_of "$environment/bin/python")"
-        if [[ -z $version ]]; then
-            missing="a Python that runs"
-        elif ! recent_enough "$version"; then
+        if ! recent_enough "$(version_of "$environment/bin/python")"; then
             missing="Python 3.9 or later"
-        elif missing="$(lacking "$environment/bin/python")"; then
+        elif missing="$(satisfies "$environment/bin/python")"; then
             printf '%s\n' "$environment/bin/python"
             return
         fi
@@ -71,7 +85,7 @@ use_active_environment() {
 }
 
 ready() {
-    [[ -x $interpreter && ! -e $unfinished ]] && lacking "$interpreter" >/dev/null
+    [[ -x $interpreter && ! -e $unfinished ]] && satisfies "$interpreter" >/dev/null
 }
 
 check_folder() {
@@ -83,24 +97,19 @@ check_folder() {
 }
 
 check_python() {
-    local version
+    local version held
     version="$(version_of "$python")"
     [[ -n $version ]] || fail "'$python' is not found or does not run: set PYTHON to an interpreter, 3.9 or later"
     recent_enough "$version" || fail "'$python' is Python $version: set PYTHON to an interpreter, 3.9 or later"
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "'$python' has no venv module: install it (Debian, Ubuntu: apt install python$version-venv) or set PYTHON to another interpreter"
-    [[ $requirements != requirements-app.txt || $version != 3.9 ]] || {
+    if [[ $requirements == requirements-app.txt && $version == 3.9 ]]; then
         say "error: the web page needs Python 3.10 or later and '$python' is $version: set PYTHON to a later one (PYTHON=python3.11)"
         exit 2
-    }
-}
-
-check_disk() {
-    local needed=7 free # most of it is CUDA's libraries, which come with torch on Linux
-    [[ $(uname -s) == Linux ]] || needed=2
-    free="$(df -Pk "$venv" | awk 'NR == 2 {print int($4 / 1024 / 1024)}')"
-    ((free >= needed)) ||
-        fail "$venv has $free GB of disk and needs about $needed: make room or set VENV to a folder on another disk"
+    fi
+    held="$(version_of "$interpreter")"
+    [[ -z $held || -e $unfinished || $held == "$version" ]] ||
+        fail "$venv holds Python $held, '$python' is another: remove it or set VENV to another folder"
 }
 
 make_environment() {
@@ -108,22 +117,48 @@ make_environment() {
     mkdir -p "$venv"
     touch "$unfinished"
     find "$venv/" -mindepth 1 ! -path "*/${unfinished##*/}" -delete
-    check_disk
     "$python" -m venv "$venv" >"$log" 2>&1 || fail "'$python' could not make $venv: see $log"
 }
 
+# Exports pip's settings under uv's names. pip lists each as source.name='value', the environment's
+# before those of files.
+export_pip_settings() {
+    local settings name variable value
+    settings="$("$interpreter" -m pip config list 2>/dev/null)" || return 0
+    while read -r name variable; do
+        value="$(sed -nE "s/^[^=]*\.$name='(.*)'$/\1/p" <<<"$settings" | head -n 1)"
+        [[ -z $value || -n ${!variable:-} ]] || export "$variable=${value//\\n/ }"
+    done <<'SETTINGS'
+index-url UV_DEFAULT_INDEX
+extra-index-url UV_INDEX
+find-links UV_FIND_LINKS
+no-index NO_INDEX
+constraint UV_CONSTRAINT
+trusted-host UV_INSECURE_HOST
+proxy ALL_PROXY
+cert SSL_CERT_FILE
+SETTINGS
+    export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" # as pip: the best of all indexes
+}
+
 install() {
-    local lock="requirements-lock.txt" versions="the newest versions" hint="" minor
+    local lock="requirements-lock.txt" minor uv versions="the newest versions" hint=""
     minor="$(version_of "$interpreter")"
     if [[ ${LATEST:-} != 1 ]] && ((${minor#3.} <= 13)); then # the lock is for Python 3.9 to 3.13
         versions="the versions of $lock" hint="; LATEST=1 takes newer versions"
-        # Unlike the option -c, it holds where pip builds a package from its source, too.
-        export PIP_CONSTRAINT="$lock${PIP_CONSTRAINT:+ $PIP_CONSTRAINT}"
+    else
+        lock=""
     fi
-    say "installing $requirements, $versions, into $venv (a few minutes the first time; log: $log)"
+    say "installing $requirements, $versions, into $venv (log: $log)"
+    uv="$(find_uv)" || {
+        "$interpreter" -m pip install --no-input uv >"$log" 2>&1 || explain_failure
+        uv="$venv/bin/uv"
+    }
+    export_pip_settings
+    export UV_CONSTRAINT="$lock${UV_CONSTRAINT:+ $UV_CONSTRAINT}"
     touch "$unfinished"
-    if ! "$interpreter" -m pip install --no-input -r "$requirements" >"$log" 2>&1; then
-        grep -q '^Installing collected packages' "$log" || rm "$unfinished" # nothing was written
+    if ! "$uv" pip install --python "$interpreter" ${NO_INDEX:+--no-index} -r "$requirements" >"$log" 2>&1; then
+        grep -q 'Failed to install' "$log" || rm "$unfinished" # nothing was written
         explain_failure
     fi
     rm "$unfinished"
@@ -132,19 +167,19 @@ install() {
 
 explain_failure() {
     if grep -qi 'No space left on device' "$log"; then
-        fail "the disk is full: make room or set VENV or TMPDIR to a folder on another disk (log: $log)"
-    elif grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError' "$log"; then
-        fail "pip cannot reach the package index: check the network, the proxy or PIP_INDEX_URL (log: $log)"
+        fail "the disk is full: make room or set VENV, UV_CACHE_DIR or TMPDIR to a folder on another disk (log: $log)"
+    elif grep -qE 'error sending request|Failed to fetch|Request failed|NewConnectionError|NameResolutionError|Timeout|ProxyError' "$log"; then
+        fail "the package index cannot be reached: check the network, the proxy or PIP_INDEX_URL (log: $log)"
     fi
-    tail -n 15 "$log" >&2
-    fail "pip could not install $requirements: the lines above are the end of $log$hint"
+    tail -n 15 "$log" | sed 's/^/    /' >&2
+    fail "cannot install $requirements: the lines above are the end of $log${hint:-}"
 }
 
 set_up() {
-    if [[ -e $unfinished ]]; then
-        say "an earlier installation did not finish: making $venv anew"
-        make_environment
-    elif [[ -z $held ]]; then
+    local held
+    held="$(version_of "$interpreter")"
+    if [[ -e $unfinished || -z $held ]]; then
+        [[ ! -e $unfinished ]] || say "an earlier installation did not finish: making $venv anew"
         make_environment
     elif ! recent_enough "$held"; then
         fail "$venv holds Python $held: remove it or set VENV to another folder"
@@ -155,16 +190,13 @@ set_up() {
 if use_active_environment; then
     exit
 fi
-held="$(version_of "$interpreter")"
-if [[ -n ${PYTHON:-} && -n $held && ! -e $unfinished ]]; then
+if [[ -n ${PYTHON:-} && -x $interpreter ]]; then
     check_python
-    [[ $held == "$(version_of "$python")" ]] ||
-        fail "$venv holds Python $held, '$python' is another: remove it or set VENV to another folder"
 fi
 if ! ready; then
     check_folder
     if command -v flock >/dev/null; then
-        # Kept open by pip as well: no second call deletes what an orphaned pip still writes.
+        # The installer inherits it: a second call waits for one that has outlived this script, too.
         exec 9>"$venv.lock"
         flock --nonblock 9 || { say "waiting for another call that installs into $venv" && flock 9; }
     fi

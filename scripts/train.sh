@@ -1,15 +1,54 @@
 #!/usr/bin/env bash
-# Fine-tunes a captioner:
+# Fine-tunes a captioner, with one process on each GPU, or one without a GPU:
 #
 #   bash scripts/train.sh [CONFIG] [key=value ...] [--flag ...]
 #
-# CONFIG is a YAML file, configs/caption_coco.yaml unless one is given first. One process a GPU;
-# scripts/launch.sh tells how to have others, or several machines.
+# CONFIG is a YAML file, configs/caption_coco.yaml unless one is given first.
+#
+#   NPROC_PER_NODE   processes on this machine (default: one a GPU; one where a device is named)
+#   NNODES           machines (default 1); run the same command on each of them
+#   RDZV_ENDPOINT    host:port, one of the machines and a free port of it
+#   RDZV_ID          name of the run, where several share a port (default smile)
+#
+# It runs in the repository's root, from wherever it is called: relative paths start there.
 set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 config=configs/caption_coco.yaml
 if [[ ${1:-} =~ ^[^=]*\.ya?ml$ ]]; then
     config="$1"
     shift
 fi
-exec bash "$(dirname "$0")/launch.sh" captioning.train --config "$config" "$@"
+program=(-m captioning.train --config "$config" "$@")
+
+PYTHON_BIN="$(bash scripts/setup.sh)"
+nodes="${NNODES:-1}"
+if [[ -n ${NPROC_PER_NODE:-} || " $* " =~ [[:space:]](--device|device=) ]]; then
+    processes="${NPROC_PER_NODE:-1}"
+else
+    processes=1
+    # Files of NVIDIA's, AMD's and Windows' drivers; asking torch takes seconds.
+    if [[ -e /dev/nvidiactl || -e /proc/driver/nvidia || -e /dev/kfd || -e /dev/dxg ]] ||
+        command -v nvidia-smi >/dev/null; then
+        processes="$("$PYTHON_BIN" -c 'import torch; print(max(1, torch.cuda.device_count()))')"
+    fi
+fi
+
+if [[ $nodes == 1 && $processes == 1 ]]; then
+    exec "$PYTHON_BIN" "${program[@]}"
+fi
+
+# By default each process starts a thread for every core, and they wait for each other.
+cores="$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}"
+
+rendezvous=(--standalone)
+if [[ $nodes != 1 ]]; then
+    if [[ -z ${RDZV_ENDPOINT:-} ]]; then
+        echo "error: NNODES=$nodes needs RDZV_ENDPOINT=host:port, the same on every machine" >&2
+        exit 2
+    fi
+    rendezvous=(--rdzv_backend c10d --rdzv_endpoint "$RDZV_ENDPOINT" --rdzv_id "${RDZV_ID:-smile}")
+fi
+exec "$PYTHON_BIN" -m captioning.launch --nnodes "$nodes" --nproc_per_node "$processes" \
+    "${rendezvous[@]}" "${program[@]}"

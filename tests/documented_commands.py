@@ -45,7 +45,7 @@ OF_SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2
 STAND_IN = """#!/bin/bash
 {{ printf '%s\\0' "${{0##*/}}" "$@"; printf '\\0'; env -0; printf '\\0\\0'; }} > {record}.$$
 {cat} {record}.$$ >> {record}  # in one piece, whoever else writes in a pipe
-[[ ${{1:-}} != -c ]] || echo 1  # launch.sh asks how many GPUs there are
+[[ ${{1:-}} != -c ]] || echo 1  # train.sh asks how many GPUs there are
 """
 
 

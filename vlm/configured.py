@@ -1,4 +1,4 @@
-"""Models of transformers as a configuration describes them: own keys, and what they make."""
+"""Configuration of models of transformers: their key, and how a captioner is built from it."""
 
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Callable, Optional
@@ -7,15 +7,15 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 
 from adapters.lora import CONFIG, adapted
-from vlm.image_batch import Pictures
+from vlm.image_batch import ImageBatch
 from vlm.library import check_library, recompute
-from vlm.prompt import question_of
+from vlm.prompt import prompt_processor_of
 
 ASKS = True
 
 
 class Keys(BaseModel):
-    """The key of models of transformers alone; docs/settings.md says what it does."""
+    """The key that only this package reads; see docs/settings.md."""
 
     vlm: Annotated[Optional[str], Field(min_length=1), "run"] = None
 
@@ -39,24 +39,24 @@ class Keys(BaseModel):
             )
         if self.reward:
             raise ValueError(
-                "reward is for captioners whose words are drawn here; model vlm's are the library's"
+                "reward needs captions sampled by decoding/; model vlm generates with transformers"
             )
         if self.compile:
-            raise ValueError("compile is true, which model vlm has not; set it to false")
+            raise ValueError("compile is true, which model vlm does not support; set it to false")
         if self.sharding != "none" and self.lora and self.lora.load_in_4bit:
             raise ValueError(
-                f"sharding is {self.sharding}, which cannot divide weights of four bits; set it or "
+                f"sharding is {self.sharding}, which cannot shard 4-bit weights; set it or "
                 "lora.load_in_4bit to another value"
             )
         return self
 
 
 def build(config: Any, context: Any):
-    """See `captioning.captioners.interface`, as for the other functions."""
+    """See `captioning.captioners.interface`, also for the functions below."""
     from vlm.captioner import VlmCaptioner
     from vlm.library import model_of
 
-    question = question_of(config.vlm, config.prompt)
+    prompt_processor = prompt_processor_of(config.vlm, config.prompt)
     content, lora = context.content, config.lora
     if lora is not None and content is not None and CONFIG not in content:
         raise ValueError(
@@ -69,7 +69,7 @@ def build(config: Any, context: Any):
         model = adapted(model, lora)
     if config.vit_grad_ckpt:
         recompute(model)
-    return VlmCaptioner(model, question, config.build_objective(), config.max_tokens)
+    return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)
 
 
 def origin(config: Any) -> str:
@@ -83,10 +83,10 @@ def title(config: Any) -> str:
 def check_device(config: Any, device: torch.device) -> None:
     check_library()
     if config.precision == "int8":
-        raise ValueError("precision is int8, which model vlm has not; try fp32 or bf16")
+        raise ValueError("precision is int8, which model vlm does not support; try fp32 or bf16")
 
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:
-    """A photo, with its question, is made by the processor, in training as in evaluation."""
-    question = question_of(config.vlm, config.prompt)
-    return question, question, None, Pictures
+    """The model's processor prepares photo and prompt, in training and evaluation alike."""
+    prompt_processor = prompt_processor_of(config.vlm, config.prompt)
+    return prompt_processor, prompt_processor, None, ImageBatch

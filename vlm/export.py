@@ -1,10 +1,10 @@
-"""A run's model as transformers saves one, for `from_pretrained`, vLLM or peft.
+"""Writes a run's model in transformers' layout, for `from_pretrained`, vLLM or peft.
 
     python -m vlm.export output/vlm_coco/checkpoint_best.pth output/merged
     python -m vlm.export output/vlm_coco/checkpoint_best.pth output/adapter --adapter
 
-LoRA is merged into the weights; --adapter writes it by itself, as `PeftModel.from_pretrained`
-loads it. The processor is saved with the model.
+LoRA is merged into the weights; --adapter writes the adapter alone, for
+`PeftModel.from_pretrained`. The processor is saved with the model.
 """
 
 import argparse
@@ -22,10 +22,7 @@ from vlm.library import Parts, exit_code, model_of, one_line, parts_of
 
 
 def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str, Any]]]:
-    """The model of a checkpoint, its parts, and the settings of LoRA, None without it.
-
-    Raises ValueError.
-    """
+    """A checkpoint's model, its parts, and its LoRA settings or None. Raises ValueError."""
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
         config, state = content["config"], content["model"]
@@ -34,7 +31,7 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
         raise ValueError(f"{checkpoint}: there is no such file") from error
     except IsADirectoryError as error:
         raise ValueError(
-            f"{checkpoint} is a folder; make a file of a checkpoint in parts first: "
+            f"{checkpoint} is a folder; gather a sharded checkpoint into a file first: "
             f"python -m captioning.gather {checkpoint} whole.pth"
         ) from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -56,7 +53,7 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, Optional[dict[str,
 
 
 def export(checkpoint: str, folder: Path, adapter: bool) -> str:
-    """Write the folder; a line that says what is in it. Raises ValueError."""
+    """Write the folder and return a line that describes it. Raises ValueError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already: name a folder that is new")
     model, parts, lora = trained_model(checkpoint)
@@ -74,7 +71,7 @@ def export(checkpoint: str, folder: Path, adapter: bool) -> str:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    """Run the program; return 0, or 2 after a one-line error."""
     parser = argparse.ArgumentParser(
         prog="python -m vlm.export",
         description=__doc__,

@@ -1,8 +1,7 @@
-"""A photo of several captions is encoded once, and what comes of it is repeated for each.
+"""Encodes a photo with several captions once and repeats its features for each caption.
 
-Where it lies among the words, the library takes features that are there already
-(`mm_encoder_outputs`, transformers 5.20 and later). An encoder that makes a row of a photo is given
-the first of the rows that are alike.
+A decoder-only model is given the features directly (`mm_encoder_outputs`, transformers 5.20 and
+later). An encoder that maps one row to one photo is called with the first of the equal rows only.
 """
 
 from collections.abc import Iterator
@@ -15,26 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from smile.hf.families import encoder_decoder
-from vlm.collate import joined
-from vlm.image_batch import Pictures
+from vlm.collate import collate
+from vlm.image_batch import ImageBatch
 
 PIXELS, GIVEN = "pixel_values", "mm_encoder_outputs"
-# What models call the part that makes a row of a photo, where it is not their encoder.
+# Names of the image encoder in models without `get_encoder`.
 TOWERS = ("vision_tower", "vision_model", "image_encoder")
-# What `get_image_features` may return: what is put among the words, and what nothing reads.
+# Keys of what `get_image_features` returns: read by the decoder, or unused.
 FEATURES = "pooler_output"
 DEEPER = "deepstack_features"  # Qwen3-VL adds these in several layers
 UNUSED = {"last_hidden_state", "hidden_states", "attentions", "vision_outputs", "qformer_outputs"}
 
 
-class SeenOnce:
-    """Called with B photos and k, what a model of transformers is to read of B * k rows.
+class FeatureReuse:
+    """Called with B photos and k, yields the inputs of B * k rows.
 
-    Photos stay as they are, k times, for a model of which neither way is known.
+    For a model that supports neither way the photos are repeated k times.
     """
 
     def __init__(self, model: nn.Module):
-        """model: without an adapter around it."""
+        """model: the base model, without a peft wrapper."""
         self.model = model
         self.takes_features = GIVEN in signature(type(model).forward).parameters
         self.encoders: list[nn.Module] = []
@@ -46,29 +45,29 @@ class SeenOnce:
             self.encoders.append(model.get_encoder())
 
     @contextmanager
-    def __call__(self, pictures: Pictures, count: int) -> Iterator[tuple[Pictures, dict]]:
-        """The rows' photos, and what the model is to be given beside them; call it within."""
+    def __call__(self, images: ImageBatch, count: int) -> Iterator[tuple[ImageBatch, dict]]:
+        """The rows' photos and further inputs. Call the model inside the context."""
         with ExitStack() as hooks:
             given = {}
             if count > 1 and self.takes_features:
-                features = self._features(pictures, count)
+                features = self._features(images, count)
                 if features is None:
                     self.takes_features = False
                 else:
                     given = {PIXELS: None, GIVEN: {"image": features}}
-                    pictures = pictures.without(PIXELS)
+                    images = images.without(PIXELS)
             for encoder in self.encoders if count > 1 else ():
-                hooks.enter_context(_first_rows(encoder, len(pictures), count))
-            yield pictures.repeated(count), given
+                hooks.enter_context(_encode_first_rows(encoder, len(images), count))
+            yield images.repeated(count), given
 
-    def _features(self, pictures: Pictures, count: int) -> Optional[Any]:
-        """What lies among the words of B photos, those of a photo k times side by side.
+    def _features(self, images: ImageBatch, count: int) -> Optional[Any]:
+        """Features of B photos, each photo's repeated k times in a row.
 
-        None where it cannot be told which are of which photo.
+        None if they cannot be assigned to photos.
         """
         takes = signature(self.model.get_image_features).parameters
-        sizes = [len(item[PIXELS]) for item in pictures.items]
-        inputs = joined([{k: v for k, v in i.items() if k in takes} for i in pictures.items], 0)
+        sizes = [len(item[PIXELS]) for item in images.items]
+        inputs = collate([{k: v for k, v in i.items() if k in takes} for i in images.items], 0)
         output = self.model.get_image_features(**inputs, return_dict=True)
         features, deeper = output[FEATURES], output.get(DEEPER) or ()
         if len(features) == len(sizes):
@@ -76,22 +75,22 @@ class SeenOnce:
         other = output.keys() - UNUSED - {FEATURES, DEEPER}
         if other or any(len(each) != sum(sizes) for each in (features, *deeper)):
             return None
-        output[FEATURES] = _again(features, sizes, count)
+        output[FEATURES] = _repeat(features, sizes, count)
         if deeper:
-            output[DEEPER] = [_again(each, sizes, count) for each in deeper]
+            output[DEEPER] = [_repeat(each, sizes, count) for each in deeper]
         return output
 
 
-def _again(features: Any, sizes: list[int], count: int) -> Any:
-    """A tensor or sequence of which so many are of each photo, those of a photo `count` times."""
+def _repeat(features: Any, sizes: list[int], count: int) -> Any:
+    """Repeat each photo's part `count` times; sizes: the length of each photo's part."""
     each = [features[end - size : end] for end, size in zip(accumulate(sizes), sizes)]
     again = [of_photo for of_photo in each for _ in range(count)]
     return torch.cat(again) if isinstance(features, Tensor) else [*chain.from_iterable(again)]
 
 
 @contextmanager
-def _first_rows(encoder: nn.Module, images: int, count: int) -> Iterator[None]:
-    """An encoder that sees the first row of each image's `count`, and makes all of them of it."""
+def _encode_first_rows(encoder: nn.Module, images: int, count: int) -> Iterator[None]:
+    """Let the encoder compute the first of each `count` equal rows and repeat its output."""
     seen = []
 
     def first(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A batch of photos as their processor made them, whatever their sizes."""
+"""A batch of processed photos of any sizes."""
 
 from typing import Union
 
@@ -8,11 +8,11 @@ from torch import Tensor
 Item = dict[str, Tensor]
 
 
-class Pictures:
-    """B photos with their question, each a dict of tensors as a processor makes a batch of one.
+class ImageBatch:
+    """B photos with their prompt, each a dict of tensors as the processor returns for a batch of 1.
 
-    It has the methods of `captioning.captioners.interface.Images`. Photos are put together where
-    the model reads them (`rows.py`), since captions come in between.
+    Implements `captioning.captioners.interface.Images`. `vlm.collate` joins them into one batch
+    later, once the captions are known.
     """
 
     def __init__(self, items: list[Item]):
@@ -21,29 +21,29 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: Union[slice, list[int]]) -> "Pictures":
+    def __getitem__(self, index: Union[slice, list[int]]) -> "ImageBatch":
         found = self.items[index] if isinstance(index, slice) else [self.items[i] for i in index]
-        return Pictures(found)
+        return ImageBatch(found)
 
-    def repeated(self, count: int) -> "Pictures":
-        """Each photo `count` times, side by side."""
-        return Pictures([item for item in self.items for _ in range(count)])
+    def repeated(self, count: int) -> "ImageBatch":
+        """Each photo `count` times in a row."""
+        return ImageBatch([item for item in self.items for _ in range(count)])
 
-    def without(self, key: str) -> "Pictures":
-        return Pictures([{k: v for k, v in item.items() if k != key} for item in self.items])
+    def without(self, key: str) -> "ImageBatch":
+        return ImageBatch([{k: v for k, v in item.items() if k != key} for item in self.items])
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Pictures":
+    def to(self, device: torch.device, non_blocking: bool = False) -> "ImageBatch":
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> "Pictures":
+    def pin_memory(self) -> "ImageBatch":
         return self._each(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         self._each(lambda tensor: tensor.record_stream(stream))
 
     def is_floating_point(self) -> bool:
-        """There is nothing left to normalise."""
+        """True: the processor has normalised the images already."""
         return True
 
-    def _each(self, change) -> "Pictures":
-        return Pictures([{k: change(v) for k, v in item.items()} for item in self.items])
+    def _each(self, change) -> "ImageBatch":
+        return ImageBatch([{k: change(v) for k, v in item.items()} for item in self.items])

@@ -1,4 +1,4 @@
-"""Models and processors of transformers by name, with one line for whatever they lack."""
+"""Loads models and processors of transformers by name; every failure is one line."""
 
 import os
 import sys
@@ -13,15 +13,15 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import nn
 
-OLDEST = 5  # the first number of transformers' versions
-COMPUTED = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PACKS = "support_avx512bf16_for_cpu"  # of a layer of bitsandbytes
-ITS_OWN_CODE = "trust_remote_code"
+OLDEST = 5  # major version of transformers
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+REPACKS = "support_avx512bf16_for_cpu"  # attribute of bitsandbytes' layers
+TRUST_REMOTE_CODE = "trust_remote_code"
 
 
 class Parts(NamedTuple):
-    """What a folder of a model has beside its weights. processor: None where the image processor
-    and the tokenizer are by themselves."""
+    """What a model's folder holds besides weights. processor: None if the image processor and the
+    tokenizer are separate."""
 
     name: str
     config: Any
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
 
 def check_library() -> None:
-    """Raise ValueError for a transformers that has too few of these models."""
+    """Raise ValueError if transformers is too old."""
     found = version("transformers")
     if int(found.partition(".")[0]) < OLDEST:
         raise ValueError(
@@ -44,14 +44,14 @@ def check_library() -> None:
 def parts_of(name: str) -> Parts:
     """Configuration, processor and tokenizer of a folder or hub name. Raises ValueError."""
     check_library()
-    # Workers that load images are forked after the tokenizer was used.
+    # Data loader workers are forked after the tokenizer was used.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import transformers
 
-    source = _source(name)
+    source = _resolve(name)
     with _one_line(name):
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    _check_makes_text(name, config)
+    _check_image_to_text(name, config)
     with _one_line(name):
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
     if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
@@ -65,10 +65,9 @@ def parts_of(name: str) -> Parts:
 
 
 def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Module:
-    """The model in float32, in evaluation mode; without `weights` they are made up.
+    """The model in float32 and evaluation mode, with random weights if not `weights`.
 
-    four_bit: the precision in which its linear layers compute, their weights being in four bits.
-    Raises ValueError.
+    four_bit: load the linear layers in four bits and compute in this precision. Raises ValueError.
     """
     import transformers
 
@@ -76,7 +75,7 @@ def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Mod
         raise ValueError("lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes")
 
     transformers.utils.logging.disable_progress_bar()
-    config, source = parts_of(name).config, _source(name)
+    config, source = parts_of(name).config, _resolve(name)
     kind = transformers.AutoModelForImageTextToText
     with _one_line(name):
         if weights:
@@ -86,35 +85,34 @@ def model_of(name: str, weights: bool, four_bit: Optional[str] = None) -> nn.Mod
                     load_in_4bit=True,
                     bnb_4bit_quant_type="nf4",
                     bnb_4bit_use_double_quant=True,
-                    bnb_4bit_compute_dtype=COMPUTED[four_bit],
+                    bnb_4bit_compute_dtype=DTYPES[four_bit],
                 )
-            model, told = kind.from_pretrained(source, **how)
-            lacking = sorted(told["missing_keys"])
-            if lacking:
-                raise ValueError(f"{len(lacking)} weights are missing, such as {lacking[0]}")
-            _keep_as_they_are(model)
+            model, loading_info = kind.from_pretrained(source, **how)
+            missing = sorted(loading_info["missing_keys"])
+            if missing:
+                raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
+            _disable_repacking(model)
             return model
         model = kind.from_config(config, dtype=torch.float32).eval()
-    with suppress(OSError):  # it has none: the one made of the configuration stays
+    with suppress(OSError):  # it has none: keep the one made from the configuration
         model.generation_config = transformers.GenerationConfig.from_pretrained(source)
     return model
 
 
-def _keep_as_they_are(model: nn.Module) -> None:
-    """Some CPUs would have weights of four bits packed anew to evaluate, which takes sizes of its
-    own and cannot be undone to learn on."""
+def _disable_repacking(model: nn.Module) -> None:
+    """Stop bitsandbytes from repacking 4-bit weights on some CPUs: they could not be trained."""
     for module in model.modules():
-        if hasattr(module, PACKS):
-            setattr(module, PACKS, False)
+        if hasattr(module, REPACKS):
+            setattr(module, REPACKS, False)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that the library can compute again in backward; none holds another."""
+def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that support gradient checkpointing; none contains another."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found: list[nn.Module] = []
     within: set[nn.Module] = set()
-    for module in model.modules():  # what holds others comes before them
+    for module in model.modules():  # parents come before their children
         if isinstance(module, GradientCheckpointingLayer) and module not in within:
             found.append(module)
             within.update(module.modules())
@@ -122,7 +120,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def recompute(model: nn.Module) -> None:
-    """Let those layers keep no activations in training. Raises ValueError where they cannot."""
+    """Turn on gradient checkpointing. Raises ValueError if the model does not support it."""
     settings = {"use_reentrant": False}
     if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.20
         model.activation_checkpointing_enable(settings)
@@ -130,8 +128,8 @@ def recompute(model: nn.Module) -> None:
         model.gradient_checkpointing_enable(settings)
 
 
-def _source(name: str) -> str:
-    """As transformers wants it; ValueError for a folder that is not there."""
+def _resolve(name: str) -> str:
+    """The name that transformers expects. Raises ValueError for a missing folder."""
     source = name[len("hf://") :] if name.startswith("hf://") else name
     looks_like_a_path = source.startswith((".", "/", "~")) or source.count("/") != 1
     if looks_like_a_path and not Path(source).is_dir():
@@ -139,7 +137,7 @@ def _source(name: str) -> str:
     return source
 
 
-def _check_makes_text(name: str, config: Any) -> None:
+def _check_image_to_text(name: str, config: Any) -> None:
     from transformers import AutoModelForImageTextToText
 
     kind = config.model_type
@@ -153,20 +151,20 @@ def _check_makes_text(name: str, config: Any) -> None:
 def _one_line(name: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a library raises whatever a broken folder makes it stumble over
+    except Exception as error:  # a broken folder raises any exception
         reason = one_line(error).split(". ")[0]
-        if ITS_OWN_CODE in str(error):
+        if TRUST_REMOTE_CODE in str(error):
             reason = "it brings code of its own, which is not run here"
         raise ValueError(f"vlm is {name}, which cannot be loaded: {reason}") from error
 
 
 def one_line(error: Exception, most: Optional[int] = 200) -> str:
-    """What an error says on one line, cut to `most` characters; else its type."""
+    """The error's message on one line of at most `most` characters, or its type."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def exit_code(program: Callable[[], str]) -> int:
-    """Run a program and print what it returns; 0, or 2 after one line of what is to be mended."""
+    """Run a program and print its result; return 0, or 2 after a one-line error."""
     try:
         print(program())
     except (ValueError, OSError, ImportError) as error:

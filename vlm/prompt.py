@@ -1,4 +1,4 @@
-"""A photo and the prompt as a model reads them, made by its own processor."""
+"""A photo and the prompt as model inputs, made by the model's own processor."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vlm.library import Parts, one_line, parts_of
 
-# What stands for a caption while the chat template is looked at.
-SAID = "zq caption qz"
-# Families without a chat: the text that their processors take before the caption.
+# Stands for a caption while the chat template is examined.
+PLACEHOLDER = "zq caption qz"
+# Families without a chat template: the text before the caption.
 WITHOUT_CHAT = {
     "paligemma": "<image>{}",
     "florence2": "{}",
@@ -20,24 +20,22 @@ WITHOUT_CHAT = {
     "git": "{}",
 }
 WITHOUT_TEXT = "vision-encoder-decoder"
-PROBE = Image.new("RGB", (64, 48), (120, 130, 140))
+PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 
 
 class Turn(NamedTuple):
-    """asked: the text before the caption, as the tokenizer is to see it; between: text that belongs
-    to the answer and comes before the caption; after: what ends it, "" where that is the model's
-    end of a text."""
+    """The text around a caption. asked: the prompt, up to the generation prompt; between: text of
+    the assistant's turn before the caption; after: what ends the turn, "" for the eos token."""
 
     asked: str
     between: str
     after: str
 
 
-class Question:
-    """Called with an RGB photo, what the model reads of it and the prompt: tensors by name.
+class PromptProcessor:
+    """Called with an RGB photo, returns the model's inputs by name, as a batch of one.
 
-    They are as the processor makes a batch of one. The prompt has its own place: in the chat
-    template, where the family has one. Raises ValueError.
+    The prompt goes into the chat template if the family has one. Raises ValueError.
     """
 
     def __init__(self, parts: Parts, prompt: str):
@@ -50,18 +48,17 @@ class Question:
 
     def __call__(self, photo: Image.Image) -> dict[str, Tensor]:
         try:
-            return self._made(photo)
-        except Exception as error:  # a processor raises whatever an odd photo leads it to
+            return self._process(photo)
+        except Exception as error:  # processors raise any exception for an odd photo
             size = f"{photo.width} x {photo.height} pixels"
             raise ValueError(
                 f"{self.parts.name} cannot take a photo of {size}: {one_line(error)}"
             ) from error
 
     def check(self) -> None:
-        """Raise ValueError for a processor that takes no photo with the prompt, or that does not
-        write the token which the model looks for."""
+        """Raise ValueError if the processor rejects the prompt or writes no image token."""
         try:
-            made = self._made(PROBE)
+            made = self._process(PROBE_IMAGE)
         except Exception as error:
             raise ValueError(
                 f"vlm is {self.parts.name}, whose processor takes no photo with this prompt: "
@@ -74,24 +71,24 @@ class Question:
                 "the question: its tokenizer or chat template is of another model"
             )
 
-    def _made(self, photo: Image.Image) -> dict[str, Tensor]:
+    def _process(self, photo: Image.Image) -> dict[str, Tensor]:
         parts = self.parts
         if self.kind == WITHOUT_TEXT:
             return dict(parts.image_processor(photo, return_tensors="pt"))
         if self.kind in WITHOUT_CHAT:
             text = WITHOUT_CHAT[self.kind].format(self.prompt)
             made = parts.processor(text=[text], images=[photo], return_tensors="pt")
-            return self._unended(dict(made))
+            return self._without_end(dict(made))
         how = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
-        conversation = [self._asks({"type": "image", "image": photo})]
+        conversation = [self._user_message({"type": "image", "image": photo})]
         chat = parts.processor.apply_chat_template
         return dict(chat(conversation, add_generation_prompt=True, **how))
 
-    def _asks(self, image: Mapping[str, Any]) -> dict[str, Any]:
+    def _user_message(self, image: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": [image, {"type": "text", "text": self.prompt}]}
 
-    def _unended(self, made: dict[str, Tensor]) -> dict[str, Tensor]:
-        """GIT's tokenizer ends the prompt as it would end a caption."""
+    def _without_end(self, made: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Without the end token that GIT's tokenizer adds to the prompt."""
         if self.kind != "git":
             return made
         text = ("input_ids", "attention_mask", "token_type_ids")
@@ -121,33 +118,33 @@ class Question:
         return self._chat_turn()
 
     def _chat_turn(self) -> Turn:
-        """What the template writes around a caption."""
+        """The text that the chat template puts around a caption."""
         name, template = self.parts.name, self.parts.processor.apply_chat_template
-        user = self._asks({"type": "image"})
-        answer = {"role": "assistant", "content": [{"type": "text", "text": SAID}]}
+        user = self._user_message({"type": "image"})
+        answer = {"role": "assistant", "content": [{"type": "text", "text": PLACEHOLDER}]}
         try:
             asked = template([user], add_generation_prompt=True)
             whole = template([user, answer])
-        except Exception as error:  # of the template's language, or of the template's own
+        except Exception as error:  # jinja's, or raised by the template
             raise ValueError(
                 f"the chat template of {name} cannot be used: {one_line(error)}"
             ) from error
-        before, said, after = whole.rpartition(SAID)
+        before, said, after = whole.rpartition(PLACEHOLDER)
         if not said:
             raise ValueError(f"the chat template of {name} leaves out what the assistant says")
-        # Some begin an answer in another way than they ask for one; they are asked when captioning.
+        # Some templates begin an answer with another text than their generation prompt.
         between = before[len(asked) :] if before.startswith(asked) else ""
         return Turn(asked, between, after.strip())
 
 
 @lru_cache(maxsize=4)
-def question_of(name: str, prompt: str) -> Question:
-    """The question of a model by name; raises ValueError where its parts do not go together."""
-    question = Question(parts_of(name), prompt)
-    question.check()
-    return question
+def prompt_processor_of(name: str, prompt: str) -> PromptProcessor:
+    """The checked processor of a model by name. Raises ValueError."""
+    prompt_processor = PromptProcessor(parts_of(name), prompt)
+    prompt_processor.check()
+    return prompt_processor
 
 
-def read_by(model: Any) -> set[str]:
-    """The names that a model's forward takes."""
+def forward_arguments(model: Any) -> set[str]:
+    """The names of the arguments of a model's forward."""
     return set(signature(type(model).forward).parameters)

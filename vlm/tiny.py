@@ -1,8 +1,8 @@
-"""A tiny SmolVLM with made-up weights, as a folder: for trying things out without a download.
+"""Writes a tiny SmolVLM with random weights, for trying things out without a download.
 
     python -m vlm.tiny output/tiny_vlm --words data/scenes/vocab.txt
 
-It knows the words of a file, one a line, and sees photos of 48 pixels as nine patches.
+Its vocabulary is a file with a word a line; it reads photos of 48 pixels as nine patches.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from vlm.library import check_library, exit_code
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
 SPECIAL = (PAD, START, END, UNKNOWN, "<fake_token_around_image>", "<global-img>", "<image>")
-ASKED = "describe"  # the prompt that it knows besides
+ASKED = "describe"  # the prompt, which is in the vocabulary, too
 CHAT = (
     "{% for m in messages %}{% for part in m.content %}"
     "{% if part.type == 'image' %}<start><image>{% else %} {{ part.text }}{% endif %}{% endfor %}"
@@ -23,12 +23,12 @@ CHAT = (
 )
 SIDE, PATCH = 48, 16
 WIDTH, HEADS = 96, 4
-# Drawn wider than large models' weights, which would learn nothing here for a thousand steps.
+# Larger than in large models: with their standard deviation, 1,000 steps learn nothing here.
 SPREAD = 0.08
 
 
 def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
-    """Write model, tokenizer and processor. Raises ValueError for an old library."""
+    """Write model, tokenizer and processor. Raises ValueError if transformers is too old."""
     check_library()
     import torch
     import transformers
@@ -60,11 +60,11 @@ def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
 def _processor(transformers, ids):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    spoken = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    spoken.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    spoken.add_special_tokens(list(SPECIAL))
+    words_only = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    words_only.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words_only.add_special_tokens(list(SPECIAL))
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=spoken,
+        tokenizer_object=words_only,
         **{"pad_token": PAD, "bos_token": START, "eos_token": END, "unk_token": UNKNOWN},
     )
     images = transformers.SmolVLMImageProcessor(
@@ -82,7 +82,7 @@ def _processor(transformers, ids):
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    """Run the program; return 0, or 2 after a one-line error."""
     parser = argparse.ArgumentParser(
         prog="python -m vlm.tiny",
         description=__doc__,

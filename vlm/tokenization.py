@@ -1,4 +1,4 @@
-"""Captions as token ids: what a model is to say after its question, and what it has said."""
+"""Captions as token ids and back."""
 
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -9,13 +9,13 @@ from torch import Tensor
 from vlm.prompt import Turn
 
 
-class Words:
-    """The `Tokenizer` of `captioning.captioners.interface` for a model of transformers.
+class CaptionTokenizer:
+    """Implements `captioning.captioners.interface.Tokenizer` for a model of transformers.
 
-    A caption's ids are those that the tokenizer makes of it where it stands, after the question,
-    and then `end`, which ends the turn. Special tokens in a caption's text are left out: an image
-    token would ask for an image. pad is no token, since a model may say the one that the library
-    pads with, which is `filler`.
+    A caption is tokenised in its context, after the prompt, and followed by `end`, which ends the
+    turn. Special tokens in a caption's text are dropped: an image token would require an image.
+    pad is -1, no token, because a model may generate `library_pad`, the token that transformers
+    pads with.
     """
 
     pad = -1
@@ -23,19 +23,19 @@ class Words:
     def __init__(
         self, tokenizer: Any, turn: Turn, ends: Sequence[int], image_token: Optional[int] = None
     ):
-        """ends: the tokens with which the model's `generate` stops. Raises ValueError."""
+        """ends: the tokens at which `generate` stops. Raises ValueError."""
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
         self.special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
         self.special |= {image_token} - {None}
         self.end = self._end(ends)
         self.ends = sorted({*ends, self.end})
-        self.filler = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.library_pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
-        # Some numbers may have no token. Some heads have no row for the image's.
+        # Some ids have no token, and some heads no row for the image token.
         self._size = max({*tokenizer.get_vocab().values()} - {image_token}) + 1
         self._asked = self._ids(turn.asked)
-        # Most tokens say that a space is before them; BERT's say where there is none.
+        # Most tokenizers mark a preceding space; BERT's marks its absence.
         self._marks_spaces = " " not in tokenizer.convert_tokens_to_string(["a", "a"])
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Words:
     def token(self, token_id: int) -> str:
         token = self.tokenizer.convert_ids_to_tokens(int(token_id))
         if token is None or (token_id in self.special and token_id != self.end):
-            return "##"  # `decode` leaves these out, too; some rows of a head have no token
+            return "##"  # dropped by `decode` as well; some rows of a head have no token
         if token_id == self.end or token.startswith("##"):
             return token
         text = self.tokenizer.convert_tokens_to_string([token]).strip()
@@ -53,13 +53,13 @@ class Words:
         return f"##{text}"
 
     def ids(self, text: str, max_length: int) -> list[int]:
-        """The caption's tokens and the end, `max_length` at most."""
+        """The caption's ids and the end, at most `max_length`."""
         text = self.turn.between + text
         whole, start = self._ids(self.turn.asked + text), len(self._asked)
-        # Where the question's last token would go on into the caption, it is read by itself.
+        # If the prompt's last token would merge with the caption, tokenise the caption separately.
         found = whole[start:] if whole[:start] == self._asked else self._ids(text)
-        said = [i for i in found if i not in self.special]
-        return [*said[: max_length - 1], self.end]
+        kept = [i for i in found if i not in self.special]
+        return [*kept[: max_length - 1], self.end]
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
         rows = [self.ids(text, max_length) for text in texts]
@@ -69,7 +69,7 @@ class Words:
         return ids, mask
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """No caption starts with the prompt, which is the question."""
+        """Empty: the prompt belongs to the model's inputs, not to the caption."""
         return torch.zeros(0, dtype=torch.int64)
 
     def decode(self, ids: Tensor) -> str:
@@ -80,7 +80,7 @@ class Words:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _end(self, ends: Sequence[int]) -> int:
-        """The first special token after a caption in the chat, else what ends a text."""
+        """The first special token after a caption in the chat template, else eos."""
         after = [i for i in self._ids(self.turn.after) if i in self.special]
         own = self.tokenizer.eos_token_id
         if after:
@@ -88,5 +88,5 @@ class Words:
         if own is not None and (own in ends or not ends):
             return own
         if not ends:
-            raise ValueError("the tokenizer has no end of a text (eos_token)")
+            raise ValueError("the tokenizer has no end token (eos_token)")
         return ends[0]

@@ -1,8 +1,8 @@
-"""Scaled dot-product attention, by the kernel that suits its device and precision."""
+"""Scaled dot-product attention, by the fastest kernel for its device and precision."""
 
 import math
 from collections.abc import Iterator
-from typing import Callable, Optional
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,9 @@ from torch.autograd.function import once_differentiable
 
 from BLIP.kernels import matmul
 
-FEW_QUERIES = 32  # of an image at a decoding step, say; an image encoder has hundreds
-IN_CACHE = 2**20  # scores of so many are faster to read again than those of a whole image
-MANY_QUERIES = 128  # from which oneDNN's products of one head take half as long as torch's of all
+FEW_QUERIES = 32  # per image, as in decoding steps; an image encoder has hundreds
+IN_CACHE = 2**20  # scores; more of them at once leave the cache and are slower to read again
+MANY_QUERIES = 128  # from here on oneDNN, one head at a time, takes half of torch's time for all
 
 
 def attention(
@@ -24,23 +24,23 @@ def attention(
     is_causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """query (b, heads, q, d) over key and value (b, heads, places, d) -> (b, heads, q, d).
+    """query (b, heads, q, d) over key and value (b, heads, n, d) -> (b, heads, q, d).
 
-    The query is taken in the precision of the keys. mask: bool, True where a query may look, of a
-    shape that broadcasts to (b, heads, q, places).
+    The query is cast to the precision of the keys. mask: bool, True where a query may look, of a
+    shape that broadcasts to (b, heads, q, n).
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
-        # In 16 bits torch's fused kernel for the CPU copies keys and values at every call, and its
-        # backward is slow; of few queries it is slow, too. With dropout there is none.
+        # torch's fused CPU kernel has no dropout and is slow with few queries. In 16 bits it also
+        # copies keys and values at every call, and its backward is slow.
         half = query.dtype in (torch.bfloat16, torch.float16)
         learns = torch.is_grad_enabled()
         few = not learns and query.size(2) <= FEW_QUERIES
-        slow = half and not few and (learns or not _fused_is_quick(query))
+        slow = half and not few and (learns or not _fused_is_fast(query))
         if mask is None and (dropout > 0 or slow or _by_head(query)):
-            return _InParts.apply(query, key, value, dropout)
+            return _BlockAttention.apply(query, key, value, dropout)
         if few or (slow and not learns):
-            scores = (query * query.size(3) ** -0.5) @ key.transpose(2, 3)
+            scores = _scaled(query) @ key.mT
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
             wide = torch.promote_types(scores.dtype, torch.float32)
@@ -50,27 +50,26 @@ def attention(
     )
 
 
-class _InParts(torch.autograd.Function):
-    """Matrix products and a softmax for some heads at a time, whose scores stay in cache.
+class _BlockAttention(torch.autograd.Function):
+    """Attention of a few heads at a time, so that their scores stay in the cache.
 
-    No probabilities are kept, only what dropout drew: backward computes them again.
+    Of the probabilities only the dropout mask is kept; backward recomputes them.
     """
 
     @staticmethod
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         kept = None
         if dropout > 0:
-            kept = _kept((*query.shape[:3], key.size(2)), dropout, query.device)
-        if kept is None and _fused_is_quick(query):
+            kept = _dropout_mask((*query.shape[:3], key.size(2)), dropout, query.device)
+        if kept is None and _fused_is_fast(query):
             context = F.scaled_dot_product_attention(query, key, value)
         else:
             context = _heads_inside(query, value.size(3))
-            product = _product_of(query)
-            for at, query_, key_, value_ in _parts(query, key, value):
-                probabilities = _probabilities(product(_scaled(query_), key_.mT))
+            for at, query_, key_, value_ in _blocks(query, key, value):
+                probabilities = _probabilities(_scaled(query_), key_)
                 if kept is not None:
                     probabilities.mul_(kept[at]).div_(1 - dropout)
-                context[at] = product(probabilities, value_)
+                context[at] = matmul.matmul(probabilities, value_)
         ctx.save_for_backward(query, key, value, kept)
         ctx.dropout = dropout
         return context
@@ -80,64 +79,60 @@ class _InParts(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, kept = ctx.saved_tensors
         of_query, of_key, of_value = (_heads_inside(x, x.size(3)) for x in (query, key, value))
-        product = _product_of(query)
-        for at, query_, key_, value_, gradient_ in _parts(query, key, value, gradient):
+        for at, query_, key_, value_, gradient_ in _blocks(query, key, value, gradient):
             scaled = _scaled(query_)
-            probabilities = _probabilities(product(scaled, key_.mT))
-            of_scores = product(gradient_, value_.mT)
-            used = probabilities
+            probabilities = dropped = _probabilities(scaled, key_)
+            of_scores = matmul.matmul(gradient_, value_.mT)
             if kept is not None:
                 scale = (kept[at] / (1 - ctx.dropout)).to(query.dtype)
-                used = probabilities * scale
+                dropped = probabilities * scale
                 of_scores.mul_(scale)
-            of_value[at] = product(used.mT, gradient_)
-            _through_softmax_(of_scores, probabilities)
-            of_query[at] = _scaled(product(of_scores, key_))
-            of_key[at] = product(of_scores.mT, scaled)
+            of_value[at] = matmul.matmul(dropped.mT, gradient_)
+            torch.ops.aten._softmax_backward_data.out(
+                of_scores, probabilities, -1, of_scores.dtype, grad_input=of_scores
+            )
+            of_query[at] = _scaled(matmul.matmul(of_scores, key_))
+            of_key[at] = matmul.matmul(of_scores.mT, scaled)
         return of_query, of_key, of_value, None
 
 
-def _fused_is_quick(query: Tensor) -> bool:
-    """Whether torch's fused kernel, without its backward, is the quickest in 16 bits."""
+def _fused_is_fast(query: Tensor) -> bool:
+    """Whether torch's fused kernel is the fastest forward in 16 bits."""
     here = matmul.AMX and query.device.type == "cpu" and query.dtype == torch.bfloat16
     return here and query.size(2) > FEW_QUERIES
 
 
-def _kept(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tensor:
-    """Bool, False with the probability of `dropout`, to 16 bits: four are drawn at a time.
+def _dropout_mask(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tensor:
+    """Bool, False with the probability `dropout`, rounded to 16 bits.
 
-    On a CPU, where torch draws one after another, they would take 6 times as long one by one.
+    Four values come from one random number: on a CPU torch generates these one after another, and
+    four times as many would take 6 times as long.
     """
     count = math.prod(shape)
-    drawn = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
-    drawn.random_(-(2**63), None)
-    return (drawn.view(torch.int16)[:count] >= round(dropout * 2**16) - 2**15).view(shape)
+    random = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
+    random.random_(-(2**63), None)
+    return (random.view(torch.int16)[:count] >= round(dropout * 2**16) - 2**15).view(shape)
 
 
 def _by_head(query: Tensor) -> bool:
-    """Whether the products of query (b, heads, q, d) are oneDNN's."""
-    return matmul.quick(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
+    """Whether a block is one head of query (b, heads, q, d), as oneDNN needs it."""
+    return matmul.uses_onednn(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
 
 
-def _parts(*inputs: Tensor) -> Iterator[tuple]:
-    """Of inputs (b, heads, n, d) where a part is, and what they have there: ([heads,] n, d)."""
+def _blocks(*inputs: Tensor) -> Iterator[tuple]:
+    """Yield each block: its index and its part ([heads,] n, d) of the inputs (b, heads, n, d)."""
     query, key = inputs[:2]
     by_head = _by_head(query)
-    heads = max(IN_CACHE // (query.size(2) * key.size(2)), 1)
+    heads = 1 if by_head else max(IN_CACHE // (query.size(2) * key.size(2)), 1)
     for image in range(len(query)):
-        here = [x[image].contiguous() for x in inputs]  # once, not at every product
-        for first in range(0, query.size(1), 1 if by_head else heads):
+        here = [x[image].contiguous() for x in inputs]  # once, not in every product
+        for first in range(0, query.size(1), heads):
             some = first if by_head else slice(first, first + heads)
             yield ((image, some), *(x[some] for x in here))
 
 
-def _product_of(query: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The product ([heads,] n, k) @ ([heads,] k, m) of what `_parts` gives."""
-    return matmul.product_of(query) if _by_head(query) else torch.matmul
-
-
 def _heads_inside(rows: Tensor, width: int) -> Tensor:
-    """Uninitialised, (b, heads, n, width), a token's heads side by side: joining them is free."""
+    """Uninitialised (b, heads, n, width), laid out so that joining a token's heads is free."""
     b, heads, n, _ = rows.shape
     return rows.new_empty(b, n, heads, width).transpose(1, 2)
 
@@ -146,11 +141,6 @@ def _scaled(query: Tensor) -> Tensor:
     return query * query.size(-1) ** -0.5
 
 
-def _probabilities(scores: Tensor) -> Tensor:
-    return torch.softmax(scores, -1, out=scores)  # no memory that the allocator would give back
-
-
-def _through_softmax_(gradient: Tensor, probabilities: Tensor) -> None:
-    """From the gradient of probabilities that of their scores, in its place."""
-    how = (-1, gradient.dtype)
-    torch.ops.aten._softmax_backward_data.out(gradient, probabilities, *how, grad_input=gradient)
+def _probabilities(scaled: Tensor, key: Tensor) -> Tensor:
+    scores = matmul.matmul(scaled, key.mT)
+    return torch.softmax(scores, -1, out=scores)  # in place, without another allocation

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is cast and laid out once."""
+"""A linear layer whose weight is cast and packed once."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from BLIP.kernels import matmul
 class InferenceLinear(nn.Module):
     """A linear layer without gradients: x of any floating type -> `dtype`.
 
-    pack: into oneDNN's layout where it can be, which torch's compiler cannot read.
+    pack: the weight into oneDNN's layout where possible; torch's compiler cannot read that.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, pack: bool = True):
@@ -21,7 +21,7 @@ class InferenceLinear(nn.Module):
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype))
         else:
-            self.weight = weight.to(dtype, copy=True)  # no buffer: it is not saved
+            self.weight = weight.to(dtype, copy=True)  # not a buffer, so that it is not saved
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,14 +34,12 @@ class InferenceLinear(nn.Module):
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN can keep a weight in its own layout.
 
-    A step of few rows reads every weight for little work; in its own layout oneDNN need not lay
-    them out at each step. torch has this for its compiler and under a private name, which is
-    looked for first.
+    A decoding step has few rows; without packing, oneDNN would reorder every weight at each step.
+    torch has the operator for its compiler, under a private name.
     """
     operators = torch.ops.mkldnn
-    there = matmul.LENDS and hasattr(operators, "_reorder_linear_weight")
-    if device.type != "cpu" or not there:
+    exposed = matmul.HAS_ONEDNN and hasattr(operators, "_reorder_linear_weight")
+    if device.type != "cpu" or not exposed:
         return False
-    if dtype == torch.bfloat16:
-        return operators._is_mkldnn_bf16_supported()
-    return dtype == torch.float32
+    bf16 = dtype == torch.bfloat16 and operators._is_mkldnn_bf16_supported()
+    return bf16 or dtype == torch.float32

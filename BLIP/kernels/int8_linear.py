@@ -1,4 +1,4 @@
-"""Weights in 8 bits, and in 16 where 8 would do harm, for captioning on a CPU."""
+"""Weights in 8 bits, or in 16 where 8 cost accuracy, for captioning on a CPU."""
 
 import torch
 import torch.nn.functional as F
@@ -7,24 +7,24 @@ from torch import Tensor, nn
 from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.matmul import AMX, has_bf16
 
-# torch's kernels: oneDNN's are the fastest in 8 bits for the hundreds of rows of an image, and
-# FBGEMM alone has float16 weights.
+# oneDNN is the fastest in 8 bits for the hundreds of rows of an image; only FBGEMM has float16
+# weights.
 INT8, FLOAT16 = "onednn", "fbgemm"
 NEEDED = ("qlinear_prepack", "qlinear_pointwise")
-LARGEST = 127  # of a weight: -128 stays unused, as 0 is in the middle
-LEAST_OF_GELU = -0.17
-GRAIN = 2**15  # numbers that torch gives a thread before it takes another
+MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
+GELU_MIN = -0.17
+GRAIN_SIZE = 2**15  # elements per thread before torch takes another thread
 
 
 def has_int8(device: torch.device) -> bool:
-    """Whether there are kernels for it."""
+    """Return whether torch has the kernels."""
     engines = torch.backends.quantized.supported_engines
     has = {INT8, FLOAT16} <= set(engines) and all(hasattr(torch.ops.onednn, n) for n in NEEDED)
     return has and device.type == "cpu"
 
 
 def check_int8(device: torch.device, compiled: bool) -> None:
-    """Raise ValueError where nothing can be computed in 8 bits."""
+    """Raise ValueError where int8 cannot be computed."""
     if device.type != "cpu":
         raise ValueError(f"precision is int8, which is for CPUs; on {device.type} try bf16")
     if not has_int8(device):
@@ -36,27 +36,27 @@ def check_int8(device: torch.device, compiled: bool) -> None:
 
 
 def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
-    """What takes the place of the layer of that name.
+    """Return the replacement of the layer of that name.
 
-    The decoder has no 8 bits: with all of it in them, one caption in fourteen was another, and with
-    an image's keys and values alone one in twenty; docs/benchmarks.md.
+    The decoder has 16 bits: in 8 bits one caption in fourteen changed, and with only the image's
+    keys and values in 8 bits one in twenty; docs/benchmarks.md.
     """
     if name.startswith("visual_encoder"):
-        to_attention = AMX and name.endswith("attn.qkv")  # in bfloat16 half the time there
-        dtype = torch.bfloat16 if to_attention else torch.float32
+        bf16_out = AMX and name.endswith("attn.qkv")  # attention then takes half the time
+        dtype = torch.bfloat16 if bf16_out else torch.float32
         return Int8Linear(linear, of_gelu=name.endswith("mlp.fc2"), dtype=dtype)
     bf16 = has_bf16()
     if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
-        return InferenceLinear(linear, torch.bfloat16)  # half the time, and what a step reads
-    return HalfLinear(linear, to_product=name.endswith("crossattention.self.query") and not bf16)
+        return InferenceLinear(linear, torch.bfloat16)  # half the time, and half the cache to read
+    return HalfLinear(linear, before_mkl=name.endswith("crossattention.self.query") and not bf16)
 
 
 class Int8Linear(nn.Module):
     """x of any floating type (..., in) -> `dtype` (..., out), without gradients.
 
-    Each row of the weight has a scale, and so has, found anew at each call, each vector of x: the
-    caption of an image does not depend on those beside it. of_gelu: x is a GELU's, which is hardly
-    below 0, and has nearly all numbers above it.
+    Each row of the weight has a scale. So has each vector of x, at each call: a caption does not
+    depend on the other images of its batch. of_gelu: x is the output of a GELU, hardly below 0, so
+    that nearly all quantised values stand for positive numbers.
     """
 
     def __init__(
@@ -64,43 +64,45 @@ class Int8Linear(nn.Module):
     ):
         super().__init__()
         weight = linear.weight.detach().float()
-        self.scales = weight.abs().amax(1).clamp(min=1e-12) / LARGEST
+        self.scales = weight.abs().amax(1).clamp(min=1e-12) / MAX_WEIGHT
         weight = (weight / self.scales[:, None]).round().to(torch.int8)
         self.packed = torch.ops.onednn.qlinear_prepack(weight, None)
         self.zeros = torch.zeros_like(self.scales, dtype=torch.int64)
         self.bias = _bias(linear)
-        # Without VNNI the sum of two products has 16 bits, and is cut off where x has all of 8.
-        most = 255 if torch.cpu._is_vnni_supported() else 127
+        # Without VNNI sums of two products have 16 bits and saturate if x has all of its 8 bits.
+        largest = 255 if torch.cpu._is_vnni_supported() else 127
         self.of_gelu, self.dtype = of_gelu, dtype
-        self.zero = most // 8 if of_gelu else most // 2 + 1  # what 0 is among the kernel's numbers
-        self.above = most - self.zero
-        self.least_scale = -LEAST_OF_GELU / self.zero if of_gelu else 1e-12
-        # A whole row: two operands that are repeated along it would take twice as long.
-        self.half_up = weight.new_full(weight.shape[1:], self.zero + 0.5, dtype=torch.float32)
+        self.zero_point = largest // 8 if of_gelu else largest // 2 + 1
+        self.positive = largest - self.zero_point
+        self.min_scale = -GELU_MIN / self.zero_point if of_gelu else 1e-12
+        # A whole row: broadcasting two operands would take twice as long.
+        self.offset = weight.new_full(weight.shape[1:], self.zero_point + 0.5, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.detach().float()  # `out` takes nothing that learns
+        x = x.detach().float()  # `out=` takes no tensor with gradient
         scales = x.amax(-1, keepdim=True)
         if not self.of_gelu:
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
-        scales = scales.div_(self.above).clamp_(min=self.least_scale)
-        seen = torch.addcmul(self.half_up, x, scales.reciprocal()).to(torch.uint8)
+        scales = scales.div_(self.positive).clamp_(min=self.min_scale)
+        quantised = torch.addcmul(self.offset, x, scales.reciprocal()).to(torch.uint8)
         weight = self.packed, self.scales, self.zeros
         to_float = 1.0, 0, torch.float32, "none", [], ""
-        made = torch.ops.onednn.qlinear_pointwise(seen, 1.0, self.zero, *weight, None, *to_float)
-        return torch.addcmul(self.bias, made, scales, out=made).to(self.dtype)
+        product = torch.ops.onednn.qlinear_pointwise(
+            quantised, 1.0, self.zero_point, *weight, None, *to_float
+        )
+        return torch.addcmul(self.bias, product, scales, out=product).to(self.dtype)
 
 
 class HalfLinear(nn.Module):
     """x float32 (..., in) -> float32 (..., out): weights in float16, sums and x in float32.
 
-    to_product: what comes next is a large product of MKL's. After one of FBGEMM's it takes twice as
-    long, unless all threads have computed something of torch's own between the two.
+    before_mkl: MKL computes a large product next. Directly after FBGEMM it takes twice as long,
+    unless all threads run an operator of torch's own in between.
     """
 
-    def __init__(self, linear: nn.Linear, to_product: bool = False):
+    def __init__(self, linear: nn.Linear, before_mkl: bool = False):
         super().__init__()
-        self.to_product = to_product
+        self.before_mkl = before_mkl
         before = torch.backends.quantized.engine
         torch.backends.quantized.engine = FLOAT16
         try:
@@ -110,18 +112,18 @@ class HalfLinear(nn.Module):
             torch.backends.quantized.engine = before
 
     def forward(self, x: Tensor) -> Tensor:
-        made = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
-        if self.to_product:
-            torch.zeros(GRAIN * torch.get_num_threads(), dtype=torch.uint8)
-        return made
+        product = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+        if self.before_mkl:
+            torch.zeros(GRAIN_SIZE * torch.get_num_threads(), dtype=torch.uint8)
+        return product
 
 
 class HalfEmbedding(nn.Module):
-    """Tokens (...) -> float32 (..., H): an embedding's rows, kept in float16."""
+    """Tokens (...) -> float32 (..., H); the embedding is kept in float16."""
 
     def __init__(self, embedding: nn.Embedding):
         super().__init__()
-        self.weight = embedding.weight.detach().half()  # no buffer: it is not saved
+        self.weight = embedding.weight.detach().half()  # not a buffer, so that it is not saved
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight).float()

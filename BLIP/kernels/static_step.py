@@ -1,4 +1,4 @@
-"""Decoding steps whose tensors keep their shapes and places, to be compiled once and replayed."""
+"""Decoding steps on tensors of fixed shape and address, for torch.compile and CUDA graphs."""
 
 from typing import Any, NamedTuple, Optional
 
@@ -9,49 +9,48 @@ from BLIP.cached_step import CachedStep
 from BLIP.med import KeysValues, TextDecoder
 
 
-class Memory(NamedTuple):
+class StaticCache(NamedTuple):
     """What a compiled step reads and writes, for S images with k rows each.
 
-    tokens: int64 (S, k); position: int64 (), that of the tokens; places: int64 (k,), where their
-    keys go; sees: bool (S, k, capacity) and own: (S, heads, capacity, d), see `CachedStep`; image:
-    (S, heads, P, d). Of own and image a pair for each layer.
+    tokens: int64 (S, k); position: int64 (), of the tokens; slots: int64 (k,), of their keys; mask:
+    bool (S, k, capacity), and own: (S, heads, capacity, d), see `CachedStep`; image: (S, heads, P,
+    d). own and image have a pair for each layer.
     """
 
     tokens: Tensor
     position: Tensor
-    places: Tensor
-    sees: Tensor
+    slots: Tensor
+    mask: Tensor
     own: list[KeysValues]
     image: list[KeysValues]
 
 
 class StaticSteps:
-    """Makes the step function of each batch of images, called as `CachedStep` is.
+    """Makes the step function of each batch of images, like the class `CachedStep`.
 
-    On a GPU the launch of its kernels bounds a step of few rows; a CUDA graph launches them all at
-    once. It needs shapes and addresses that stay: an image whose captions are done keeps its rows,
-    all capacity is looked at, and the memory serves one batch after the other, a smaller one in a
-    part of it.
+    On a GPU a step of few rows is bound by kernel launches; a CUDA graph launches all at once. It
+    needs fixed shapes and addresses: an image whose captions have ended keeps its rows, attention
+    covers the whole capacity, and all batches share one cache. A smaller batch uses a part of it.
     """
 
     def __init__(self, **options: Any):
         """options: those of torch.compile."""
         self.append = torch.compile(_append, dynamic=False, **options)
-        self.memory: Optional[Memory] = None
+        self.cache: Optional[StaticCache] = None
         self._kind: tuple = ()
 
     def __call__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int) -> "StaticStep":
         return StaticStep(self, decoder, image_embeds, max_length)
 
-    def memory_for(self, own: list[KeysValues], image: list[KeysValues], rows: int, room: int):
-        """Memory for at least as many images as in `image`; own: the prompts' keys and values."""
+    def cache_for(self, own: list[KeysValues], image: list[KeysValues], rows: int, steps: int):
+        """A cache for at least as many images as in `image`; own: the prompts' keys and values."""
         images, heads, prompt, d = own[0][0].shape
-        key, capacity = image[0][0], prompt + room
+        key, capacity = image[0][0], prompt + steps * rows
         kind = (heads, capacity, rows, key.shape[1:], own[0][0].dtype, key.dtype, key.device)
-        if self.memory is None or kind != self._kind or len(self.memory.tokens) < images:
+        if self.cache is None or kind != self._kind or len(self.cache.tokens) < images:
             new = key.new_zeros
-            self.memory, self._kind = None, kind  # also where there is no room for another
-            self.memory = Memory(
+            self.cache, self._kind = None, kind  # frees the old one before allocating
+            self.cache = StaticCache(
                 new(images, rows, dtype=torch.int64),
                 new((), dtype=torch.int64),
                 new(rows, dtype=torch.int64),
@@ -59,17 +58,17 @@ class StaticSteps:
                 [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in own],
                 [tuple(torch.zeros_like(x) for x in pair) for pair in image],
             )
-            # The first four are tensors, the others pairs of them for each layer.
-            pairs = [x for pair in (*self.memory.own, *self.memory.image) for x in pair]
-            for tensor in (*self.memory[:4], *pairs):
-                # So that a CUDA graph may write to it. What is compiled serves other memory, too,
-                # for which the graph alone is recorded anew.
+            # The first four are tensors, the others a pair for each layer.
+            pairs = [x for pair in (*self.cache.own, *self.cache.image) for x in pair]
+            for tensor in (*self.cache[:4], *pairs):
+                # Lets a CUDA graph write to it. For another cache only the graph is recorded anew;
+                # the compiled code stays.
                 torch._dynamo.mark_static_address(tensor, guard=False)
-        return self.memory
+        return self.cache
 
 
 class StaticStep(CachedStep):
-    """See `decoding.Step`. `live` int64 (b,) says where in the memory the images are."""
+    """See `decoding.Step`. `live`, int64 (b,): the indices of the batch's images in the cache."""
 
     def __init__(
         self, steps: StaticSteps, decoder: TextDecoder, image_embeds: Tensor, max_length: int
@@ -82,50 +81,49 @@ class StaticStep(CachedStep):
         first = not len(self.live)
         before = 1 if first else rows.size(1)
         if first:  # now k is known
-            self._settle(rows.size(1))
+            self._fill_cache(rows.size(1))
         self.live = self.live[rows[:, 0] // before]
-        sees = self.steps.memory.sees
-        sees[self.live] = sees[self.live.unsqueeze(1), rows % before]
+        mask = self.steps.cache.mask
+        mask[self.live] = mask[self.live.unsqueeze(1), rows % before]
 
-    def _settle(self, rows: int) -> None:
-        """Bring the prompts' and the images' keys and values into the memory."""
-        room = rows * (self.max_length - self.used)
-        memory = self.steps.memory_for(self.own, self.image, rows, room)
+    def _fill_cache(self, rows: int) -> None:
+        """Copy the prompts' and the images' keys and values into the cache."""
+        cache = self.steps.cache_for(self.own, self.image, rows, self.max_length - self.used)
         images = len(self.own[0][0])
-        for cache, prompt in zip(memory.own, self.own):
-            for x, values in zip(cache, prompt):
+        for layer, prompt in zip(cache.own, self.own):
+            for x, values in zip(layer, prompt):
                 x[:images, :, : self.used] = values
-        for cache, image in zip(memory.image, self.image):
-            for x, values in zip(cache, image):
+        for layer, image in zip(cache.image, self.image):
+            for x, values in zip(layer, image):
                 x[:images] = values
-        memory.sees.zero_()
-        memory.sees[..., : self.used] = True
-        memory.position.fill_(self.length)
-        memory.places.copy_(torch.arange(self.used, self.used + rows))
-        self.live = torch.arange(images, device=memory.tokens.device)
+        cache.mask.zero_()
+        cache.mask[..., : self.used] = True
+        cache.position.fill_(self.length)
+        cache.slots.copy_(torch.arange(self.used, self.used + rows))
+        self.live = torch.arange(images, device=cache.tokens.device)
         self.own, self.image = [], []
 
     def _append(self, tokens: Tensor) -> Tensor:
         """One token for each row, (b, k, 1) -> hidden (b * k, H)."""
-        memory = self.steps.memory
-        memory.tokens[self.live] = tokens.squeeze(2)
-        torch.compiler.cudagraph_mark_step_begin()  # what the last step returned has been used
-        hidden = self.steps.append(self.decoder, memory)  # (S, k, H)
-        memory.position.add_(1)
-        memory.places.add_(tokens.size(1))
+        cache = self.steps.cache
+        cache.tokens[self.live] = tokens.squeeze(2)
+        torch.compiler.cudagraph_mark_step_begin()  # the last step's output is no longer needed
+        hidden = self.steps.append(self.decoder, cache)  # (S, k, H)
+        cache.position.add_(1)
+        cache.slots.add_(tokens.size(1))
         return hidden[self.live].flatten(0, 1)
 
 
-def _append(decoder: TextDecoder, memory: Memory) -> Tensor:
-    """The tokens' hidden states (S, k, H); their keys, values and sight are added to the memory."""
-    images, rows = memory.tokens.shape
-    own_sight = torch.eye(rows, dtype=torch.bool, device=memory.tokens.device)
-    memory.sees.index_copy_(2, memory.places, own_sight.expand(images, -1, -1))
-    mask = memory.sees.unsqueeze(1)  # (S, 1, k, capacity)
-    hidden = decoder.bert["embeddings"](memory.tokens.view(-1, 1), memory.position)
-    for layer, own, image in zip(decoder.layers, memory.own, memory.image):
+def _append(decoder: TextDecoder, cache: StaticCache) -> Tensor:
+    """The tokens' hidden states (S, k, H); adds their keys, values and mask to the cache."""
+    images, rows = cache.tokens.shape
+    itself = torch.eye(rows, dtype=torch.bool, device=cache.tokens.device)
+    cache.mask.index_copy_(2, cache.slots, itself.expand(images, -1, -1))
+    mask = cache.mask.unsqueeze(1)  # (S, 1, k, capacity)
+    hidden = decoder.bert["embeddings"](cache.tokens.view(-1, 1), cache.position)
+    for layer, own, image in zip(decoder.layers, cache.own, cache.image):
         added = layer.attention.keys_values(hidden.view(images, rows, -1))
-        for cache, values in zip(own, added):
-            cache.index_copy_(2, memory.places, values.to(cache.dtype))
+        for x, values in zip(own, added):
+            x.index_copy_(2, cache.slots, values.to(x.dtype))
         hidden = layer.attend(hidden, own, image, mask)
     return hidden.view(images, rows, -1)

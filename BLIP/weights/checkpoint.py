@@ -1,13 +1,14 @@
-"""Released and own checkpoints: read without running what is in them, load without losing a key."""
+"""Released and own checkpoints: read without running their code, loaded without losing a key."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from adapters.lora import CONFIG
 from BLIP.vit import resize_position_embedding
 from BLIP.weights.download import fetch
 from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
@@ -15,63 +16,65 @@ from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 
-# What BLIP's pre-training files hold besides a captioner: further towers, their momentum copies,
-# projections, queues.
+# BLIP's pre-training files hold further towers, momentum copies, projections and queues.
 FURTHER_TOWERS = (
     *("text_encoder.", "text_encoder_m.", "visual_encoder_m.", "text_decoder_m."),
     *("vision_proj.", "vision_proj_m.", "text_proj.", "text_proj_m.", "itm_head."),
     *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue", "temp"),
 )
 
-# Keys that a file may lack: by name, the key that holds the same (None: nothing learnt).
+# Keys that a file may lack: by name, the key with the same value (None: not learned).
+WORDS = "text_decoder.bert.embeddings.word_embeddings.weight"
 DERIVED = {
-    "text_decoder.cls.predictions.decoder.weight": (
-        "text_decoder.bert.embeddings.word_embeddings.weight"
-    ),
+    "text_decoder.cls.predictions.decoder.weight": WORDS,
     "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
     "text_decoder.bert.embeddings.position_ids": None,
 }
 
 
+# Layers of one weight, which the objective reads without calling them: no adapter fits there.
+TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
+
+
 class CheckpointError(ValueError):
-    """A file that is not there, not whole, not trusted or not of this model, in one line."""
+    """A checkpoint is missing, damaged, not trusted or not of this model; one line says which."""
 
 
 class LoadReport(NamedTuple):
-    """What loading did besides copying: keys of the model filled from another one or left as they
-    are, keys of the file passed over, and keys whose value was resized."""
+    """What loading did besides copying.
+
+    missing: keys of the model that were filled from another key or left as they are; unexpected:
+    keys of the file that were not used; reshaped: keys whose value was resized.
+    """
 
     missing: list[str]
     unexpected: list[str]
     reshaped: list[str]
 
     def __str__(self) -> str:
-        listed = self._asdict().items()
-        named = [f"{word}: {len(keys)} ({_some(keys)})" for word, keys in listed if keys]
-        return "; ".join(named) or "every key matched"
+        found = [f"{n}: {len(keys)} ({_some(keys)})" for n, keys in self._asdict().items() if keys]
+        return "; ".join(found) or "every key matched"
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
-    """The content of a .pth or .safetensors file at a path, URL or hf:// name, with "model" in it.
+    """Return the content of a checkpoint at a path, URL or hf:// name; "model" is its state dict.
 
-    So is that of a folder of parts, without its optimiser's. A bare state dict is returned as
-    {"model": state_dict}. Nothing in a file is executed. One that holds objects besides tensors is
-    refused or, with `trust_checkpoint`, read without them. mapped: for a
-    look at all else than the tensors. Raises CheckpointError and DownloadError.
+    It is a .pth or .safetensors file, or a sharded checkpoint, read without its optimizer. A bare
+    state dict becomes {"model": state_dict}. No code of a file is run: objects besides tensors are
+    refused or, with `trust_checkpoint`, left out. mapped: tensors are memory-mapped, for a caller
+    who needs only the rest. Raises CheckpointError and DownloadError.
     """
     path = fetch(source)
-    in_parts = is_sharded(path)
-    if not (path.is_file() or in_parts):
-        lacks = (
-            "is a folder and no checkpoint: name a file in it"
-            if path.is_dir()
-            else "does not exist"
+    sharded = is_sharded(path)
+    if not (path.is_file() or sharded):
+        folder = "is a folder and no checkpoint: name a file in it"
+        raise CheckpointError(
+            f"checkpoint {source} {folder if path.is_dir() else 'does not exist'}"
         )
-        raise CheckpointError(f"checkpoint {source} {lacks}")
     try:
         if path.suffix == ".safetensors":
             content = load_file(path)
-        elif in_parts:
+        elif sharded:
             content = {**read_rest(path), "model": read_weights(path)}
         else:
             content = read_pickled(path, trust_checkpoint, mapped)
@@ -92,12 +95,41 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     return content
 
 
-def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
-    """Copy a state dict into a captioner, the position embedding resized to its image size.
+def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
+    """Return the file of an adapter's base weights; None if the checkpoint holds no adapter.
 
-    name: the file, for messages. Raises CheckpointError, having changed nothing, where a value is
-    not finite, and where a key is missing, unexpected or of another shape, unless BLIP's own files
-    are known for it (further towers, tied head, position ids).
+    name: the checkpoint, for the message. Raises CheckpointError.
+    """
+    if CONFIG not in content:
+        return None
+    base = content[CONFIG].get("base_model_name_or_path")
+    if not base:
+        raise CheckpointError(f"{name} holds an adapter, but does not say of which weights")
+    return base
+
+
+def base_weights(
+    content: Mapping[str, Any], name: str, trust_checkpoint: bool
+) -> tuple[dict[str, Tensor], str]:
+    """Return the frozen weights of an adapter's checkpoint, and the file they are in.
+
+    A checkpoint without an adapter is its own base. Raises CheckpointError.
+    """
+    base = base_of(content, name)
+    if base is None:
+        return content["model"], name
+    try:
+        return read_checkpoint(base, trust_checkpoint)["model"], base
+    except ValueError as error:
+        raise CheckpointError(f"{name} holds an adapter of {base}, but {error}") from error
+
+
+def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
+    """Copy a state dict into a captioner; the position embedding is resized to its image size.
+
+    name: the file, for messages. Raises CheckpointError and changes nothing if a value is not
+    finite or a key is missing, unexpected or of another shape. Allowed are the differences of
+    BLIP's own files: further towers, tied head, position ids.
     """
     own, state = model.state_dict(), dict(state)
     missing, unexpected, reshaped = [], [], []
@@ -108,26 +140,30 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
     for key in [key for key in state if key not in own and key.startswith(FURTHER_TOWERS)]:
         unexpected.append(key)
         del state[key]
+    key = POSITION_EMBEDDING  # only BLIP has one
+    if key in own and key in state and state[key].shape[1:2] != own[key].shape[1:2]:
+        reshaped.append(key)
+        try:
+            state[key] = resize_position_embedding(state[key].float(), own[key].size(1))
+        except (ValueError, IndexError) as error:
+            raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
+    check_fits(own, state, name)
+    check_finite(state, name)
+    model.load_state_dict(state)
+    return LoadReport(missing, unexpected, reshaped)
+
+
+def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
+    """Raise CheckpointError if a file's keys or shapes differ from a model's own.
+
+    name: the file, for the message.
+    """
     lacking, foreign = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if lacking or foreign:
         raise CheckpointError(
             f"{name} is not of this model: {len(lacking)} keys missing ({_some(lacking)}), "
             f"{len(foreign)} unexpected ({_some(foreign)}); check model, vit and med_config"
         )
-    place = POSITION_EMBEDDING  # a classic captioner has none
-    if place in own and state[place].shape[1:2] != own[place].shape[1:2]:
-        reshaped.append(place)
-        try:
-            state[place] = resize_position_embedding(state[place].float(), own[place].size(1))
-        except (ValueError, IndexError) as error:
-            raise CheckpointError(f"{name}: {place} cannot be resized: {error}") from error
-    _check_shapes(own, state, name)
-    check_finite(state, name)
-    model.load_state_dict(state)
-    return LoadReport(missing, unexpected, reshaped)
-
-
-def _check_shapes(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -> None:
     for key, value in state.items():
         if value.shape != own[key].shape:
             raise CheckpointError(
@@ -137,9 +173,9 @@ def _check_shapes(own: dict[str, Tensor], state: dict[str, Tensor], name: str) -
 
 
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:
-    """Raise CheckpointError where a value is NaN or infinite; name: the file, for the message."""
+    """Raise CheckpointError if a value is NaN or infinite. name: the file, for the message."""
     for key, value in state.items():
-        # The sum is finite only where all values are, and is found much sooner.
+        # A finite sum proves that all values are finite, and is much faster to compute.
         if value.is_floating_point() and not (value.sum().isfinite() or value.isfinite().all()):
             raise CheckpointError(
                 f"{name} is of a run that broke: {key} holds values that are not finite; take an "
@@ -148,7 +184,7 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
 
 
 def holds_tensors(state: dict) -> bool:
-    """Whether these are values by name, and no mere descriptions of some."""
+    """Return whether these are dense tensors with values, by name."""
     return all(
         isinstance(k, str) and isinstance(v, Tensor) and v.layout is torch.strided and not v.is_meta
         for k, v in state.items()

@@ -1,4 +1,4 @@
-"""What torch.save wrote, read without running anything that is in the file."""
+"""Files of torch.save, read without running code from them."""
 
 import warnings
 import zipfile
@@ -8,20 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
-
-ARCHIVE = b"PK\3\4"  # how a file begins; those of torch before 1.6 are no archives
+from torch.utils._pytree import tree_leaves
 
 
 class PickledError(ValueError):
-    """Why a file cannot be read, in words that go after its name."""
+    """A file cannot be read; the message is to follow the file's name."""
 
 
 class HoldsObjectsError(PickledError):
-    """A whole file, but with objects besides tensors in it."""
+    """A whole file that holds objects besides tensors."""
 
 
 class LeftOut:
-    """What stands where an object was. Whatever the file would have done with it does nothing."""
+    """Placeholder for an object of a file. Every call that the file makes on it does nothing."""
 
     def __new__(cls, *_, **__):
         return super().__new__(cls)
@@ -35,39 +34,37 @@ class LeftOut:
 def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = False) -> Any:
     """Return the tensors, numbers, text, lists and dicts of a file, on the CPU.
 
-    torch's restricted unpickler reads it, which knows how to build these and nothing else. Objects
-    of other types raise HoldsObjectsError or, with `leave_out_objects`, become a LeftOut each.
-    mapped: tensors are read when they are looked at, their checksums never.
-    Raises PickledError for a file that is not whole, or that takes more memory than disk.
+    torch's restricted unpickler reads it. Objects of other types raise HoldsObjectsError or, with
+    `leave_out_objects`, become a LeftOut each. mapped: tensors are memory-mapped, without checking
+    their checksums. Raises PickledError for a file that is damaged or needs more memory than disk.
     """
-    names = []
+    objects = []
     try:
-        with open(path, "rb") as file:
-            is_archive = file.read(len(ARCHIVE)) == ARCHIVE
-        if is_archive:
+        archive = zipfile.is_zipfile(path)  # torch before 1.6 wrote another format
+        if archive:
             _check_members(path)
-            names = sorted(get_unsafe_globals_in_checkpoint(str(path)))
-            if names and not leave_out_objects:
-                raise HoldsObjectsError(f"holds objects that could run code ({', '.join(names)})")
-        with safe_globals([(LeftOut, name) for name in names]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles that are not torch's, then refused
+            objects = sorted(get_unsafe_globals_in_checkpoint(str(path)))
+            if objects and not leave_out_objects:
+                raise HoldsObjectsError(f"holds objects that could run code ({', '.join(objects)})")
+        with safe_globals([(LeftOut, name) for name in objects]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles of other programs, refused below
             content = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=mapped and is_archive
+                path, map_location="cpu", weights_only=True, mmap=mapped and archive
             )
-        if _tensor_bytes(content) > path.stat().st_size:  # torch 2.8 would read beyond its end
+        if _tensor_bytes(content) > path.stat().st_size:  # torch 2.8 reads past the end of the file
             raise PickledError("is damaged: its tensors are said to be larger than the file")
         return content
     except (PickledError, FileNotFoundError):
         raise
-    except Exception as error:  # an unpickler raises whatever a broken file makes it stumble over
+    except Exception as error:  # a damaged file makes the unpickler raise any type of error
         reason = first_line(error)
-        if "weights_only" in str(error):  # torch's advice how to run what is in the file
+        if "weights_only" in str(error):  # torch advises how to run the code in the file
             reason = "it holds more than tensors, numbers and text, or is no checkpoint"
         raise PickledError(f"is damaged: {reason}") from error
 
 
 def _check_members(path: Path) -> None:
-    """torch.save compresses nothing: what unpacks to more than itself is no work of it."""
+    """Refuse archives that grow when they are unpacked; torch.save compresses nothing."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
     compressed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
@@ -76,22 +73,12 @@ def _check_members(path: Path) -> None:
 
 
 def _tensor_bytes(content: Any) -> int:
-    sizes, seen, waiting = {}, set(), [content]
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen:  # a pickle can hold a list that holds itself
-            continue
-        seen.add(id(part))
-        if isinstance(part, dict):
-            waiting.extend(part.values())
-        elif isinstance(part, (list, tuple)):
-            waiting.extend(part)
-        elif isinstance(part, Tensor) and part.layout is torch.strided and not part.is_meta:
-            storage = part.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
+    tensors = (leaf for leaf in tree_leaves(content) if isinstance(leaf, Tensor))
+    dense = (x for x in tensors if x.layout is torch.strided and not x.is_meta)
+    storages = (x.untyped_storage() for x in dense)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what an error says, or its type where it says nothing."""
+    """Return the first line of an error's text, or its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

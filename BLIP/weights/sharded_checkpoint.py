@@ -1,8 +1,8 @@
-"""Checkpoints in parts: folders that torch.distributed.checkpoint wrote, read without running
-anything that is in them.
+"""Sharded checkpoints: folders of torch.distributed.checkpoint, read without running their code.
 
-A folder holds tensors, by the names model.KEY and optimizer.NUMBER.KEY, each cut as the processes
-had it; and REST, which is all else and, as torch.save has it, what `read_pickled` reads.
+A folder holds the tensors model.KEY and optimizer.NUMBER.KEY, sharded as the processes had them,
+and everything else in REST, a file of torch.save. torch reads the shards. Its index of them is a
+pickle, which torch would read with no restriction; here classes outside KNOWN are refused.
 """
 
 import math
@@ -18,8 +18,8 @@ from torch import Tensor
 from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
 REST, INDEX = "rest.pth", ".metadata"
-MODEL, OPTIMIZER = "model.", "optimizer."  # what names begin with
-# What torch's index is made of, besides types of numbers; none does anything but hold values.
+MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of tensor names
+# The classes of torch's index, besides dtypes. They only hold values.
 KNOWN = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -34,70 +34,71 @@ KNOWN = {
 
 
 def is_sharded(path: Path) -> bool:
-    """Whether this is such a folder, rather than a file or a run's folder."""
+    """Return whether this is a sharded checkpoint, not a file or the folder of a run."""
     return (path / REST).is_file()
 
 
 def read_rest(path: Path) -> dict[str, Any]:
-    """All but the tensors. Raises PickledError."""
+    """Return everything but the tensors. Raises PickledError."""
     return read_pickled(path / REST)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The model's state dict, whole, on the CPU. Raises PickledError."""
-    known = {name: told for name, told in sizes(path).items() if name.startswith(MODEL)}
-    if sum(math.prod(size) * dtype.itemsize for size, dtype in known.values()) > _bytes(path):
+    """Return the model's whole state dict, on the CPU. Raises PickledError."""
+    wanted = {name: found for name, found in sizes(path).items() if name.startswith(MODEL)}
+    on_disk = sum(file.stat().st_size for file in path.iterdir())
+    if sum(math.prod(size) * dtype.itemsize for size, dtype in wanted.values()) > on_disk:
         raise PickledError("is damaged: its tensors are said to be larger than its files")
-    found = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in known.items()}
-    fill(path, found, alone=True)
-    return {name[len(MODEL) :]: tensor for name, tensor in found.items()}
+    state = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
+    fill(path, state, alone=True)
+    return {name[len(MODEL) :]: tensor for name, tensor in state.items()}
 
 
 def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Of each tensor, by its name. Raises PickledError."""
+    """Return the size and dtype of each tensor, by its name. Raises PickledError."""
     try:
         index = _reader(path).read_metadata().state_dict_metadata
-        for name, told in index.items():
-            if sum(math.prod(chunk.sizes) for chunk in told.chunks) != math.prod(told.size):
+        for name, entry in index.items():
+            if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
                 raise PickledError(f"is damaged: it does not have all of {name}")
-        return {name: (told.size, told.properties.dtype) for name, told in index.items()}
+        return {name: (entry.size, entry.properties.dtype) for name, entry in index.items()}
     except PickledError:
         raise
-    except Exception as error:  # an unpickler raises whatever a broken file makes it stumble over
+    except Exception as error:  # a damaged file makes the unpickler raise any type of error
         raise PickledError(f"is damaged: {first_line(error)}") from error
 
 
 def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
-    """Copy what the folder has into tensors of the same sizes, plain or divided in any way.
+    """Copy the folder's values into tensors of the same sizes, plain or sharded in any way.
 
-    alone: no other process is asked; otherwise all ask, and what one cannot read is raised on all.
-    Raises PickledError.
+    alone: only this process reads; otherwise all processes call this, and an error of one is raised
+    on all. Raises PickledError.
     """
     import torch.distributed.checkpoint as dcp
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of one process, which is meant
+            warnings.simplefilter("ignore")  # that only one process reads, which is intended
             dcp.load(dict(tensors), storage_reader=_reader(path), no_dist=alone)
     except (Exception, dcp.CheckpointException) as error:
         raise PickledError(f"is damaged: {first_line(cause(error))}") from error
 
 
 def cause(error: BaseException) -> BaseException:
-    """What the first of the processes that failed met, where torch tells of all of them."""
+    """Return the error of the first process that failed, where torch collects those of all."""
     failures = getattr(error, "failures", None)
     return next(iter(failures.values()))[0] if failures else error
 
 
 def _reader(path: Path):
-    """torch's reader of a folder, but for its index: that is a pickle, and restricted to KNOWN."""
+    """Return torch's reader of a folder, with the restricted unpickler for the index."""
     from torch.distributed.checkpoint import FileSystemReader, metadata
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args, **kwargs) -> metadata.Metadata:
             with open(path / INDEX, "rb") as file:
                 index = _Unpickler(file).load()
-            # torch would run what is in an entry of another kind, and read files elsewhere.
+            # torch would unpickle entries of other types, and follow paths out of the folder.
             entries, places = index.state_dict_metadata.values(), index.storage_data.values()
             tensors = all(isinstance(e, metadata.TensorStorageMetadata) for e in entries)
             if not tensors or any(Path(p.relative_path).name != p.relative_path for p in places):
@@ -114,7 +115,3 @@ class _Unpickler(pickle.Unpickler):
         if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise PickledError(f"holds objects that could run code ({module}.{name})")
-
-
-def _bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.iterdir())

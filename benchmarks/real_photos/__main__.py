@@ -24,7 +24,7 @@ from captioning.files.writing import write_json, write_text
 from captioning.report.comparison import compare
 from captioning.report.page import write_report
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.runtime.progress import say
 from captioning.sweep.variants import of_objectives, read_objectives
 
@@ -60,7 +60,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """0; 2 after a line that says what is wrong; 130 when it was stopped."""
     arguments = parse(argv)
     stopped = "stopped; the same command goes on from here"
-    return exit_code_unwatched(lambda: _run(arguments), stopped)
+    return exit_code(lambda: _run(arguments), stopped)
 
 
 def _run(arguments: argparse.Namespace) -> None:

@@ -15,14 +15,14 @@ from captioning.config import load_config
 from captioning.data import Prefetcher, read_split
 from captioning.models.build import captioner_from
 from captioning.models.generation import images_of
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.runtime.progress import progress
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     part, parts, *rest = sys.argv[1:] if argv is None else argv
     arguments = train.parse_arguments(rest)
-    return exit_code_unwatched(lambda: _keep(arguments, int(part), int(parts)))
+    return exit_code(lambda: _keep(arguments, int(part), int(parts)), "stopped")
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from captioning.models.build import load_trained
 from captioning.models.checkpoints import BEST
 from captioning.models.generation import images_of
 from captioning.report.comparison import held_out
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 CROWD = 100  # photos that a caption is tried on, its own among them
 HUMANS = "humans"
@@ -34,7 +34,7 @@ _IMAGES_AT_ONCE = 10
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     judge, run = sys.argv[1:] if argv is None else argv
-    return exit_code_unwatched(lambda: _judge(Path(judge), Path(run)))
+    return exit_code(lambda: _judge(Path(judge), Path(run)), "stopped")
 
 
 def answer_path(judge: Path, run: Path) -> Path:

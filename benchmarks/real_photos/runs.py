@@ -1,16 +1,20 @@
 """The runs of all seeds: which there are, what each depends on, which are done."""
 
-import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Callable
 
+from benchmarks.real_photos import features, judge
 from benchmarks.real_photos.judge import HUMANS, is_answered
 from benchmarks.real_photos.parts import write_parts
+from captioning import train
 from captioning.config import Config, keys_of, load_config
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from captioning.sweep.one_run import without_pretrained
-from captioning.sweep.programs import Program, run_programs, slots
+from captioning.runtime.job_runner import Job
+from captioning.sweep.one_run import train_and_score, without_pretrained
+from captioning.sweep.parallel_runs import run_in_slots, slots
 from captioning.sweep.variants import Variant
 from captioning.training.validation_history import is_done, is_trained
 
@@ -46,25 +50,22 @@ class Runs:
     def of(self, seed: int, name: str) -> Path:
         return self.folder / f"seed{seed}" / name
 
-    def run(self, jobs: int) -> None:
-        """Do what is not done, `jobs` programs at a time. Raises UserError for one that fails."""
-        free = slots("cpu", jobs)
-        _run(self._features(jobs), free)
-        for programs in (self._starts, self._tuned, self._judged):
-            _run(programs(), free)
-            for program in programs():  # which was asked to stop, and it alone
-                raise UserError(f"{program.name} was stopped; the same command goes on from here")
+    def run(self, parallel: int) -> None:
+        """Do what is not done, `parallel` at a time. Raises UserError for one that fails."""
+        free = slots("cpu", parallel)
+        _run(self._features(parallel), free)
+        for jobs in (self._starts, self._tuned, self._judged):
+            _run(jobs(), free)
 
-    def _features(self, jobs: int) -> Iterable[Program]:
+    def _features(self, jobs: int) -> Iterable[Job]:
         """Those of all photos, unless the runs that need them are done."""
         if not load_config(self.config, self.keys).encoder_features or not list(self._starts()):
             return
         for part in range(jobs):
-            arguments = ["benchmarks.real_photos.features", str(part), str(jobs)]
-            name = f"features{part}"
-            yield self._program(name, arguments, self.folder / name, self.keys)
+            name, given = f"features{part}", (str(part), str(jobs))
+            yield self._job(name, features.main, self.folder / name, self.keys, given)
 
-    def _starts(self) -> Iterable[Program]:
+    def _starts(self) -> Iterable[Job]:
         """A start of MLE and a judge for each seed."""
         for seed in self.seeds:
             for name, who in ((START, "captioner"), (JUDGE, "judge")):
@@ -74,10 +75,10 @@ class Runs:
                 folder = self.of(seed, name)
                 config = load_config(self.config, keys, {"output_dir": str(folder)})
                 if not (is_trained(config) and _is_of(folder, config)):
-                    arguments = ["captioning.train"]  # which refuses to go on with another run
-                    yield self._program(f"seed{seed}/{name}", arguments, folder, keys)
+                    # It refuses to go on with another run.
+                    yield self._job(f"seed{seed}/{name}", train.main, folder, keys)
 
-    def _tuned(self) -> Iterable[Program]:
+    def _tuned(self) -> Iterable[Job]:
         """A run a variant and seed, its test captions scored."""
         for seed in self.seeds:
             for variant in self.variants:
@@ -87,7 +88,7 @@ class Runs:
                 scored = load_config(self.config, without_pretrained(keys), flags)
                 if not is_done(trained, scored):
                     name = f"seed{seed}/{variant.name}"
-                    yield self._program(name, ["captioning.sweep.one_run"], folder, keys)
+                    yield self._job(name, train_and_score, folder, keys)
 
     def _tuning_keys(self, seed: int, variant: Variant) -> list[str]:
         own = [
@@ -98,34 +99,35 @@ class Runs:
         ]
         return [*self.keys, *self.tuning, *own]
 
-    def _judged(self) -> Iterable[Program]:
+    def _judged(self) -> Iterable[Job]:
         for seed in self.seeds:
-            judge = self.of(seed, JUDGE)
+            judging = self.of(seed, JUDGE)
             for name in (HUMANS, *(variant.name for variant in self.variants)):
                 run = self.of(seed, name)
-                if not is_answered(judge, run):
-                    arguments = ["benchmarks.real_photos.judge", str(judge), str(run)]
-                    yield Program(
-                        f"seed{seed}/{name}, judged",
-                        [sys.executable, "-m", *arguments],
-                        judge.with_name(f"judging_{name}.log"),
-                    )
+                if not is_answered(judging, run):
+                    do = partial(judge.main, [str(judging), str(run)])
+                    log = judging.with_name(f"judging_{name}.log")
+                    yield Job(f"seed{seed}/{name}, judged", do, log)
 
-    def _program(
-        self, name: str, arguments: Sequence[str], folder: Path, keys: Sequence[str]
-    ) -> Program:
-        where = ["--config", self.config, "--output_dir", str(folder)]
-        command = [sys.executable, "-m", *arguments, *where, *keys]
-        return Program(name, command, folder.with_name(f"{folder.name}.log"))
+    def _job(
+        self,
+        name: str,
+        do: Callable,
+        folder: Path,
+        keys: Sequence[str],
+        given: Sequence[str] = (),
+    ) -> Job:
+        arguments = [*given, "--config", self.config, "--output_dir", str(folder), *keys]
+        return Job(name, partial(do, arguments), folder.with_name(f"{folder.name}.log"))
 
 
-def _run(programs: Iterable[Program], free: Sequence[dict[str, str]]) -> None:
-    for name, why in run_programs(list(programs), free).items():
+def _run(jobs: Iterable[Job], free: Sequence[dict[str, str]]) -> None:
+    for name, why in run_in_slots(list(jobs), free).items():
         raise UserError(f"{name} failed: {why}")
 
 
 def _is_of(folder: Path, config: Config) -> bool:
     """Whether the run in a folder is that of a configuration, wherever its data lie."""
     record = load_config(folder / "config.yaml")
-    keys = [key for role in ("run", "batch", "length") for key in keys_of(role)]
+    keys = [key for role in ("run", "batch", "length") for key in keys_of(role, type(record))]
     return all(getattr(record, key) == getattr(config, key) for key in keys)

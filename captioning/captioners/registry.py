@@ -1,12 +1,16 @@
-"""The captioners that a configuration's `model:` can name. Nothing else knows which there are."""
+"""The captioners that the key `model` can name. Nothing else knows which there are."""
 
-import baselines.configured
-import BLIP.configured
-import vlm.configured
 from captioning.captioners.interface import CaptionerPackage
+from captioning.runtime.registry import load
 
-CAPTIONERS: dict[str, CaptionerPackage] = {
-    "blip": BLIP.configured,
-    **dict.fromkeys(baselines.MODELS, baselines.configured),
-    "vlm": vlm.configured,
+# Each names the module of its CaptionerPackage, which is imported when a configuration uses it.
+CAPTIONERS: dict[str, str] = {
+    "blip": "BLIP.configured",
+    **dict.fromkeys(("rnn", "lstm", "attn", "sat"), "baselines.configured"),
+    "vlm": "vlm.configured",
 }
+
+
+def package_of(model: str) -> CaptionerPackage:
+    """The package of the captioner that `model` names."""
+    return load(CAPTIONERS[model])

@@ -1,6 +1,6 @@
-"""The configuration of a run: every key, what it is for, and how it is read and written."""
+"""The configuration of a run: every key, its role, and how it is read, validated and written."""
 
-from BLIP.configured import VitSizes
-from captioning.config.config import Config, keys_of, load_config, write_config
+from captioning.config.config import Config, config_class, keys_of, parse_config
+from captioning.config.loading import load_config, write_config
 
-__all__ = ["Config", "VitSizes", "keys_of", "load_config", "write_config"]
+__all__ = ["Config", "config_class", "keys_of", "load_config", "parse_config", "write_config"]

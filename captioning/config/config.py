@@ -1,34 +1,32 @@
-"""The configuration of a run: flat YAML with BLIP's key names, checked once, typed from then on."""
+"""The configuration of a run, validated: impossible values, alone and in combination, are refused.
 
-import difflib
-import io
-import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Optional, Union
+`Config` has the keys that all captioners share. `config_class` adds the keys of one captioner's
+package, which is imported then.
+"""
+
+from functools import cache
+from typing import Any, Optional
 
 from pydantic import (
-    BaseModel,
-    ValidationError,
     ValidationInfo,
+    create_model,
     field_serializer,
     field_validator,
     model_validator,
 )
-from ruamel.yaml import YAML
 
-from captioning.captioners.registry import CAPTIONERS
+from captioning.captioners.registry import CAPTIONERS, package_of
 from captioning.config.keys import Keys
 from captioning.config.roles import roles_of
 from captioning.data.division import checked_division
-from captioning.files.local_copies import located
-from captioning.files.reading import parse_yaml
 from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
 from captioning.files.tars import is_tars
-from captioning.files.writing import write_text
 from captioning.metrics.metric_sum import MetricSum
-from captioning.rewards.registry import check_rewards
+from captioning.metrics.options import option_classes
+from captioning.metrics.registry import EVALUATORS
+from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
 from decoding import DecodingSettings
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
@@ -36,37 +34,23 @@ from smile.mixture import FIRST_TOKEN_MLE
 LAST = "last"  # the epoch that `select` may name instead of metrics
 
 
-def keys_of_captioners() -> list[type[BaseModel]]:
-    """Those of each package. Raises TypeError for a key that is declared twice."""
-    every = list(dict.fromkeys(package.Keys for package in CAPTIONERS.values()))
-    owners: dict[str, str] = dict.fromkeys(Keys.model_fields, Keys.__module__)
-    for keys in every:
-        for name in keys.model_fields:
-            if owners.setdefault(name, keys.__module__) != keys.__module__:
-                raise TypeError(f"key {name!r} is of {owners[name]} and of {keys.__module__}")
-    return every
+class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
+    """A run's configuration: `Keys` and the options of all metrics and rewards."""
 
-
-class Config(*keys_of_captioners(), Keys):
-    """Every key of a run's YAML: those that all captioners share, and each captioner's own."""
-
-    @field_validator(
-        *("pretrained", "coco_gt_root", "train_file", "val_file", "test_file", "val_gt_file"),
-        *("test_gt_file", "train_captions", "facts_file", "objects_file", "synonyms", "pool"),
-        *("judge_url", "judge_model", "select"),
-    )
+    @field_validator("*")
     @classmethod
-    def _empty_is_none(cls, value: Any) -> Any:
-        return value or None
+    def _empty_is_none(cls, value: Any, info: ValidationInfo) -> Any:
+        """An empty name or list, where None is the default."""
+        optional = cls.model_fields[info.field_name].default is None
+        return None if optional and value in ("", []) else value
 
     @field_serializer("pretrained")
-    def _as_it_may_be_shown(self, value: Any) -> Any:
+    def _without_secrets(self, value: Any) -> Any:
         return without_secrets(value) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod
-    def _no_likelihood_beside_a_reward(cls, values: Any) -> Any:
-        """Unless an objective is named: that of a run without a reward is MLE."""
+    def _no_default_objective_beside_a_reward(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("reward") and "objective" not in values:
             return {**values, "objective": None}
         return values
@@ -81,7 +65,8 @@ class Config(*keys_of_captioners(), Keys):
     @field_validator("objective")
     @classmethod
     def _known_objective(cls, value, info: ValidationInfo):
-        if value is None and not info.data.get("reward", True):  # True: it has an error of its own
+        # An invalid reward is missing from `data` and has an error already.
+        if value is None and not info.data.get("reward", True):
             raise ValueError("input should be a valid string or a mapping")
         if value is not None:
             parse_objective(value)
@@ -90,7 +75,7 @@ class Config(*keys_of_captioners(), Keys):
     @field_validator("first_token_mle")
     @classmethod
     def _as_in_the_original(cls, value: Optional[bool], info: ValidationInfo) -> Optional[bool]:
-        """Without a value that of the run's objectives; None where they differ in it."""
+        """By default the original's value for the objectives; None where they differ in it."""
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
@@ -106,14 +91,14 @@ class Config(*keys_of_captioners(), Keys):
 
     @field_validator("split")
     @classmethod
-    def _divides(cls, value: Optional[dict], info: ValidationInfo) -> Optional[dict]:
+    def _valid_split(cls, value: Optional[dict], info: ValidationInfo) -> Optional[dict]:
         return checked_division(value, info.data.get("seed", 0)) if value else None
 
     @field_validator("prompt")
     @classmethod
-    def _whole_words(cls, value: str, others: ValidationInfo) -> str:
-        package = CAPTIONERS.get(others.data.get("model"))
-        if value and not value.endswith(" ") and not (package and package.ASKS):
+    def _ends_with_a_space(cls, value: str, info: ValidationInfo) -> str:
+        model = info.data.get("model")
+        if value and not value.endswith(" ") and not (model and package_of(model).ASKS):
             raise ValueError("end it with a space, or a caption's first word runs into it")
         return value
 
@@ -123,30 +108,36 @@ class Config(*keys_of_captioners(), Keys):
         if self.reward:
             self._check_reward()
         try:
-            self._check_addresses()
+            if self.pretrained and has_folders(self.pretrained):
+                check_address(self.pretrained)
+            check_can_hold("output_dir", self.output_dir)
         except UserError as error:
             raise ValueError(str(error)) from error
-        if self.reads_tars:
-            self._check_tars()
-        if self.split:
-            self._check_division()
+        self._check_data()
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
 
-    def _check_addresses(self) -> None:
-        """Raise UserError for an address that no run can be written to, or that tells a secret."""
-        if self.pretrained and has_folders(self.pretrained):
-            check_address(self.pretrained)
-        check_can_hold("output_dir", self.output_dir)
+    def _check_reward(self) -> None:
+        check_options(self.reward, self)
+        if self.reward_samples == 1 and self.reward_baseline == "others":
+            raise ValueError(
+                "reward_samples is 1, but reward_baseline is others, the mean of an image's other "
+                "samples; raise it, or set reward_baseline=greedy"
+            )
+        if self.sharding != "none":
+            raise ValueError(f"sharding is {self.sharding}, which reward has not; set it to none")
 
-    @property
-    def reads_tars(self) -> bool:
-        """Whether train_file names tars."""
-        names = self.train_file or []
-        return any(map(is_tars, names if isinstance(names, list) else [names]))
-
-    def _check_division(self) -> None:
+    def _check_data(self) -> None:
+        files = self.train_file or []
+        if any(map(is_tars, files if isinstance(files, list) else [files])):
+            for key in ("reward", "bucket_batches", "split"):
+                if getattr(self, key):
+                    raise ValueError(
+                        f"{key} needs annotations, and train_file names tars: unset it"
+                    )
+        if not self.split:
+            return
         for key in ("val_file", "test_file"):
             if getattr(self, key):
                 raise ValueError(f"split divides train_file, and {key} is set: unset one of them")
@@ -156,55 +147,24 @@ class Config(*keys_of_captioners(), Keys):
                 "the captions of train alone"
             )
 
-    def _check_tars(self) -> None:
-        for key in ("reward", "bucket_batches", "split"):
-            if getattr(self, key):
-                raise ValueError(f"{key} needs annotations, and train_file names tars: unset it")
-
-    def _check_reward(self) -> None:
-        if "facts" in self.reward and not self.facts_file:
-            raise ValueError(
-                "reward: facts needs facts_file, the file that says what is in each image"
-            )
-        if self.reward_samples == 1 and self.reward_baseline == "others":
-            raise ValueError(
-                "reward_samples is 1, but reward_baseline is others, the mean of an image's other "
-                "samples; raise it, or set reward_baseline=greedy"
-            )
-        if self.sharding != "none":
-            raise ValueError(f"sharding is {self.sharding}, which reward has not; set it to none")
+    def __reduce__(self):
+        """Classes made by `config_class` have no module that pickle could import them from."""
+        return _restored, (self.model, self.__dict__, self.model_fields_set)
 
     @property
     def monitors(self) -> Optional[str]:
-        """The key that makes a run go by `monitor` on the validation split, if one does."""
+        """The key by which validation metrics control the run, None where none does."""
         if self.early_stopping:
             return "early_stopping"
         return "lr_schedule" if self.lr_schedule == "plateau" else None
 
-    @property
-    def facts_path(self) -> Optional[Path]:
-        """Where facts_file is, or None without one."""
-        return located(self.ann_root, self.facts_file) if self.facts_file else None
-
-    @property
-    def objects_paths(self) -> tuple[Path, ...]:
-        """Where objects_file is, or the several that it names; none without one."""
-        named = self.objects_file or ()
-        names = [named] if isinstance(named, str) else named
-        return tuple(located(self.ann_root, name) for name in names)
-
-    @property
-    def train_captions_path(self) -> Optional[Path]:
-        """Where train_captions is, or None without one."""
-        return located(self.ann_root, self.train_captions) if self.train_captions else None
-
     def decoding_settings(self) -> DecodingSettings:
-        """How this run draws captions."""
+        """How this run generates captions."""
         names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)
         return DecodingSettings(**{name: getattr(self, name) for name in names})
 
     def build_objective(self) -> Objective:
-        """What this run minimises; with a reward alone the captioner has an MLE that none asks."""
+        """The training objective; with a reward alone the captioner gets an MLE that is unused."""
         return Objective(
             self.objective or "mle",
             self.label_smoothing,
@@ -213,105 +173,45 @@ class Config(*keys_of_captioners(), Keys):
         )
 
 
-def keys_of(role: str) -> list[str]:
-    """The keys of that role."""
-    return [key for key, declared in roles_of(Config).items() if declared == role]
+def config_class(model: Optional[str] = None) -> type[Config]:
+    """`Config` with the own keys of a captioner, or of all captioners. Imports their packages.
 
-
-def load_config(
-    path: Union[str, Path], overrides: Sequence[str] = (), flags: Optional[dict[str, Any]] = None
-) -> Config:
-    """The configuration in a YAML file, with `key=value` overrides, values written as in YAML.
-
-    `vit.depth=2` reaches into a mapping; `pretrained=` empties a key. `flags`: values by key, as
-    they are. Without an output_dir it is output/ and the file's name. Raises UserError: one line
-    that names the key, what was found and what is allowed.
+    Raises TypeError for a key that two packages declare.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"cannot read the configuration {path}: not UTF-8 text at byte {error.start}"
-        ) from error
-    values = parse_yaml(text, str(path))
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected lines of 'key: value', found {_short(values)}")
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
-            raise UserError(f"override {override!r} is not of the form key=value")
-        _set(values, key, parse_yaml(value, f"override {override!r}"))
-    values.update(flags or {})
-    values.setdefault("output_dir", f"output/{Path(path).stem}")
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise UserError(f"{path}: {_explained(error, values)}") from error
+    modules = CAPTIONERS.values() if model is None else [CAPTIONERS[model]]
+    return _config_with(*dict.fromkeys(modules))
 
 
-def write_config(config: Config, path: Path) -> None:
-    """The resolved configuration as YAML that `load_config` reads back."""
-    buffer = io.StringIO()
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False
-    yaml.dump(config.model_dump(), buffer)
-    write_text(buffer.getvalue(), path)
+@cache
+def _config_with(*modules: str) -> type[Config]:
+    owners = dict.fromkeys(Config.model_fields, Config.__module__)
+    for module in modules:
+        for name in load(module).Keys.model_fields:
+            if name in owners:
+                raise TypeError(f"key {name!r} is of {owners[name]} and of {module}")
+            owners[name] = module
+    return create_model("Config", __base__=(*(load(module).Keys for module in modules), Config))
 
 
-def _set(values: dict, key: str, value: Any) -> None:
-    *outer, last = key.split(".")
-    for name in outer:
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
-            raise UserError(f"override {key}: {name} is {_short(values)}, which holds no keys")
-    values[last] = value
+def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
+    """The keys of that role, by default of those that all captioners share."""
+    return [key for key, declared in roles_of(keys).items() if declared == role]
 
 
-_DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
+def parse_config(values: Any) -> Config:
+    """The configuration of a mapping. Raises pydantic's ValidationError.
+
+    Keys of other captioners than its own are validated, and left out.
+    """
+    model = values.get("model", "blip") if isinstance(values, dict) else None
+    if not isinstance(model, str) or model not in CAPTIONERS:
+        return config_class().model_validate(values)  # which refuses it
+    own = config_class(model)
+    if not values.keys() <= own.model_fields.keys():
+        config_class().model_validate(values)
+        values = {key: value for key, value in values.items() if key in own.model_fields}
+    return own.model_validate(values)
 
 
-def _explained(error: ValidationError, values: dict) -> str:
-    """All that is wrong; what a key that takes this or that should be is said at once."""
-    found: dict[str, list[str]] = {}
-    details = [d for d in error.errors() if not _of_other_alternative(d)] or error.errors()
-    for detail in details:
-        start, should, kind = _explain(detail, values).partition("; input should be ")
-        found.setdefault(start + should, []).append(kind)
-    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in found.items())
-
-
-def _explain(detail: dict, values: dict) -> str:
-    """One pydantic error in the words of the file."""
-    if not detail["loc"]:  # several keys together: the message names them
-        return detail["msg"].removeprefix("Value error, ")
-    key = str(detail["loc"][0])
-    inner = [str(part) for part in detail["loc"][1:] if str(part) in _names(values.get(key))]
-    where = ".".join([key, *inner])
-    if detail["type"] == "extra_forbidden":
-        near = [] if inner else difflib.get_close_matches(key, Config.model_fields, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"unknown key {where!r}{hint}"
-    if detail["type"] == "missing":
-        return f"{'.'.join(dict.fromkeys([key, str(detail['loc'][-1])]))} is missing"
-    message = detail["msg"].removeprefix("Value error, ")
-    message = _DICTIONARY.sub("a mapping", message[0].lower() + message[1:])
-    return f"{where}: found {_short(detail['input'])}; {message}"
-
-
-def _of_other_alternative(detail: dict) -> bool:
-    """A key that takes a name or a mapping fails as both; only the kind that was given matters."""
-    if isinstance(detail["input"], dict):
-        return detail["type"] in ("literal_error", "string_type")
-    return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")
-
-
-def _names(value: Any) -> set[str]:
-    return {str(name) for name in value} if isinstance(value, dict) else set()
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _restored(model: str, values: dict[str, Any], given: set[str]) -> Config:
+    return config_class(model).model_construct(given, **values)

@@ -1,6 +1,6 @@
 """The configuration keys that all captioners share, each with its role (`roles.py`).
 
-Those of one captioner are declared in its own package.
+The keys of one captioner are declared in its package, those of a metric or reward on its class.
 """
 
 from typing import Annotated, Any, Literal, Optional, Union
@@ -10,15 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.roles import roles_of
-from captioning.metrics import java
-from captioning.metrics.evaluator import CLIP_MODEL, PPL_MODEL
 from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 
 
 class Keys(BaseModel):
-    """BLIP's own names before ours; docs/settings.md says what each does.
+    """The original's names come first. docs/settings.md describes each key.
 
-    No unknown key, no conversion of types (an integer may stand for a float), no change later on.
+    Unknown keys are refused. Types are not converted, except an integer to a float.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -30,6 +28,7 @@ class Keys(BaseModel):
     pretrained: Annotated[Optional[str], "run"] = None
     batch_size: Annotated[int, "batch"] = Field(32, gt=0)
     init_lr: Annotated[float, "run"] = Field(1e-5, gt=0)
+    vit_grad_ckpt: Annotated[bool, "speed"] = False
     image_size: Annotated[int, "run"] = Field(384, gt=0, le=4096)
     max_length: Annotated[int, "generation"] = Field(20, le=10_000)
     min_length: Annotated[int, "generation"] = 5
@@ -113,24 +112,11 @@ class Keys(BaseModel):
     metrics: Annotated[list[Literal[tuple(EVALUATORS)]], "scoring"] = Field(
         list(DEFAULT_METRICS), min_length=1
     )
-    spice: Annotated[bool, "scoring"] = False
-    spice_timeout: Annotated[float, "scoring"] = Field(3600.0, gt=0)
-    spice_heap: Annotated[str, "scoring"] = Field("8G", pattern=java.MEMORY)
-    train_captions: Annotated[Optional[str], "scoring"] = None
-    facts_file: Annotated[Optional[str], "scoring"] = None
-    objects_file: Annotated[Union[str, list[str], None], "scoring"] = None
-    synonyms: Annotated[Optional[str], "scoring"] = None
-    singular: Annotated[Literal["pattern", "wordnet"], "scoring"] = "pattern"
-    clip_model: Annotated[str, Field(min_length=1), "scoring"] = CLIP_MODEL
-    ppl_model: Annotated[str, Field(min_length=1), "scoring"] = PPL_MODEL
-    judge_url: Annotated[Optional[str], "scoring"] = None
-    judge_model: Annotated[Optional[str], "scoring"] = None
-    pool: Annotated[Optional[str], "scoring"] = None
 
     output_dir: Annotated[str, Field(min_length=1), "machine"]
     device: Annotated[str, Field(min_length=1), "machine"] = "auto"
     seed: Annotated[int, "run"] = Field(42, ge=0, lt=2**63)
-    # After the seed, which it takes where it has none of its own.
+    # Declared after `seed`, which is the default of the split's own seed.
     split: Annotated[Optional[dict[str, Union[int, float, str]]], "run"] = None
 
     @classmethod

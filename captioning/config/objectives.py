@@ -3,7 +3,8 @@
 from dataclasses import asdict
 
 from captioning.config.config import Config
-from captioning.rewards.registry import TITLES
+from captioning.rewards.registry import REWARDS
+from captioning.runtime.registry import load
 from smile import Objective, parse_objective
 from smile.alternatives import ALTERNATIVES
 from smile.mixture import scores_first_token
@@ -33,7 +34,7 @@ def training_name(config: Config) -> str:
 
 def _reward_name(weights) -> str:
     """ "reward CIDEr-D", or "reward true facts+CIDEr-D 1:0.5"."""
-    names = "+".join(TITLES[name] for name in weights)
+    names = "+".join(load(REWARDS[name]).title for name in weights)
     shares = ":".join(f"{weight:g}" for weight in weights.values())
     return f"reward {names}" + (f" {shares}" if shares != "1" else "")
 
@@ -60,7 +61,7 @@ def minimised(config: Config) -> str:
     """The line that a run begins with: each objective, with the settings that it goes by."""
     if not config.reward:
         return _minimised(config)
-    parts = [f"{weight:g} {TITLES[name]}" for name, weight in config.reward.items()]
+    parts = [f"{weight:g} {load(REWARDS[name]).title}" for name, weight in config.reward.items()]
     how = f"{config.reward_samples} captions an image, baseline {config.reward_baseline}"
     if config.reward_kl:
         how += f", KL {config.reward_kl:g}"

@@ -2,6 +2,7 @@
 # ruff: noqa: F401
 
 from captioning.data.annotations import Sample, read_annotations
+from captioning.data.augmentation import training_transform
 from captioning.data.dataset import EvaluationDataset, TrainingDataset, preprocess_caption
 from captioning.data.image import (
     MEAN,
@@ -11,7 +12,6 @@ from captioning.data.image import (
     evaluation_transform,
     load_image,
     normalise,
-    training_transform,
 )
 from captioning.data.loader import (
     Loader,

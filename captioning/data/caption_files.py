@@ -1,4 +1,4 @@
-"""Predictions and references, read from the JSON files that captioning programs exchange."""
+"""Predictions and references, read from the files that captioning programs exchange."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
@@ -18,15 +18,15 @@ NO_IDS: Mapping[str, ImageId] = {}
 
 def read_predictions(path: Union[str, PathLike], ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
     """Return {image id: caption} of a COCO results file, a list of {image_id, caption}, or of the
-    lines {image, caption} (.jsonl) that bulk captioning writes. An image without an id has that of
+    lines {image, caption} (.jsonl) that bulk captioning writes. An image without an id gets that of
     the name in `ids` that its path ends in, or else the one that `read_annotations` would give it.
 
-    Raises UserError for a file that is missing, empty or something else, and for an image that has
-    two captions. The same caption twice, which shards of several processes can hold, is one.
+    Raises UserError for a file that is missing, empty or of another kind, and for an image with two
+    different captions. Equal ones are accepted: shards of several processes may repeat them.
     """
     found = local(path)
     if found.suffix == ".jsonl":
-        entries = [entry for _, entry in parse_json_lines(read_text(found), found)]
+        entries = [entry for _, entry in parse_json_lines(read_text(found).split("\n"), found)]
     else:
         entries = read_json(found)
     return predictions_by_id(entries, str(path), ids)
@@ -52,20 +52,19 @@ def predictions_by_id(
 def read_references(path: Union[str, PathLike]) -> References:
     """Return {image id: human captions}, one caption or more for each image.
 
-    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), what `read_annotations`
-    reads or a mapping {image id: [captions]}. Raises UserError for a file that is missing, empty or
-    something else.
+    The file is COCO's ground truth ({annotations: [{image_id, caption}]}), an annotation file of
+    `read_annotations`, or a mapping {image id: [captions]}. Raises UserError for a file that is
+    missing, empty or of another kind.
     """
     path = local(path)
-    document = read_json(path) if is_json(path) else [path]
-    karpathy = isinstance(document, dict) and isinstance(document.get("images"), list)
-    if (isinstance(document, list) and document) or (karpathy and "annotations" not in document):
+    document = _other_than_annotations(path)
+    if document is None:
         return {sample.image_id: list(sample.captions) for sample in read_annotations(path)}
-    if isinstance(document, dict) and isinstance(document.get("annotations"), list):
-        references: References = {}
+    references: References = {}
+    if isinstance(document.get("annotations"), list):
         for image_id, caption in _pairs(document["annotations"], f"{path}: annotations"):
             references.setdefault(image_id, []).append(caption)
-    elif isinstance(document, dict):
+    else:
         references = document
         for image_id, captions in references.items():
             is_list = isinstance(captions, list) and captions
@@ -74,26 +73,34 @@ def read_references(path: Union[str, PathLike]) -> References:
                     f"{path}: no reference captions under {image_id!r}: expected COCO's "
                     "{annotations: [{image_id, caption}]} or {image id: [captions]}"
                 )
-    else:
-        references = {}
     if not references:
         raise UserError(f"{path}: holds no reference captions: check that this is the right file")
     return references
 
 
 def ids_by_name(references: Path) -> dict[str, ImageId]:
-    """The id of each image that a file of references names by its file."""
-    document = read_json(references) if is_json(references) else []
-    entries = document.get("images") if isinstance(document, dict) else None
-    karpathy = isinstance(entries, list) and "annotations" not in document
-    if isinstance(document, list) or karpathy:
+    """Return the id of each image whose file name is in a file of references."""
+    document = _other_than_annotations(references)
+    if document is None:
         return {sample.image: sample.image_id for sample in read_annotations(references)}
-    entries = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
-    return {e["file_name"]: e.get("id") for e in entries if isinstance(e.get("file_name"), str)}
+    images = document.get("images")
+    rows = [row for row in images if isinstance(row, dict)] if isinstance(images, list) else []
+    return {
+        row["file_name"]: row.get("id") for row in rows if isinstance(row.get("file_name"), str)
+    }
+
+
+def _other_than_annotations(path: Path) -> Optional[dict]:
+    """Return the JSON object of a file, None if it is for `read_annotations` to read or refuse."""
+    document = read_json(path) if is_json(path) else None
+    if not isinstance(document, dict):
+        return None
+    karpathy = isinstance(document.get("images"), list) and "annotations" not in document
+    return None if karpathy else document
 
 
 def named_in(path: str, names: Collection[str]) -> Optional[str]:
-    """The longest of the names that the path of an image ends in, if any."""
+    """Return the longest of the names that an image's path ends in, if any."""
     parts = path.split("/")
     tails = ("/".join(parts[first:]) for first in range(len(parts)))
     return next((tail for tail in tails if tail in names), None)
@@ -104,11 +111,11 @@ def with_references(
 ) -> tuple[Captions, list[ImageId]]:
     """Return the captions of images that have references, and the ids of the others.
 
-    Raises UserError where no image has any.
+    Raises UserError if no image has any.
     """
     lacking = [image_id for image_id, group in by_id(captions, references).items() if not group]
     if len(lacking) == len(captions):
-        match_ids(captions, references)  # which says so
+        match_ids(captions, references)  # raises
     left_out = set(lacking)
     return {i: caption for i, caption in captions.items() if i not in left_out}, lacking
 
@@ -119,7 +126,7 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
     Raises UserError for the first caption without references.
     """
     by_text: dict[str, ImageId] = {}
-    for image_id in captions:  # 139 and "139" would be scored against the same references
+    for image_id in captions:  # 139 and "139" would get the same references
         other = by_text.setdefault(str(image_id), image_id)
         if other != image_id and not {other, image_id} <= references.keys():
             raise UserError(
@@ -144,7 +151,7 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
 def by_id(
     ids: Iterable[ImageId], references: Mapping[ImageId, Sequence[str]]
 ) -> dict[ImageId, Sequence[str]]:
-    """Return the references of each id, none for one that has none.
+    """Return the references of each id, () if it has none.
 
     "139" and 139 are the same image, unless the references have both.
     """
@@ -155,15 +162,15 @@ def by_id(
     }
 
 
-def _pairs(entries, where, ids=NO_IDS):
-    """Yield (image_id, caption) of each entry; UserError for one that has not both."""
+def _pairs(entries: Iterable[Any], where: str, ids: Mapping[str, ImageId] = NO_IDS):
+    """Yield (image_id, caption) of each entry; UserError if either is missing."""
     for number, entry in enumerate(entries, start=1):
         fields = entry if isinstance(entry, dict) else {}
         image_id, caption = fields.get("image_id"), fields.get("caption")
         if image_id is None and isinstance(fields.get("image"), str):
             name = named_in(fields["image"], ids)
             image_id = derived_id(fields["image"]) if name is None else ids[name]
-        if type(image_id) not in (int, str):  # a JSON true is no integer here
+        if type(image_id) not in (int, str):  # isinstance would accept true
             raise UserError(f"{where}: entry {number} has no image_id (an integer or a string)")
         if not isinstance(caption, str):
             raise UserError(f"{where}: entry {number} (image_id {image_id!r}) has no caption text")

@@ -20,10 +20,10 @@ from captioning.runtime.errors import UserError
 
 Transform = Callable[[Image.Image], Any]
 
-# More unreadable images in a row than this are no bad luck, but a wrong folder.
+# More unreadable images in a row mean that the folder is wrong.
 MAX_REPLACEMENTS = 100
 
-# Bytes of images that are the same in every epoch, for which a process keeps them.
+# Bytes of images, the same in every epoch, that a process keeps in memory.
 MOST_KEPT = 2**28
 
 _PUNCTUATION = re.compile(r"[.!\"()*#:;~]")
@@ -31,11 +31,11 @@ _WHITE_SPACE_RUN = re.compile(r"\s{2,}")
 
 
 def preprocess_caption(text: str, max_words: int = 30) -> str:
-    """Return `text` as BLIP cleans it up before it is tokenised.
+    """Return `text` as BLIP cleans it before it is tokenised.
 
-    It is in lower case, without the characters . ! " ( ) * # : ; ~, and cut to `max_words`. The
-    characters become spaces, a run of white space becomes one space, and words are what stands
-    between single spaces: commas, apostrophes and hyphens stay.
+    The result is in lower case, without the characters . ! " ( ) * # : ; ~, and cut to `max_words`.
+    These characters become spaces, and a run of white space becomes one space. Words are separated
+    by single spaces: commas, apostrophes and hyphens stay.
     """
     text = _PUNCTUATION.sub(" ", text.lower())
     text = _WHITE_SPACE_RUN.sub(" ", text).rstrip("\n").strip(" ")
@@ -47,18 +47,18 @@ class TrainingDataset(Dataset):
     """Images with captions, augmented; an item is a function of (seed, epoch, index) alone.
 
     With `captions_per_image` 1 the indices run over all (image, caption) pairs, those of an image
-    side by side; with k > 1 they run over the images, and k captions of each are drawn: without
+    side by side. With k > 1 they run over the images, and k captions of each are drawn: without
     replacement, or, where an image has fewer than k, all of them and some again.
 
-    `dataset[epoch, index]` is a dict: image, what `transform` returns; captions, a list of k
-    strings (`preprocess_caption`); image_id; index; unreadable, the error messages of images that
-    this one stands in for.
+    `dataset[epoch, index]` is a dict: image, the output of `transform`; captions, a list of k
+    strings (`preprocess_caption`); image_id; index; unreadable, the error messages of the images
+    that this one replaces.
 
-    An unreadable image raises UserError. With `skip_bad_images` the item is made from another index
-    instead, drawn by (seed, index), until one can be read; UserError after MAX_REPLACEMENTS.
+    An unreadable image raises UserError. With `skip_bad_images` it is replaced by the item of
+    another index, drawn by (seed, index), until one can be read; UserError after MAX_REPLACEMENTS.
 
-    same: `transform` draws nothing and returns tensors. If those of all images take MOST_KEPT bytes
-    at most, each process then makes each once and keeps it.
+    same: `transform` draws nothing and returns tensors. If those of all images take at most
+    MOST_KEPT bytes, each process makes each once and keeps it.
     """
 
     samples: Sequence[Sample]
@@ -79,7 +79,7 @@ class TrainingDataset(Dataset):
         return self._pairs_up_to[-1] if self.captions_per_image == 1 else len(self.samples)
 
     def lengths(self) -> list[int]:
-        """Return the words of each item's caption, of the longest that it can have."""
+        """Return the number of words of each item's longest caption."""
         counts = [
             [len(preprocess_caption(text, self.max_words).split()) for text in sample.captions]
             for sample in self.samples
@@ -89,11 +89,11 @@ class TrainingDataset(Dataset):
         return [count for of_image in counts for count in of_image]
 
     def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
-        """The indices of an epoch, shuffled, from a place on."""
+        """Return the shuffled indices of an epoch, from position `first` on."""
         return iter(permutation(len(self), derived_seed("order", seed, epoch))[first:])
 
-    def read_ahead(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Be told of the items that are asked for next; those on disk are read one by one."""
+    def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Called with the keys of a batch before its items; images on disk need no prefetching."""
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
@@ -111,32 +111,32 @@ class TrainingDataset(Dataset):
         )
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """Yield `index`, then those that may stand in for it."""
+        """Yield `index`, then its replacements."""
         yield index
         order = permutation(len(self), derived_seed("replacement", self.seed, index))
         yield from order[:MAX_REPLACEMENTS]
 
     def _item(self, epoch: int, index: int, candidate: int) -> dict[str, Any]:
-        """Return what `candidate` holds, drawn for `index`."""
-        sample, caption_indices = self._sample(candidate)
+        """Return the item `candidate`, with the random draws of `index`."""
+        sample, chosen = self._sample(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
-                caption_indices = _draw(len(sample.captions), self.captions_per_image)
-            tensor = self._tensor(sample)
-        captions = [preprocess_caption(sample.captions[i], self.max_words) for i in caption_indices]
-        known = {"image_id": sample.image_id, "index": candidate}
-        return {"image": tensor, "captions": captions, **known}
+                chosen = _draw(len(sample.captions), self.captions_per_image)
+            image = self._image(sample)
+        captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
+        ids = {"image_id": sample.image_id, "index": candidate}
+        return {"image": image, "captions": captions, **ids}
 
-    def _tensor(self, sample: Sample) -> Any:
+    def _image(self, sample: Sample) -> Any:
         if sample.image in self._images:
             return self._images[sample.image]
-        with self._opened(sample) as image:
-            tensor = _transformed(self.transform, image, sample)
-        if self.same and tensor.nbytes * len(self.samples) <= MOST_KEPT:
-            self._images[sample.image] = tensor
-        return tensor
+        with self._open(sample) as opened:
+            image = _transformed(self.transform, opened, sample)
+        if self.same and image.nbytes * len(self.samples) <= MOST_KEPT:
+            self._images[sample.image] = image
+        return image
 
-    def _opened(self, sample: Sample) -> Image.Image:
+    def _open(self, sample: Sample) -> Image.Image:
         return open_image(os.path.join(self.image_root, sample.image))
 
     def _sample(self, index: int) -> tuple[Sample, list[int]]:
@@ -152,9 +152,9 @@ class TrainingDataset(Dataset):
 class EvaluationDataset(Dataset):
     """Images for which captions are to be generated.
 
-    `dataset[index]` is a dict: image, what `transform` returns; image_id; index; unreadable, empty.
-    An unreadable image raises UserError; with `skip_bad_images` the item's image is None and its
-    unreadable holds the error message, and a loader leaves the item out.
+    `dataset[index]` is a dict: image, the output of `transform`; image_id; index; unreadable, [].
+    An unreadable image raises UserError. With `skip_bad_images` the item's image is then None and
+    its `unreadable` holds the error message; a loader leaves the item out.
     """
 
     samples: Sequence[Sample]
@@ -178,7 +178,7 @@ class EvaluationDataset(Dataset):
 
 
 def _transformed(transform: Transform, image: Image.Image, sample: Sample) -> Any:
-    """What a captioner's own transform cannot take is told as an unreadable image is."""
+    """Return `transform(image)`; UserError for an image that a captioner cannot take."""
     try:
         return transform(image)
     except ValueError as error:
@@ -186,6 +186,6 @@ def _transformed(transform: Transform, image: Image.Image, sample: Sample) -> An
 
 
 def _draw(size: int, count: int) -> list[int]:
-    """Return `count` random integers below `size`, each as seldom repeated as `size` allows."""
+    """Return `count` random integers below `size`, each repeated as rarely as `size` allows."""
     drawn = torch.randperm(size)[:count]
     return torch.cat([drawn, torch.randint(size, (count - len(drawn),))]).tolist()

@@ -1,4 +1,4 @@
-"""A data set that comes without splits, divided: by shares and a seed, or by lists of names."""
+"""Division of a data set into splits: by shares and a seed, or by lists of names."""
 
 import os
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ SPLITS = ("train", "val", "test")
 
 
 def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The key `split`; shares get a `seed`, if they have none. Raises ValueError."""
-    lists = all(isinstance(value, str) for value in split.values())
-    parts = dict(split) if lists else {"seed": seed, **split}
-    shares = {name: value for name, value in parts.items() if name != "seed"}
-    if lists:
+    """Return the value of the key `split`; shares get `seed` if they have none. ValueError."""
+    if all(isinstance(value, str) for value in split.values()):
+        parts = split
         right = set(parts) <= set(SPLITS)
     else:
-        fractions = all(type(share) is float and share > 0 for share in shares.values())
-        right = fractions and sum(shares.values()) < 1 and type(parts["seed"]) is int
-        right = right and set(shares) <= {"val", "test"}
+        parts = {"seed": seed, **split}
+        shares = {name: value for name, value in parts.items() if name != "seed"}
+        right = all(type(share) is float and share > 0 for share in shares.values())
+        right = right and sum(shares.values()) < 1 and set(shares) <= {"val", "test"}
+        right = right and type(parts["seed"]) is int
     if not right or "val" not in parts:
         raise ValueError(
             "it has to be shares of the photos, such as {val: 0.05, test: 0.05}, or lists of names "
@@ -35,44 +35,43 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
 def divided(
     samples: Sequence[Sample], split: dict[str, Any], located: Callable[[str], Path]
 ) -> dict[str, list[Sample]]:
-    """The samples of each split that `split` names, and of train, in the order of `samples`.
+    """Return the samples of train and of each split that `split` names, in the order of `samples`.
 
-    Shares go by the names of the photos' files: not by their folder, nor by the order of the lines.
-    Where there are lists and none of train, it has what is in none. located: where a list is.
-    Raises UserError.
+    Shares depend on the names of the photos' files, not on their folders or the order of lines.
+    Without a list of train, it has the photos that are in no list. located: maps a list's name to
+    its path. Raises UserError.
     """
-    by_lists = isinstance(split["val"], str)
-    split_of = _of_lists(samples, split, located) if by_lists else _of_shares(samples, split)
+    of_split = _of_lists if isinstance(split["val"], str) else _of_shares
+    split_of = of_split(samples, split, located)
     rest = None if "train" in split else "train"
     found: dict[str, list[Sample]] = {name: [] for name in SPLITS if name in (*split, "train")}
     for sample in samples:
         name = split_of.get(sample.image, rest)
         if name:
             found[name].append(sample)
-    empty = [name for name, part in found.items() if not part]
-    if empty:
-        raise UserError(
-            f"split: {empty[0]} has none of the {len(samples)} photos: give it more of them"
-        )
+    for name, part in found.items():
+        if not part:
+            raise UserError(
+                f"split: {name} has none of the {len(samples)} photos: give it more of them"
+            )
     return found
 
 
-def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, str]:
-    """The split of each image that is not for training."""
+def _of_shares(samples: Sequence[Sample], split: dict[str, Any], _) -> dict[str, str]:
+    """Return the split of each image that is not for training."""
 
-    def place(image: str) -> tuple[int, str]:
+    def rank(image: str) -> tuple[int, str]:
         return derived_seed(f"split {PurePosixPath(image).name}", split["seed"]), image
 
-    order = sorted((sample.image for sample in samples), key=place)
+    order = sorted((sample.image for sample in samples), key=rank)
     val, test = (round(split.get(name, 0) * len(order)) for name in ("val", "test"))
-    names = ["val"] * val + ["test"] * test
-    return dict(zip(order, names))
+    return dict(zip(order, ["val"] * val + ["test"] * test))
 
 
 def _of_lists(
     samples: Sequence[Sample], split: dict[str, str], located: Callable[[str], Path]
 ) -> dict[str, str]:
-    """The split of each image that a list names, with or without its suffix."""
+    """Return the split of each image that a list names, with or without its suffix."""
     known = {os.path.splitext(sample.image)[0]: sample.image for sample in samples}
     known.update((sample.image, sample.image) for sample in samples)
     split_of: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Batches of a data set, the same whatever the number of workers or GPUs, and on the device."""
+"""Batches of a data set, the same for any number of workers or GPUs, and on the device."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,11 +20,12 @@ from captioning.runtime.errors import UserError
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
+Item = Union[dict[str, Any], UserError]
 Normalise = Callable[[Tensor], Tensor]
 Join = Callable[[list], Any]
 
-# Batches that are sorted together: enough for lengths to differ little within one, and few enough
-# for an epoch to stay random.
+# Batches that are sorted together: enough that lengths within a batch differ little, few enough
+# that an epoch stays random.
 POOL = 50
 
 
@@ -33,11 +34,11 @@ class Loader(DataLoader):
     the batch could not be read; and a list of B values for every other key of the items.
 
     `skipped` is their sum since the iteration began. Each unreadable image is logged once. A
-    UserError in a worker is raised here as it was there, without the worker's traceback.
+    UserError in a worker is raised here unchanged, without the worker's traceback.
     """
 
     def __init__(self, dataset: Dataset, batch_sampler, num_workers: int, join: Join = torch.stack):
-        """join: makes a batch of what the data set's transform makes, see `Preprocessing`."""
+        """join: makes a batch of transformed images, see `Preprocessing`."""
         super().__init__(
             _ErrorsAsValues(dataset),
             batch_sampler=batch_sampler,
@@ -46,14 +47,14 @@ class Loader(DataLoader):
             persistent_workers=num_workers > 0,
             worker_init_fn=signals.ignore,
             pin_memory=torch.cuda.is_available(),
-            # DataLoader seeds its workers from here, else from the caller's random numbers.
+            # Without it DataLoader would draw the workers' seed from the caller's generator.
             generator=torch.Generator(),
         )
         self.skipped = 0
         self._logged: set[str] = set()
 
     def check_worker_number_rationality(self) -> None:
-        """Nothing, where torch warns on the screen: they are as many as the user has asked for."""
+        """Do nothing; torch would warn on the screen. The user has chosen the number."""
 
     def __iter__(self) -> Iterator[Batch]:
         self.skipped = 0
@@ -62,8 +63,9 @@ class Loader(DataLoader):
                 try:
                     raise batch
                 finally:
-                    # The error holds this frame; held by it in turn, both would stay, and with them
-                    # the workers, which do not end well when the garbage collector finds them.
+                    # The error's traceback holds this frame. If the frame held the error in turn,
+                    # both would live until the garbage collector runs, and with them the workers,
+                    # which do not end well then.
                     del batch
             for message in batch.pop("unreadable"):
                 if message not in self._logged:
@@ -74,10 +76,10 @@ class Loader(DataLoader):
                 yield batch
 
     def close(self) -> None:
-        """End the workers; another iteration would start others.
+        """Shut the workers down; another iteration would start new ones.
 
-        Whoever holds a failed iteration, as a traceback does, would else keep them until the
-        process ends, which waits for them in vain: they leave signals alone.
+        A traceback of a failed iteration would keep the workers alive. The process would then wait
+        for them at exit, in vain, since they ignore signals.
         """
         iteration, self._iterator = self._iterator, None
         if iteration is not None:
@@ -85,13 +87,13 @@ class Loader(DataLoader):
 
 
 class TrainingLoader(Loader):
-    """The batches of one epoch on one process; `set_epoch` before each.
+    """The batches of one epoch on one process; call `set_epoch` before each epoch.
 
-    Their images are pixels, as the dataset's transform leaves them; see `Prefetcher`.
+    Images are the output of the dataset's transform; see `Prefetcher`.
     """
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
-        """Make the next iteration that of `epoch`, an integer from 0, from a batch of it on."""
+        """Make the next iteration that of `epoch`, an integer from 0, starting at a batch."""
         self.batch_sampler.epoch, self.batch_sampler.first_batch = epoch, first_batch
 
 
@@ -109,7 +111,7 @@ def training_loader(
 
     The items of an epoch are shuffled by (seed, epoch) and cut into global batches of batch_size *
     world_size, of which each process takes its part; an incomplete last one is dropped. With
-    `bucket_batches` a global batch has captions of similar length.
+    `bucket_batches` the captions of a global batch have similar lengths.
     Raises UserError if there is not one global batch.
     """
     global_size = batch_size * world_size
@@ -133,8 +135,8 @@ def evaluation_loader(
 ) -> Loader:
     """Return the batches, of at most `batch_size` items, of positions rank, rank + world_size, ...
 
-    Every position is one process's, once; a process may have none. A batch left empty by unreadable
-    images is not given out.
+    Every position belongs to one process; a process may have none. A batch whose images are all
+    unreadable is left out.
     """
     positions = range(len(dataset))[rank::world_size]
     batches = [positions[i : i + batch_size] for i in range(0, len(positions), batch_size)]
@@ -142,10 +144,10 @@ def evaluation_loader(
 
 
 def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int) -> list[int]:
-    """Return an order of whole batches of `size`, the items of each of similar length.
+    """Return an order of whole batches of `size`, each of items of similar length.
 
-    Little of a batch is padding then. order: a random order of items; lengths: by item. What fills
-    no batch is dropped.
+    This leaves little padding in a batch. order: a random order of items; lengths: by item. The
+    items of an incomplete last batch are dropped.
     """
     order = order[: len(order) // size * size]
     batches = []
@@ -157,7 +159,7 @@ def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int)
 
 @dataclass(eq=False, repr=False)
 class _ShuffledBatches:
-    """Lists of keys (epoch, index): with the epoch in the key, workers need not be told of it."""
+    """A batch sampler of lists of keys (epoch, index). The epoch reaches the workers in the key."""
 
     dataset: TrainingDataset
     batch_size: int
@@ -173,20 +175,16 @@ class _ShuffledBatches:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         size = self.batch_size * self.world_size
-        order = self._order(self.first_batch * size)
-        for _ in range(self.first_batch, len(self)):
-            whole = list(islice(order, size))
-            own = whole[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
-            yield [(self.epoch, index) for index in own]
-
-    def _order(self, first: int) -> Iterator[int]:
-        """The epoch's items from a place on."""
+        first = self.first_batch * size
         if self.lengths is None:
-            return self.dataset.order(self.seed, self.epoch, first)
-        size = self.batch_size * self.world_size
-        seed = derived_seed("buckets", self.seed, self.epoch)
-        order = list(self.dataset.order(self.seed, self.epoch))
-        return iter(bucketed(order, self.lengths, size, seed)[first:])
+            order = self.dataset.order(self.seed, self.epoch, first)
+        else:
+            seed = derived_seed("buckets", self.seed, self.epoch)
+            whole = list(self.dataset.order(self.seed, self.epoch))
+            order = iter(bucketed(whole, self.lengths, size, seed)[first:])
+        own = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+        for _ in range(self.first_batch, len(self)):
+            yield [(self.epoch, index) for index in list(islice(order, size))[own]]
 
 
 class _ErrorsAsValues(Dataset):
@@ -195,28 +193,19 @@ class _ErrorsAsValues(Dataset):
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
 
-    def __getitems__(self, keys: Sequence) -> list[Union[dict[str, Any], UserError]]:
-        """The items of a batch."""
-        if isinstance(self.dataset, TrainingDataset):
-            try:
-                self.dataset.read_ahead(keys)
-            except UserError as error:
-                return [error]
-        return [self._item(key) for key in keys]
-
-    def _item(self, key) -> Union[dict[str, Any], UserError]:
+    def __getitems__(self, keys: Sequence) -> list[Item]:
+        """Return the items of a batch."""
         try:
-            return self.dataset[key]
+            if isinstance(self.dataset, TrainingDataset):
+                self.dataset.prefetch(keys)
+            return [self.dataset[key] for key in keys]
         except UserError as error:
-            return error
+            return [error]
 
 
-def _collate(
-    join: Join, items: Sequence[Union[dict[str, Any], UserError]]
-) -> Union[Batch, UserError]:
-    for item in items:
-        if isinstance(item, UserError):
-            return item
+def _collate(join: Join, items: Sequence[Item]) -> Union[Batch, UserError]:
+    if isinstance(items[0], UserError):
+        return items[0]
     messages = [message for item in items for message in item["unreadable"]]
     present = [item for item in items if item["image"] is not None]
     batch = {key: [item[key] for item in present] for key in items[0]}
@@ -229,30 +218,29 @@ def _collate(
 class Prefetcher:
     """The batches of a loader, each image float32 (B, 3, S, S) on `device`, normalised.
 
-    One batch is always under way. On a GPU it is copied out of pinned memory, and training's bytes
-    made into floats, on a stream of their own, beside the model's work; on a CPU there is nothing
-    to overlap.
+    One batch is always in flight. On a GPU it is copied from pinned memory, and pixels are made
+    floats, on a separate stream, concurrently with the model. On a CPU nothing overlaps.
     """
 
     def __init__(
         self, batches: Iterable[Batch], device: torch.device, normalise: Normalise = normalise
     ):
-        """normalise: makes bytes into floats, see `Preprocessing`."""
+        """normalise: makes floats of pixels, see `Preprocessing`."""
         self.batches, self.device, self.normalise = batches, device, normalise
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[Batch]:
-        ahead = None
+        previous = None
         for batch in self.batches:
-            following = self._start(batch)
-            if ahead is not None:
-                yield self._finish(*ahead)
-            ahead = following
-        if ahead is not None:
-            yield self._finish(*ahead)
+            started = self._start(batch)
+            if previous is not None:
+                yield self._finish(*previous)
+            previous = started
+        if previous is not None:
+            yield self._finish(*previous)
 
     def _start(self, batch: Batch) -> tuple[Batch, Optional[torch.cuda.Event]]:
-        with torch.cuda.stream(self.stream):  # of no effect where it is None
+        with torch.cuda.stream(self.stream):  # no effect if it is None
             image = batch["image"].to(self.device, non_blocking=True)
             if not image.is_floating_point():
                 image = self.normalise(image)
@@ -263,6 +251,6 @@ class Prefetcher:
         if arrived is not None:
             model = torch.cuda.current_stream(self.device)
             model.wait_event(arrived)
-            # Else the memory might be given to a later batch while the model still reads it.
+            # Otherwise the memory could be reused for a later batch while the model still reads it.
             batch["image"].record_stream(model)
         return batch

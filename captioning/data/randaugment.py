@@ -1,66 +1,37 @@
-"""BLIP's variant of RandAugment (Cubuk et al. 2020), on PIL images."""
+"""BLIP's variant of RandAugment (Cubuk et al. 2020), on PIL images.
+
+OPERATIONS are fast. EXACT_OPERATIONS return the very pixels of the original's code: they warp with
+OpenCV, and stretch the contrast as the original does. The same draws choose the same operation and
+sign in both.
+"""
 
 import math
 from collections.abc import Sequence
 from typing import Callable, TypeVar
 
+import numpy as np
 import torch
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
+from captioning.runtime.errors import UserError
+
 T = TypeVar("T")
 
 MAGNITUDE = 5 / 10
-SHEAR = 0.3 * MAGNITUDE  # pixels a pixel
+SHEAR = 0.3 * MAGNITUDE  # pixels per pixel
 TRANSLATION = round(10 * MAGNITUDE)  # pixels
 ROTATION = 30 * MAGNITUDE  # degrees
-FILL = [128, 128, 128]
-# BLIP shears about the centre of the first pixel; here coordinates count from the image's corner.
+FILL = (128, 128, 128)
+# BLIP shears about the centre of the first pixel; torchvision counts from the image's corner.
 ORIGIN = [0.5, 0.5]
 
 
-def identity(image: Image.Image) -> Image.Image:
-    return image
+def rand_augment(image: T, operations: Sequence[Callable[[T], T]]) -> T:
+    """Draw two of `operations`, with replacement, and apply each with probability 0.5.
 
-
-# BLIP's factor of both is 1.8 * MAGNITUDE + 0.1, which is 1: they leave an image as it is.
-brightness = sharpness = identity
-
-
-def shear_x(image: Image.Image) -> Image.Image:
-    """Move the pixels of row y by +-SHEAR * y columns."""
-    return _affine(image, shear=[_sheared(), 0.0], center=ORIGIN)
-
-
-def shear_y(image: Image.Image) -> Image.Image:
-    """Move the pixels of column x by +-SHEAR * x rows."""
-    return _affine(image, shear=[0.0, _sheared()], center=ORIGIN)
-
-
-def translate_x(image: Image.Image) -> Image.Image:
-    return _moved(image, TRANSLATION * random_sign(), 0)
-
-
-def translate_y(image: Image.Image) -> Image.Image:
-    return _moved(image, 0, TRANSLATION * random_sign())
-
-
-def rotate(image: Image.Image) -> Image.Image:
-    return _affine(image, angle=ROTATION * random_sign())
-
-
-OPERATIONS = (
-    *(identity, F.autocontrast, brightness, sharpness, F.equalize),
-    *(shear_x, shear_y, translate_x, translate_y, rotate),
-)
-
-
-def rand_augment(image: T, operations: Sequence[Callable[[T], T]] = OPERATIONS) -> T:
-    """Draw two of `operations` (it may be one twice) and apply each with probability 0.5.
-
-    Takes and returns an RGB image, of PIL for OPERATIONS; its size stays. Draws from torch's
-    generator.
+    Takes and returns an RGB image; its size stays. Draws from torch's generator.
     """
     for choice in torch.randint(len(operations), (2,)).tolist():
         if torch.rand(()) < 0.5:
@@ -72,26 +43,113 @@ def random_sign() -> int:
     return 1 if torch.rand(()) < 0.5 else -1
 
 
-def _sheared() -> float:
-    """An angle in degrees, to either side, as torchvision has it."""
-    return math.degrees(math.atan(SHEAR * random_sign()))
+def identity(image: Image.Image) -> Image.Image:
+    return image
 
 
-def _moved(image: Image.Image, columns: int, rows: int) -> Image.Image:
-    """Whole pixels need no interpolation, which takes 30 times as long."""
-    moved = Image.new("RGB", image.size, tuple(FILL))
+# BLIP's factor of both is 1.8 * MAGNITUDE + 0.1, which is 1: they leave an image as it is.
+brightness = sharpness = identity
+
+
+def translate_x(image: Image.Image) -> Image.Image:
+    return _translate(image, TRANSLATION * random_sign(), 0)
+
+
+def translate_y(image: Image.Image) -> Image.Image:
+    return _translate(image, 0, TRANSLATION * random_sign())
+
+
+def _translate(image: Image.Image, columns: int, rows: int) -> Image.Image:
+    """Move by whole pixels: without interpolation, which takes 30 times as long."""
+    moved = Image.new("RGB", image.size, FILL)
     moved.paste(image, (columns, rows))
     return moved
 
 
-def _affine(image, angle=0.0, shear=(0.0, 0.0), center=None) -> Image.Image:
-    return F.affine(
-        image,
-        angle=angle,
-        translate=[0, 0],
-        scale=1.0,
-        shear=list(shear),
-        interpolation=InterpolationMode.BILINEAR,
-        fill=FILL,
-        center=center,
+def shear_x(image: Image.Image) -> Image.Image:
+    """Move the pixels of row y by +-SHEAR * y columns."""
+    return _affine(image, shear=[_shear_angle(), 0.0], center=ORIGIN)
+
+
+def shear_y(image: Image.Image) -> Image.Image:
+    """Move the pixels of column x by +-SHEAR * x rows."""
+    return _affine(image, shear=[0.0, _shear_angle()], center=ORIGIN)
+
+
+def rotate(image: Image.Image) -> Image.Image:
+    return _affine(image, angle=ROTATION * random_sign(), shear=[0.0, 0.0])
+
+
+def _shear_angle() -> float:
+    """Return the angle in degrees, which torchvision expects."""
+    return math.degrees(math.atan(SHEAR * random_sign()))
+
+
+def _affine(image, shear, angle=0.0, center=None) -> Image.Image:
+    bilinear = InterpolationMode.BILINEAR
+    return F.affine(image, angle, [0, 0], 1.0, shear, bilinear, fill=list(FILL), center=center)
+
+
+def exact_autocontrast(image: Image.Image) -> Image.Image:
+    """Stretch each channel to 0 to 255 if its lowest value is 0; else make all of it 255.
+
+    The original means to subtract the lowest value. It negates that value as a byte, so that -5
+    becomes 251 and all values rise instead.
+    """
+    table: list[int] = []
+    for counts in np.reshape(image.histogram(), (3, 256)):
+        low, high = np.flatnonzero(counts)[[0, -1]].tolist()
+        scale = 255 / max(high - low, 1)
+        stretched = np.arange(256) * scale + -low % 256 * scale
+        table += range(256) if low == high else stretched.clip(0, 255).astype(int).tolist()
+    return image.point(table)
+
+
+def exact_shear_x(image: Image.Image) -> Image.Image:
+    return _warp(image, np.float32([[1, -SHEAR * random_sign(), 0], [0, 1, 0]]))
+
+
+def exact_shear_y(image: Image.Image) -> Image.Image:
+    return _warp(image, np.float32([[1, 0, 0], [-SHEAR * random_sign(), 1, 0]]))
+
+
+def exact_rotate(image: Image.Image) -> Image.Image:
+    """Rotate about (W / 2, H / 2), which OpenCV places half a pixel off the centre."""
+    import cv2
+
+    # OpenCV rotates anticlockwise, torchvision clockwise.
+    centre = image.width / 2, image.height / 2
+    return _warp(image, cv2.getRotationMatrix2D(centre, -ROTATION * random_sign(), 1))
+
+
+def _warp(image: Image.Image, matrix: np.ndarray) -> Image.Image:
+    """Warp bilinearly; `matrix` (2, 3) maps (x, y, 1) of the image to the result."""
+    import cv2
+
+    return Image.fromarray(cv2.warpAffine(np.array(image), matrix, image.size, borderValue=FILL))
+
+
+OPERATIONS = (
+    *(identity, F.autocontrast, brightness, sharpness, F.equalize),
+    *(shear_x, shear_y, translate_x, translate_y, rotate),
+)
+EXACT_OPERATIONS = (
+    *(identity, exact_autocontrast, brightness, sharpness, F.equalize),
+    *(exact_shear_x, exact_shear_y, translate_x, translate_y, exact_rotate),
+)
+
+
+def check_opencv() -> None:
+    """Raise UserError unless OpenCV 4 is installed: OpenCV 5 warps to other values."""
+    try:
+        import cv2
+    except ImportError:
+        found = "is not installed"
+    else:
+        if cv2.__version__.startswith("4."):
+            return
+        found = f"is {cv2.__version__} here, which rounds otherwise"
+    raise UserError(
+        f"input: exact warps images with OpenCV 4, as the original did; OpenCV {found}: "
+        "pip install 'opencv-python-headless<5', or set input: fast"
     )

@@ -19,8 +19,8 @@ def permutation(size: int, seed: int) -> list[int]:
 
 @contextmanager
 def seeded(seed: int):
-    """Draw from torch's CPU generator as seeded here, then put its state back as it was."""
+    """Seed torch's CPU generator, and restore its state at the end of the block."""
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would seed the accelerators too, whose state is not put back.
+        # torch.manual_seed would also seed accelerators, whose state is not restored.
         torch.default_generator.manual_seed(seed)
         yield

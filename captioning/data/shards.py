@@ -1,7 +1,8 @@
-"""Training on tar shards: their samples, where they lie, and an order that reads a few at a time.
+"""Training on tar shards: their samples, and an order that reads a few tars at a time.
 
-An epoch's order is a function of seed, epoch and the shards' sizes alone. So it is the same on any
-number of processes and workers, and begins anywhere without what comes before being read.
+An epoch's order is a function of seed, epoch and the sizes of the tars alone. It is therefore the
+same for any number of processes and workers, and can start anywhere without reading what comes
+before. (webdataset's order depends on both numbers, and it resumes by reading from the start.)
 """
 
 import io
@@ -23,54 +24,57 @@ from captioning.files import stores
 from captioning.runtime.errors import UserError
 
 
-class Stored(NamedTuple):
+class TarSample(NamedTuple):
     """A sample of a tar, with the place of its image there; see `annotations.Sample`."""
 
-    image: str  # the tar's, a slash and the name in it
+    image: str  # the tar's path, a slash and the name in it
     captions: tuple[str, ...]
-    image_id: str  # the same
+    image_id: str  # the same as image
     place: tuple[str, int, int]  # the tar, the first byte and the number of bytes
 
 
-class Shards:
-    """The samples of tars, read tar by tar. Iterating leaves out those that cannot be had.
+def _sample_of(tar: str, row: Row) -> TarSample:
+    name = f"{tar}/{row['image']}"
+    return TarSample(name, tuple(row["captions"]), name, (tar, row["at"], row["size"]))
 
-    Raises UserError, and Stopped where it was asked for while tars were looked into.
+
+class Shards:
+    """The samples of tars, in their order. Iterating leaves out those that cannot be used.
+
+    Raises UserError, and Stopped when a signal asks for it while tars are indexed.
     """
 
     def __init__(self, tars: Sequence[str]):
         self.tars = list(tars)
-        self.known = summaries(self.tars)
-        if not sum(summary["samples"] for summary in self.known):
-            first = next((s["first"] for s in self.known if s["first"]), "none has an image")
+        self.summaries = summaries(self.tars)
+        if not len(self):
+            first = next((s["first"] for s in self.summaries if s["first"]), "none has an image")
             raise UserError(f"{self.tars[0]}: no samples in {len(self.tars)} tars: {first}")
 
     def __len__(self) -> int:
-        return sum(summary["samples"] for summary in self.known)
+        return sum(summary["samples"] for summary in self.summaries)
 
-    def __iter__(self) -> Iterator[Stored]:
-        for tar, summary in zip(self.tars, self.known):
-            yield from (stored(tar, row) for row in read_rows(tar, summary) if "error" not in row)
+    def __iter__(self) -> Iterator[TarSample]:
+        for number, tar in enumerate(self.tars):
+            yield from (_sample_of(tar, row) for row in self.rows(number) if "error" not in row)
 
-
-def stored(tar: str, row: Row) -> Stored:
-    name = f"{tar}/{row['image']}"
-    return Stored(name, tuple(row["captions"]), name, (tar, row["at"], row["size"]))
+    def rows(self, number: int) -> list[Row]:
+        return read_rows(self.tars[number], self.summaries[number])
 
 
 @dataclass(eq=False, repr=False)
 class ShardDataset(TrainingDataset):
-    """A TrainingDataset of `samples`, Shards: items of one tar after the other.
+    """A TrainingDataset of `samples`, Shards: the items of one tar after the other.
 
-    A sample that the index of its tar has no place or captions for is one item that is unreadable;
-    without `skip_bad_images` there must be none. shuffle_buffer: items that are shuffled together,
-    at least, of whole tars; of as many tars the index is kept in memory.
+    A sample with an error in its tar's index is one unreadable item; without `skip_bad_images`
+    there must be none. shuffle_buffer: how many items, of whole tars, are shuffled together at
+    least. The index of twice as many items is kept in memory.
     """
 
     shuffle_buffer: int = 50_000
 
     def __post_init__(self):
-        known = self.samples.known
+        known = self.samples.summaries
         first = next((summary["first"] for summary in known if summary["errors"]), None)
         if first and not self.skip_bad_images:
             count = sum(summary["errors"] for summary in known)
@@ -80,18 +84,23 @@ class ShardDataset(TrainingDataset):
         self._sizes = [summary[what] + summary["errors"] for summary in known]
         self._up_to = list(accumulate(self._sizes))
         self._rows: OrderedDict[int, tuple[list[Row], list[int]]] = OrderedDict()
-        self._ahead: dict[tuple[str, int, int], Any] = {}
+        self._prefetched: dict[tuple[str, int, int], Any] = {}
 
     def __len__(self) -> int:
         return self._up_to[-1]
 
     def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
-        """Shuffled tars, of which so many are shuffled together as `shuffle_buffer` takes."""
+        """Return shuffled items of shuffled tars, from position `first` on.
+
+        As many tars as fill `shuffle_buffer` are shuffled together.
+        """
         done = 0
         for number, tars in enumerate(self._groups(seed, epoch)):
             size = sum(self._sizes[tar] for tar in tars)
             if done + size > first:
-                ranges = (range(self._up_to[t] - self._sizes[t], self._up_to[t]) for t in tars)
+                ranges = (
+                    range(self._up_to[tar] - self._sizes[tar], self._up_to[tar]) for tar in tars
+                )
                 items = list(chain.from_iterable(ranges))
                 places = permutation(size, derived_seed("group", seed, epoch, number))
                 yield from (items[place] for place in places[max(first - done, 0) :])
@@ -109,29 +118,28 @@ class ShardDataset(TrainingDataset):
         if group:
             yield group
 
-    def read_ahead(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Ask a store for the images of a batch at once."""
+    def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Read the images of a batch concurrently where they are in a store."""
         places = []
         for _, index in keys:
-            tar, row, _ = self._found(index)
+            tar, row, _ = self._find(index)
             if "error" not in row and stores.is_store(self.samples.tars[tar]):
-                places.append(stored(self.samples.tars[tar], row).place)
-        self._ahead = dict(zip(places, stores.spans(places)))
+                places.append(_sample_of(self.samples.tars[tar], row).place)
+        self._prefetched = dict(zip(places, stores.spans(places)))
 
     def _candidates(self, index: int) -> Iterator[int]:
         yield index
-        seed = derived_seed("replacement", self.seed, index)
-        random = torch.Generator().manual_seed(seed)
+        random = torch.Generator().manual_seed(derived_seed("replacement", self.seed, index))
         yield from torch.randint(len(self), (MAX_REPLACEMENTS,), generator=random).tolist()
 
-    def _sample(self, index: int) -> tuple[Stored, list[int]]:
-        tar, row, caption = self._found(index)
+    def _sample(self, index: int) -> tuple[TarSample, list[int]]:
+        tar, row, caption = self._find(index)
         if "error" in row:
             raise UserError(row["error"])
-        return stored(self.samples.tars[tar], row), caption
+        return _sample_of(self.samples.tars[tar], row), caption
 
-    def _found(self, index: int) -> tuple[int, Row, list[int]]:
-        """The tar of an item, its row there, and which of its captions if `index` decides that."""
+    def _find(self, index: int) -> tuple[int, Row, list[int]]:
+        """Return an item's tar and row, and which of its captions if `index` decides that."""
         tar = bisect_right(self._up_to, index)
         rows, items_up_to = self._rows_of(tar)
         place = index - self._up_to[tar] + self._sizes[tar]
@@ -143,23 +151,21 @@ class ShardDataset(TrainingDataset):
 
     def _rows_of(self, tar: int) -> tuple[list[Row], list[int]]:
         if tar not in self._rows:
-            rows = read_rows(self.samples.tars[tar], self.samples.known[tar])
+            rows = self.samples.rows(tar)
             items_up_to = list(accumulate(map(_items, rows)))
             items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:
                 raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")
             self._rows[tar] = rows, items_up_to
-            # Those of two groups: batches of the next one are read before this one is done with.
-            while len(self._rows) > 1 and self._kept() > 2 * self.shuffle_buffer + self._sizes[tar]:
+            # Two groups are kept: a worker may read the next one before this one is finished.
+            most = 2 * self.shuffle_buffer + self._sizes[tar]
+            while len(self._rows) > 1 and sum(self._sizes[tar] for tar in self._rows) > most:
                 self._rows.popitem(last=False)
         self._rows.move_to_end(tar)
         return self._rows[tar]
 
-    def _kept(self) -> int:
-        return sum(self._sizes[tar] for tar in self._rows)
-
-    def _opened(self, sample: Stored) -> Image.Image:
-        data = self._ahead.get(sample.place)
+    def _open(self, sample: TarSample) -> Image.Image:
+        data = self._prefetched.get(sample.place)
         if data is None:
             data = stores.span(*sample.place)
         if isinstance(data, UserError):
@@ -168,5 +174,5 @@ class ShardDataset(TrainingDataset):
 
 
 def _items(row: Row) -> int:
-    """Items of captions_per_image 1."""
+    """Return the number of items of a row when captions_per_image is 1."""
     return len(row.get("captions", [""]))

@@ -1,4 +1,4 @@
-"""Where the samples of a tar lie in it, and their captions: found once, and kept."""
+"""The index of a tar: where its samples are and what their captions are. Built once, and cached."""
 
 import os
 import tarfile
@@ -18,32 +18,33 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-VERSION = 1  # of the files that are kept
-AT_ONCE = 16  # tars that are read at once: of a store, each waits for the network
+VERSION = 1  # of the cached files
+AT_ONCE = 16  # tars that are read concurrently: those in a store wait for the network
 LARGEST_TEXT = 1 << 24  # bytes of a member with captions
 
-# {"image": its name in the tar, "at", "size": bytes, "captions"}, or {"error": line} of a sample
-# that cannot be had.
+# {"image": its name in the tar, "at", "size": bytes, "captions"}, or {"error": line} for a sample
+# that cannot be used.
 Row = dict[str, Any]
 
 
 def index_path(tar: str) -> Path:
-    """The file that is kept of a tar: a line that sums it up, then one for each sample."""
+    """Return the cached index of a tar: a line with its summary, then a line for each sample."""
     place = tar if stores.is_store(tar) else os.path.abspath(tar)
     return cache_folder() / "tars" / f"{cache_key(place, 32)}.jsonl"
 
 
 def summaries(tars: list[str]) -> list[dict[str, Any]]:
-    """The sum of each tar: how many `samples`, `captions` and `errors`, the `first` of these.
+    """Return the numbers of `samples`, `captions` and `errors` of each tar, and the `first` error.
 
-    Those that are not known, or have changed, are read. Raises UserError, and Stopped when asked.
+    Tars that are not cached, or have changed, are read. Raises UserError, and Stopped when a signal
+    asks for it.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = dict(zip(tars, pool.map(_known, tars)))
-        others = [tar for tar, summary in found.items() if summary is None]
-        if others:
-            with progress(len(others), "looking into tars", unit="tar") as bar:
-                for tar, summary in zip(others, pool.map(_looked_into, others)):
+        found = dict(zip(tars, pool.map(_cached_summary, tars)))
+        missing = [tar for tar, summary in found.items() if summary is None]
+        if missing:
+            with progress(len(missing), "looking into tars", unit="tar") as bar:
+                for tar, summary in zip(missing, pool.map(_build_index, missing)):
                     found[tar] = summary
                     bar.update()
     if signals.stop_requested():
@@ -51,33 +52,34 @@ def summaries(tars: list[str]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _known(tar: str) -> Optional[dict[str, Any]]:
-    """What is kept of a tar, unless that has changed since."""
-    known = next(read_lines(index_path(tar)), None)
-    current = known and known["version"] == VERSION and known["stamp"] == stores.stamp(tar)
-    return known if current else None
+def _cached_summary(tar: str) -> Optional[dict[str, Any]]:
+    """Return the cached summary of a tar, None if there is none or the tar has changed."""
+    summary = next(read_lines(index_path(tar)), None)
+    current = summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar)
+    return summary if current else None
 
 
-def _looked_into(tar: str) -> Optional[dict[str, Any]]:
-    """Read a tar, and keep what it holds; None once the program is asked to stop."""
+def _build_index(tar: str) -> Optional[dict[str, Any]]:
+    """Read a tar, write its index and return the summary; None once a stop is requested."""
     if signals.stop_requested():
         return None
     path, stamp = index_path(tar), stores.stamp(tar)
     rows = _read(tar)
     captions = [len(row["captions"]) for row in rows if "error" not in row]
     errors = [row["error"] for row in rows if "error" in row]
-    found = {"version": VERSION, "tar": tar, "stamp": stamp, "samples": len(captions)}
-    found.update(captions=sum(captions), errors=len(errors), first=next(iter(errors), None))
+    summary = {"version": VERSION, "tar": tar, "stamp": stamp, "samples": len(captions)}
+    summary.update(captions=sum(captions), errors=len(errors), first=next(iter(errors), None))
     with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_lines(path, [found, *rows])
-    return found
+        write_lines(path, [summary, *rows])
+    return summary
 
 
 def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
-    """The samples of a tar that was summed up so. Raises UserError where it has changed since.
+    """Return the samples of a tar. Raises UserError if it has changed since its `summary` was made.
 
-    Where what is kept is damaged, or of a tar that has this name on another machine, it is read.
+    The tar itself is read if its index is damaged, or belongs to a tar of this name on another
+    machine.
     """
     rows = list(read_lines(index_path(tar)))
     if rows and None not in rows and rows[0]["stamp"] == summary["stamp"]:
@@ -88,52 +90,51 @@ def read_rows(tar: str, summary: dict[str, Any]) -> list[Row]:
 
 
 def _read(tar: str) -> list[Row]:
-    """Its samples. Raises UserError where the disk or store does not give it."""
+    """Return the samples. Raises UserError if the disk or the store fails."""
     try:
         with stores.opened(tar) as file:
-            return list(rows_of(file, tar))
+            return list(_rows(file, tar))
     except OSError as error:
         raise UserError(f"{tar}: cannot be read: {error.strerror or error}") from error
 
 
-def rows_of(file: BinaryIO, tar: str) -> Iterator[Row]:
-    """The samples of a tar in its order: members side by side whose names begin alike.
+def _rows(file: BinaryIO, tar: str) -> Iterator[Row]:
+    """Yield the samples of a tar: adjacent members whose names have the same key.
 
-    One without an image is passed over; of several images the first counts. Captions are the lines
-    of `.txt` or else `caption` or `captions` of `.json`.
+    A sample without an image is skipped; of several images the first is used. Captions are the
+    lines of `.txt` or else `caption` or `captions` of `.json`.
     """
     keys: set[str] = set()
-    key, members = None, {}
+    key, members = "", {}
     try:
-        for found, suffix, member in _members(file):
-            if found != key:
+        for member_key, suffix, member in _members(file):
+            if member_key != key:
                 yield from _row(tar, key, members, keys)
-                key, members = found, {}
+                key, members = member_key, {}
             members.setdefault(suffix, []).append(member)
         yield from _row(tar, key, members, keys)
-    except (tarfile.TarError, EOFError) as error:  # the sample before is not whole
+    except (tarfile.TarError, EOFError) as error:  # the sample before may be incomplete
         yield {"error": f"{tar}: cannot be read on: {error}"}
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Optional[bytes]]]]:
-    """Key, suffix, and name, place, size and text, where it is one, of every member."""
+    """Yield (key, suffix, (name, first byte, size, text if it has captions)) of every member."""
     with Tar.open(fileobj=file, mode="r:") as tar:
         for member in tar.each():
             if not member.isreg() or member.issparse() or not is_sample(member.name):
                 continue
             key, suffix = key_and_suffix(member.name)
-            if key is None:
-                continue
-            text = None
-            if suffix in ("txt", "json") and member.size <= LARGEST_TEXT:
-                text = tar.content(member)
-            yield key, suffix, (member.name, member.offset_data, member.size, text)
+            if key is not None:
+                is_text = suffix in ("txt", "json") and member.size <= LARGEST_TEXT
+                text = tar.content(member) if is_text else None
+                yield key, suffix, (member.name, member.offset_data, member.size, text)
         file.seek(tar.offset)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError("it has no end: it was cut off, or is damaged")
 
 
-def _row(tar: str, key: Optional[str], members: dict, keys: set[str]) -> Iterator[Row]:
+def _row(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[Row]:
+    """Yield the row of one sample, if it has an image, and add its key to `keys`."""
     images = [suffix for suffix in members if is_image(f"{key}.{suffix}")]
     if not images:
         return
@@ -144,15 +145,15 @@ def _row(tar: str, key: Optional[str], members: dict, keys: set[str]) -> Iterato
     elif size > LARGEST:
         yield {"error": f"{where}: {size:,} bytes, too many for an image"}
     else:
+        texts = {suffix: alike[0][3] for suffix, alike in members.items()}
         try:
-            yield {"image": name, "at": at, "size": size, "captions": _captions(members, where)}
+            yield {"image": name, "at": at, "size": size, "captions": _captions(texts, where)}
         except UserError as error:
             yield {"error": str(error)}
     keys.add(key)
 
 
-def _captions(members: dict, where: str) -> list[str]:
-    texts = {suffix: alike[0][3] for suffix, alike in members.items()}
+def _captions(texts: dict[str, Optional[bytes]], where: str) -> list[str]:
     fields: Any = {}
     try:
         if texts.get("txt") is not None:
@@ -162,8 +163,7 @@ def _captions(members: dict, where: str) -> list[str]:
     except UnicodeDecodeError:
         raise UserError(f"{where}: its captions are not UTF-8 text") from None
     if isinstance(fields, dict):
-        fields = {**fields, "image": where}
-        fields.pop("image_id", None)
+        fields = {**fields, "image": where, "image_id": None}
     _, captions, _ = checked_row(fields, where)
     if not captions:
         raise UserError(f"{where} has no caption: add one")

@@ -1,4 +1,4 @@
-"""A data set that is one file of tensors, as `coco.pt` of a course: images, captions as ids."""
+"""A data set in one file of tensors, such as a course's `coco.pt`: images, captions as ids."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,17 +17,17 @@ START, END, PADDING, UNKNOWN = "<START>", "<END>", "<NULL>", "<UNK>"
 
 
 class Part(NamedTuple):
-    """images: uint8 (N, 3, H, W). captions: N, with <unk> for a word that the file lacks."""
+    """images: uint8 (N, 3, H, W). captions: N, with <unk> for unknown words."""
 
     images: Tensor
     captions: list[str]
 
 
 def read_tensor_file(path: Path) -> dict[str, Part]:
-    """Return the parts of a file, by name, of PARTS. Nothing that is in it is run.
+    """Return the parts of a file by name, of PARTS. Runs none of its content.
 
-    It is a dict of KEYS: images uint8 (N, 3, H, W), captions integers (N, L), `vocab` with
-    `idx_to_token`, a list, and `token_to_idx`. Raises UserError, naming the key that is not so.
+    The file is a dict of KEYS: images uint8 (N, 3, H, W), captions integers (N, L), `vocab` with
+    `idx_to_token`, a list, and `token_to_idx`. Raises UserError, naming the key that is wrong.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -43,7 +43,7 @@ def read_tensor_file(path: Path) -> dict[str, Part]:
 
 
 def _words(vocab: Any, path: Path) -> list[str]:
-    """The word of each id. Raises UserError unless both tables are there and agree."""
+    """Return the word of each id. Raises UserError unless both tables exist and agree."""
     tables = vocab if isinstance(vocab, Mapping) else {}
     words, ids = tables.get("idx_to_token"), tables.get("token_to_idx")
     texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
@@ -51,11 +51,11 @@ def _words(vocab: Any, path: Path) -> list[str]:
         raise UserError(
             f"{path}: vocab has to have idx_to_token, a list of words, and token_to_idx, their ids"
         )
-    lacking = [token for token in (START, END, PADDING) if token not in ids]
-    if lacking:
-        raise UserError(
-            f"{path}: vocab has no {lacking[0]}: where captions begin or end is not told"
-        )
+    for token in (START, END, PADDING):
+        if token not in ids:
+            raise UserError(
+                f"{path}: vocab has no {token}, which marks where captions begin or end"
+            )
     return words
 
 
@@ -63,18 +63,19 @@ def _part(content: Mapping[str, Any], part: str, words: list[str], path: Path) -
     images, ids = (content[f"{part}_{kind}"] for kind in ("images", "captions"))
     bytes_ = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4
     if not bytes_ or images.size(1) != 3 or not images[:1].numel():
-        found = _told(images)
-        raise UserError(f"{path}: {part}_images has to be uint8 (N, 3, H, W); found {found}")
+        raise UserError(
+            f"{path}: {part}_images has to be uint8 (N, 3, H, W); found {_described(images)}"
+        )
     if not isinstance(ids, Tensor) or ids.dtype not in INTEGERS or ids.ndim != 2:
-        raise UserError(f"{path}: {part}_captions has to be ids (N, L); found {_told(ids)}")
+        raise UserError(f"{path}: {part}_captions has to be ids (N, L); found {_described(ids)}")
     if len(images) != len(ids):
         raise UserError(f"{path}: {part} has {len(images)} images and {len(ids)} captions")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(words):
         raise UserError(f"{path}: {part}_captions has ids beyond the {len(words)} words of vocab")
-    return Part(images, [" ".join(_said(row, words)) for row in ids.tolist()])
+    return Part(images, [" ".join(_words_of(row, words)) for row in ids.tolist()])
 
 
-def _said(ids: list[int], words: list[str]) -> Iterator[str]:
+def _words_of(ids: list[int], words: list[str]) -> Iterator[str]:
     for word in (words[number] for number in ids):
         if word == END:
             return
@@ -82,7 +83,7 @@ def _said(ids: list[int], words: list[str]) -> Iterator[str]:
             yield word.lower() if word == UNKNOWN else word
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     return type(value).__name__

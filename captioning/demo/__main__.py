@@ -3,9 +3,14 @@
 python -m captioning.demo [--quick] [--seed 1] [--device cpu] [key=value ...]
 
 Draws a captioned world, trains a small captioner on it with MLE, fine-tunes copies of it with MLE,
-with SMILE and with both, captions and scores the test split with each, and makes a report. What is
-done already is not done again: a demo that was stopped goes on where it was.
+with SMILE and with both, captions and scores the test split with each, and makes a report. A demo
+that was stopped goes on where it was.
 """
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
 
 import argparse
 import os
@@ -17,21 +22,21 @@ from captioning.demo.runs import Demo
 from captioning.demo.shown import Shown
 from captioning.metrics.meteor import scoring_for_jobs
 from captioning.runtime.job_runner import prepare
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 from captioning.runtime.progress import part_of
 
-# What runs import, some of it late: seconds, for each of five processes.
+# Imported once for all jobs: it takes each seconds.
 IMPORTED = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
 
 
 def run(demo: Demo) -> int:
-    """All steps, up to one that fails, each announced with the time that all to come may take."""
+    """Run all steps up to one that fails; before each, print the time that is left."""
     steps = demo.steps()
-    # The captioner is so small that threads would wait for one another longer than they work.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes to come
+    # The captioner is so small that threads would wait for each other longer than they work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the jobs
     prepare(IMPORTED)
     shown = Shown(steps)
-    with scoring_for_jobs() as demo.environment:  # begins while there is one core's work
+    with scoring_for_jobs() as demo.environment:  # it starts during the first step
         for number, step in enumerate(steps):
             shown.begin(number)
             try:
@@ -54,7 +59,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         demo = Demo(arguments.quick, arguments.seed, arguments.overrides, arguments.device)
         return run(demo)
 
-    return exit_code_unwatched(program, "\nstopped; the same command goes on from here")
+    return exit_code(program, "\nstopped; the same command goes on from here")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The first captions on the screen, of captioners that are being trained."""
+"""The first captions that are printed: of captioners that are still being trained."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,14 +18,14 @@ EXAMPLES = 2
 
 
 class FirstCaptions:
-    """What a run of MLE and one of SMILE say of two images, once both have ended an epoch."""
+    """Captions of two images by a run of MLE and one of SMILE, once both have ended an epoch."""
 
     def __init__(self) -> None:
         self.shown = False
         self.tried: list[list[Path]] = []
 
     def show_if_there(self, configs: Sequence[Config]) -> None:
-        """Once in all. configs: of the two runs."""
+        """Print them once. configs: of the two runs."""
         if self.shown:
             return
         newest = [checkpoints.of_epochs(Path(config.output_dir)) for config in configs]
@@ -34,17 +34,17 @@ class FirstCaptions:
         self.tried = newest
         samples = read_split(configs[0], "test")
         samples = samples[:: len(samples) // EXAMPLES][:EXAMPLES]
-        said = []
-        with heard_by(lambda description, share: None), suppress(UserError):  # of one that went
+        captions = []
+        with heard_by(lambda description, share: None), suppress(UserError):  # a removed checkpoint
             for config, epochs in zip(configs, newest):
                 config = config.model_copy(update={"num_workers": 0})
                 captioner, _ = captioner_from(config, str(epochs[-1]))
                 results = caption_images(captioner, samples, config, torch.device("cpu"), "")
-                said.append([result["caption"] for result in results])
-        if len(said) < len(configs):
+                captions.append([result["caption"] for result in results])
+        if len(captions) < len(configs):
             return
         self.shown = True
         say("\nthe first captions of the captioners that are being trained:")
-        for sample, mle, smile in zip(samples, *said):
+        for sample, mle, smile in zip(samples, *captions):
             say(f"{Path(sample.image)}\n  MLE    {mle}\n  SMILE  {smile}")
         say("")

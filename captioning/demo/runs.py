@@ -1,4 +1,4 @@
-"""The runs of the demo and the steps that they are made in."""
+"""The steps of the demo and the runs in them."""
 
 import json
 import time
@@ -11,8 +11,7 @@ import torch
 
 from captioning import train
 from captioning.config import Config, keys_of, load_config
-from captioning.demo.first_captions import FirstCaptions
-from captioning.demo.shown import Shown, Step, pace
+from captioning.demo.shown import Shown, Step, slowdown
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
 from captioning.report.comparison import compare
@@ -29,24 +28,23 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN, FINETUNE = "configs/demo_pretrain.yaml", "configs/demo_finetune.yaml"
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": "{mle: 0.5, smile: 0.5}"}
 QUICK_SPLITS = {"train": 1500, "val": 50, "test": 150}
-# An epoch is a quarter as long; with small batches it has steps enough.
+# An epoch is a quarter as long; small batches give it enough steps.
 QUICK = {PRETRAIN: ["batch_size=32"], FINETUNE: ["max_epoch=2"]}
 QUICK_NOTE = (
     "This is the quick demo: a quarter of the data and a fraction of the training. It shows that "
     "everything runs; its numbers are weaker and less certain than those of the whole one."
 )
 RANKS = 2  # processes of pre-training on a CPU
-# Of a run; the rest is captions and scores, of which pre-training has few.
+# The share of training in the time of a run; the rest is captioning and scoring.
 PRETRAINING, TRAINING = 0.98, 0.85
-# First captions, but for the quick demo, whose captioner knows too little by then: after so many
-# epochs of pre-training copies learn from so many images, once.
+# First captions: after so many epochs of pre-training, copies are fine-tuned on so many images. Not
+# in the quick demo, whose captioner has learned too little by then.
 EARLY, EARLY_IMAGES = 3, 1500
 FIRST = ("mle", "smile")
 BRIEFLY = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
-# CIDEr and METEOR would choose among epochs, of which only the last is validated.
+# CIDEr and METEOR are for choosing an epoch; here only the last one is validated.
 IN_TRAINING = "metrics=[length, facts]"
-# What the demo's runs differ in or share. eval_every, as max_epoch: one value for pre-training and
-# fine-tuning would suit neither.
+# Keys that the demo sets itself. One eval_every would not suit both pre-training and fine-tuning.
 OWN_KEYS = (
     *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
     *("output_dir", "eval_every", *keys_of("data"), *keys_of("length")),
@@ -54,10 +52,10 @@ OWN_KEYS = (
 
 
 class Demo:
-    """The runs of one seed, in folders of their own."""
+    """The runs of one seed, each in its folder."""
 
     def __init__(self, quick: bool, seed: int, overrides: Sequence[str], device: Optional[str]):
-        """Raises UserError for impossible settings, before anything is drawn or trained."""
+        """Raises UserError for impossible settings, before anything is made or trained."""
         variant = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
         self.data, self.folder = Path(f"data/scenes{variant}"), Path(f"output/demo{variant}")
         self.quick, self.seed = quick, seed
@@ -71,15 +69,14 @@ class Demo:
         for config in (PRETRAIN, FINETUNE):
             chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
         self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()
-        self.first = FirstCaptions()
-        self.environment: Mapping[str, str] = {}  # of the processes of its runs
+        self.environment: Mapping[str, str] = {}  # of its jobs
 
     def steps(self) -> list[Step]:
-        slower = pace()
+        slower = slowdown()
         scale = slower * (0.25 if self.quick else 1)
-        # Roughly how much longer than on two cores, which do not work twice as fast as one.
-        at_once = 1 if self.on_gpu else min(cores(), 3)
-        pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][at_once - 1]
+        # Time relative to two cores.
+        parallel = 1 if self.on_gpu else min(cores(), 3)
+        pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
         fine_tuning *= 37 * scale + 5 * slower
         return [
             Step("drawing the world", 7 * scale, self._draw),
@@ -92,7 +89,7 @@ class Demo:
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
     def _pretrain(self, shown: Shown) -> None:
-        """Two processes on a CPU, however many cores there are: the figures are the same."""
+        """Two processes on a CPU with any number of cores, so that the figures are the same."""
         overrides = self._overrides(PRETRAIN, "pretrain")
         batch = load_config(REPOSITORY / PRETRAIN, overrides, self.flags).batch_size
         ranks = RANKS if batch % RANKS == 0 and not self.on_gpu else 1
@@ -105,14 +102,14 @@ class Demo:
         self._run(jobs, len(jobs), ["pretrain"], PRETRAINING, shown, first)
 
     def _fine_tune_briefly(self) -> Optional[int]:
-        """Copies of what pre-training has learnt by then, in a process of its own."""
+        """Fine-tune copies of the captioner that is being pre-trained, for the first captions."""
         folder = self.folder / "pretrain"
         while checkpoints.of_epochs(folder)[-1:] < [checkpoints.epoch_path(folder, EARLY - 1)]:
             if signals.stop_requested():
                 return None
             time.sleep(0.2)
         begun = checkpoints.weights_path(folder, EARLY - 1)
-        if not begun.exists():  # pre-training goes on with other settings than its own
+        if not begun.exists():  # an earlier call kept no weights of that epoch
             return None
         annotations = json.loads((self.data / "scenes_train.json").read_text())[:EARLY_IMAGES]
         write_text(json.dumps(annotations), self.data / "scenes_first.json")
@@ -126,35 +123,29 @@ class Demo:
 
     def _fine_tune(self, shown: Shown) -> None:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
-        # All three share two cores: one after the other two would leave a core idle.
-        at_once = len(jobs) if cores() > 1 and not self.on_gpu else 1
-        self._run(jobs, at_once, list(OBJECTIVES), TRAINING, shown, FIRST)
+        # Three on two cores: with two in parallel, a core would idle during the third.
+        parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
+        self._run(jobs, parallel, list(OBJECTIVES), TRAINING, shown, FIRST)
 
     def _run(
         self,
         jobs: Sequence[Job],
-        at_once: int,
+        parallel: int,
         names: Sequence[str],
         training: float,
         shown: Shown,
         first: Sequence[str],
     ) -> None:
-        """names: of the jobs that tell how far the step is; see `Shown.heard` for `training`.
-        first: runs of MLE and of SMILE that may give the first captions."""
-        self.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
-        configs = [self.scored(name) for name in first]
-
-        def meanwhile() -> None:
-            shown.draw()
-            self.first.show_if_there(configs)
-
-        run_jobs(jobs, at_once, partial(shown.heard, names, training), meanwhile)
+        """See `Shown.follow`."""
+        shown.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
+        shown.follow(names, training, [self.scored(name) for name in first])
+        run_jobs(jobs, [{}] * parallel, shown)
 
     def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:
         return Job(name, do, self.folder / f"{name}.log", self.environment)
 
     def _fine_tune_one(self, name: str) -> Optional[int]:
-        """Train it, then caption and score the test split, in a process of its own."""
+        """Train it, then caption and score the test split."""
         overrides = self._overrides(FINETUNE, name)
         pretrained = f"pretrained={self.folder / 'pretrain' / checkpoints.BEST}"
         code = self._program(FINETUNE, name, [*overrides, pretrained, IN_TRAINING])
@@ -163,7 +154,7 @@ class Demo:
         return self._program(FINETUNE, name, overrides, "--evaluate", "--eval_split", "test")
 
     def scored(self, name: str) -> Config:
-        """The configuration in which a run is captioned and scored."""
+        """The configuration with which a run is captioned and scored."""
         flags = {"output_dir": str(self.folder / name), **self.flags}
         overrides = self._overrides(FINETUNE, Path(name).name)
         return load_config(REPOSITORY / FINETUNE, overrides, flags)
@@ -176,7 +167,7 @@ class Demo:
         return [*overrides, *(QUICK[config] if self.quick else []), *self.overrides]
 
     def _program(self, config: str, name: str, overrides: list[str], *more: str) -> int:
-        """What scripts/train.sh and scripts/eval.sh run."""
+        """Run captioning.train, as scripts/train.sh and scripts/eval.sh do."""
         flags = {"config": REPOSITORY / config, "output_dir": self.folder / name, **self.flags}
         given = [text for flag, value in flags.items() for text in (f"--{flag}", str(value))]
         return train.main([*given, *more, *overrides])

@@ -1,4 +1,4 @@
-"""The line that says how far the demo is, and how fast this machine is."""
+"""The demo's status line, and the speed of this machine."""
 
 import re
 import time
@@ -8,60 +8,67 @@ from typing import Callable, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from captioning.config import Config
+from captioning.demo.first_captions import FirstCaptions
+from captioning.demo.remaining import Remaining, StatusLine, in_words
+from captioning.runtime.job_runner import Observer
 from captioning.runtime.progress import say
-from captioning.runtime.remaining import Remaining, StatusLine, spoken
 
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
 
-# A step of `pace` on the machine where the demo's steps took the seconds that they are given.
+# Seconds of one of `slowdown`'s training steps on the machine where `Step.seconds` were measured.
 USUAL_SECONDS = 1.38e-3
 
 
 class Step(NamedTuple):
-    """title: what is done; seconds: what it takes on two cores, roughly; do: given the step."""
+    """title: what is done; seconds: its expected time on two cores; do: called with the status."""
 
     title: str
     seconds: float
     do: Callable[["Shown"], None]
 
 
-class Shown:
-    """The line that says how far the demo is."""
+class Shown(Observer):
+    """Shows the progress of the demo's steps, and of the jobs of a step, in one line."""
 
     def __init__(self, steps: Sequence[Step]):
         self.steps, self.number, self.line = steps, 0, StatusLine()
         self.remaining = Remaining([step.seconds for step in steps])
         self.shares: dict[str, float] = {}
+        self.first = FirstCaptions()
 
     def begin(self, number: int) -> None:
         self.number, self.shares = number, {}
         self.remaining.at(number, 0.0)
-        left = spoken(self.remaining.left())
+        left = in_words(self.remaining.left())
         say(f"\n{self._place()} {self.steps[number].title} (about {left} to go in all)")
 
-    def heard(
-        self, names: Sequence[str], training: float, name: str, description: str, share: float
-    ) -> None:
-        """A process of the step tells what its bar is called, and how much of it is done.
+    def follow(self, names: Sequence[str], training: float, first: Sequence[Config]) -> None:
+        """Show the runs of the next jobs.
 
-        names: of the runs that are counted; training: how much of a run that is.
+        names: of the jobs that count; training: its share of a run, the rest is evaluation; first:
+        the runs of MLE and SMILE that give the first captions.
         """
-        if name not in names:
-            return
-        first = name not in self.shares
-        of_run = _share_of_run(training, description, share)
-        self.shares[name] = max(self.shares.get(name, 0.0), of_run)
-        mean = sum(self.shares.get(each, 0.0) for each in names) / len(names)
-        self.remaining.at(self.number, mean, first)
+        self.names, self.training, self.first_runs = names, training, first
 
-    def draw(self) -> None:
+    def progressed(self, name: str, description: str, share: float) -> None:
+        if name not in self.names:
+            return
+        is_first = name not in self.shares
+        of_run = _share_of_run(self.training, description, share)
+        self.shares[name] = max(self.shares.get(name, 0.0), of_run)
+        mean = sum(self.shares.get(each, 0.0) for each in self.names) / len(self.names)
+        self.remaining.at(self.number, mean, is_first)
+
+    def poll(self) -> None:
         parts = [f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items()]
-        left = spoken(self.remaining.left())
+        left = in_words(self.remaining.left())
         if parts:
             self.line.show(f"{self._place()} {', '.join(parts)}; about {left} to go in all")
+        self.first.show_if_there(self.first_runs)
 
     def end(self) -> None:
-        # A step without processes has a pace of its own, which tells nothing of the others'.
+        # A step without jobs runs at another pace than those that train.
         self.remaining.at(self.number, 1.0, first=not self.shares)
         self.line.clear()
 
@@ -70,15 +77,15 @@ class Shown:
 
 
 def _share_of_run(training: float, description: str, share: float) -> float:
-    """How much of a run is done, by what a progress bar of it is called and shows."""
+    """The share of a run that is done, from the description and share of one of its bars."""
     epoch = re.match(r"epoch (\d+)/(\d+)$", description)
     if epoch:
         return training * (int(epoch[1]) - 1 + share) / int(epoch[2])
     return training + (1 - training) * share / 2 if description.endswith("test") else 0.0
 
 
-def pace() -> float:
-    """How many times as long as usual this machine takes to train small layers on one thread."""
+def slowdown() -> float:
+    """The time that this machine takes to train small layers on one thread, relative to usual."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -91,4 +98,4 @@ def pace() -> float:
             seconds.append(time.perf_counter() - began)
     finally:
         torch.set_num_threads(threads)
-    return sorted(seconds)[len(seconds) // 2] / USUAL_SECONDS  # some are slower at first
+    return sorted(seconds)[len(seconds) // 2] / USUAL_SECONDS  # the first steps are slower

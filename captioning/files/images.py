@@ -1,20 +1,20 @@
-"""Image files: by their names in a folder, those within it, and lists; the scans of a JPEG."""
+"""Image files: by their names, in a folder and in lists; the scans of a JPEG."""
 
 import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
 from captioning.files import stores
-from captioning.files.reading import parse_json, read_json
+from captioning.files.reading import parse_json_lines, read_json
 from captioning.runtime.errors import UserError
 
-# The formats that are read, by Pillow's names, each with the suffixes that its files have. Of EPS,
-# which is none of them, Pillow would have Ghostscript run what is in the file.
+# The formats that are read, by Pillow's names, with the suffixes of their files. EPS is left out:
+# Pillow would have Ghostscript run the program in the file.
 FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
@@ -28,11 +28,11 @@ FORMATS = {
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 
-# Each scan of a JPEG, of which ten bytes are one, is decoded into all of its pixels. Encoders write
-# about ten; libtiff's bound is the same. Segments are a thousand in files of 60 MB at most.
+# A scan of a JPEG may take ten bytes, and each is decoded into all of its pixels. Encoders write
+# about ten; libtiff has the same bound. A file of 60 MB has about a thousand segments.
 MOST_SCANS, MOST_SEGMENTS = 100, 10_000
 _PIECE = 1 << 14
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # within a scan are zeros and restarts, too
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # not the zeros and restarts within a scan
 _SEQUENTIAL, _SCAN, _END, _ALONE = (0xC0, 0xC1), 0xDA, 0xD9, 0x01
 
 LISTS = (".txt", ".csv", ".json", ".jsonl")
@@ -41,7 +41,7 @@ ID_COLUMNS = ("image_id", "id")
 
 
 class Listed(NamedTuple):
-    """An image file that a list names. in_row: among other fields, as in an annotation file."""
+    """An image file named by a list. in_row: by a row of fields, as in an annotation file."""
 
     image: str
     image_id: Union[int, str, None] = None
@@ -49,24 +49,24 @@ class Listed(NamedTuple):
 
 
 def is_image(name: str) -> bool:
-    """Whether a file's name has the suffix of an image, in capitals or not."""
+    """Return whether a file's name has the suffix of an image, in capitals or not."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def has_many_scans(file: BinaryIO) -> bool:
-    """Whether a JPEG, the first of its file, has more than MOST_SCANS or MOST_SEGMENTS.
+    """Return whether a JPEG, the first in its file, exceeds MOST_SCANS or MOST_SEGMENTS.
 
-    Its markers are read, as a decoder would, and nothing is decoded.
+    Reads the markers as a decoder would, and decodes nothing.
     """
-    at, count, segments, components = 2, 0, 0, None
-    while count <= MOST_SCANS and segments <= MOST_SEGMENTS:
+    at, scans, segments, components = 2, 0, 0, None
+    while scans <= MOST_SCANS and segments <= MOST_SEGMENTS:
         file.seek(at)
         piece = file.read(_PIECE)
         found = _MARKER.search(piece)
         if found is None:
             if len(piece) < _PIECE:
                 return False  # it was cut off
-            at += _PIECE - 1  # the last byte may be a marker's first
+            at += _PIECE - 1  # the last byte may be the first of a marker
             continue
         marker, at = piece[found.end() - 1], at + found.end()
         segments += 1
@@ -79,18 +79,18 @@ def has_many_scans(file: BinaryIO) -> bool:
         if marker in _SEQUENTIAL:
             components = header[7:8]
         elif marker == _SCAN:
-            count += 1
-            if count == 1 and header[2:3] == components:  # all: a decoder reads no further
+            scans += 1
+            if scans == 1 and header[2:3] == components:  # of all components: the only scan
                 return False
         at += max(int.from_bytes(header[:2], "big"), 2)
     return True
 
 
 def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -> Iterator[str]:
-    """Yield the paths of a folder's images, in the order of their names; hidden ones are left out.
+    """Yield the paths of a folder's images, in the order of their names, without hidden ones.
 
-    glob: the files that are meant, whatever their suffix: by name, or, with a slash in it, by the
-    path from the folder. Links are followed, but not to a folder that they lie in.
+    glob: matches the wanted files, whatever their suffix: by name, or, if it has a slash, by the
+    path from the folder. Links are followed, except to a folder that contains them.
 
     Raises UserError.
     """
@@ -101,17 +101,19 @@ def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -
 
 def _in_store(folder: str, recursive: bool, glob: Optional[str]) -> Iterator[str]:
     for address in stores.listed(folder, recursive):
-        within = address[len(folder) + 1 :]
-        names = within.split("/")
-        if not any(name.startswith(".") for name in names) and _is_meant(within, names[-1], glob):
+        relative = address[len(folder) + 1 :]
+        if "/." not in f"/{relative}" and _is_wanted(relative, glob):
             yield address
 
 
-def _is_meant(within: str, name: str, glob: Optional[str]) -> bool:
-    return is_image(name) if glob is None else fnmatch(within if "/" in glob else name, glob)
+def _is_wanted(relative: str, glob: Optional[str]) -> bool:
+    if glob is None:
+        return is_image(relative)
+    return fnmatch(relative if "/" in glob else os.path.basename(relative), glob)
 
 
 def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
+    """within: the folder's path from the outermost one. above: the folders that contain it."""
     state = os.stat(folder)
     if (state.st_dev, state.st_ino) in above:
         return
@@ -125,57 +127,49 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
         if name.startswith("."):
             continue
         path, relative = os.path.join(folder, name), os.path.join(within, name)
-        if is_folder:
-            if recursive:
-                yield from _in_folder(path, relative, recursive, glob, above)
-        elif _is_meant(relative, name, glob):
+        if not is_folder and _is_wanted(relative, glob):
             yield path
+        elif is_folder and recursive:
+            yield from _in_folder(path, relative, recursive, glob, above)
 
 
 def read_list(path: Union[str, Path], column: Optional[str] = None) -> Iterator[Listed]:
-    """Yield the images of a list, as it names them, those that it names twice twice.
+    """Yield the images of a list as it names them, repeated ones repeatedly.
 
-    - `.txt`: an image file a line;
+    - `.txt`: an image file per line;
     - `.csv`, `.jsonl`, a JSON list of objects, or COCO's {images: [...]}: the file is in `column`,
-      or else in the first of PATH_COLUMNS that there is, an id in ID_COLUMNS;
+      or else in the first of PATH_COLUMNS that exists, its id in ID_COLUMNS;
     - a JSON list of files, or {id: file}.
 
-    Raises UserError.
+    Large lists other than `.json` are read line by line. Raises UserError.
     """
-    readers = {".txt": _text, ".csv": _csv, ".jsonl": _jsonl}
-    return readers.get(os.path.splitext(path)[1], _json)(path, column)
+    suffix = os.path.splitext(path)[1]
+    if suffix == ".txt":
+        return (Listed(line.strip()) for line in _lines(path) if line.strip())
+    if suffix == ".csv":
+        rows = _csv_rows(path)
+    elif suffix == ".jsonl":
+        rows = ((f"line {n}", row) for n, row in parse_json_lines(_lines(path), path))
+    else:
+        document = read_json(path)
+        if isinstance(document, dict) and isinstance(document.get("images"), list):
+            document = document["images"]
+        if isinstance(document, dict):
+            if not all(isinstance(name, str) for name in document.values()):
+                raise UserError(f"{path}: expected a list of images, or {{image id: image file}}")
+            return (Listed(name, image_id) for image_id, name in document.items())
+        entries = document if isinstance(document, list) else [document]
+        rows = ((f"row {n}", row) for n, row in enumerate(entries, 1))
+    return (_listed(row, f"{path}: {where}", column) for where, row in rows)
 
 
-def _text(path: Union[str, Path], column: Optional[str]) -> Iterator[Listed]:
-    return (Listed(line.strip()) for line in _lines(path) if line.strip())
-
-
-def _csv(path: Union[str, Path], column: Optional[str]) -> Iterator[Listed]:
+def _csv_rows(path: Union[str, Path]) -> Iterator[tuple[str, Any]]:
     reader = csv.DictReader(_lines(path, newline=""), strict=True)
     try:
         for row in reader:
-            yield _listed(row, f"{path}: line {reader.line_num}", column)
+            yield f"line {reader.line_num}", row
     except csv.Error as error:
         raise UserError(f"{path}: not valid CSV at line {reader.line_num + 1}: {error}") from None
-
-
-def _jsonl(path: Union[str, Path], column: Optional[str]) -> Iterator[Listed]:
-    for number, line in enumerate(_lines(path), start=1):
-        if line.strip():
-            row = parse_json(line.rstrip("\n"), path, first_line=number)
-            yield _listed(row, f"{path}: line {number}", column)
-
-
-def _json(path: Union[str, Path], column: Optional[str]) -> Iterator[Listed]:
-    document = read_json(path)
-    if isinstance(document, dict) and isinstance(document.get("images"), list):
-        document = document["images"]
-    if isinstance(document, dict):
-        if not all(isinstance(name, str) for name in document.values()):
-            raise UserError(f"{path}: expected a list of images, or {{image id: image file}}")
-        return (Listed(name, image_id) for image_id, name in document.items())
-    rows: Iterable[Any] = document if isinstance(document, list) else [document]
-    return (_listed(row, f"{path}: row {number}", column) for number, row in enumerate(rows, 1))
 
 
 def _listed(row: Any, where: str, column: Optional[str]) -> Listed:

@@ -1,10 +1,14 @@
-"""Files of object stores as files on this disk: fetched whole, once, and again when they change."""
+"""Cached copies on this disk of files in object stores: complete, and renewed when they change.
+
+fsspec's `filecache` is not used: it does not notice a file that is replaced during its download,
+two processes may write the same copy, and earlier versions stay.
+"""
 
 import shutil
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path, PurePosixPath
-from typing import Union
+from typing import Any, Union
 
 from filelock import FileLock
 
@@ -13,35 +17,31 @@ from captioning.files.cache import cache_folder, cache_key
 from captioning.files.writing import atomic_write, refusals_told, replace
 from captioning.runtime.errors import UserError
 
-AT_ONCE = 8  # pieces that are asked for at a time
+AT_ONCE = 8  # pieces in memory
 
 
 def local(name: Union[str, PathLike]) -> Path:
-    """A path as it is; of a file in a store that of its copy in the cache. Raises UserError."""
+    """Return a path unchanged, for a file in a store the path of its copy. Raises UserError."""
     name = str(name)
-    return _copied(name, {"": stores.stamp(name)}) if _is_stored(name) else Path(name)
+    if not stores.is_store(name):
+        return Path(name)
+    stores.check_address(name)
+    return _copied(name, {"": stores.stamp(name)})
+
+
+def located(folder: str, name: str) -> Path:
+    """Return the path of a name in a folder, on disk or in a store; see `local`."""
+    return local(stores.joined(folder, name))
 
 
 def local_folder(address: str, names: Iterable[str]) -> Path:
-    """The copy of those files of a store's folder that have these names. Raises UserError."""
+    """Return the copy of the files `names` of a store's folder. Raises UserError."""
     address = address.rstrip("/")
     return _copied(address, {name: stores.stamp(f"{address}/{name}") for name in names})
 
 
-def located(folder: str, name: str) -> Path:
-    """The path of a file that a folder, on disk or in a store, has under a name; see `local`."""
-    return local(stores.joined(folder, name))
-
-
-def _is_stored(name: str) -> bool:
-    if stores.is_store(name):
-        stores.check_address(name)
-        return True
-    return False
-
-
-def _copied(address: str, files: dict[str, list]) -> Path:
-    """The copy of a file, whose name is "", or of a folder's files, by their stamps."""
+def _copied(address: str, files: dict[str, list[Any]]) -> Path:
+    """Return the copy of a file, whose name is "", or of a folder's files, given their stamps."""
     name = PurePosixPath(address).name
     kept = cache_folder() / "stored" / cache_key(address, 16)
     copy = kept / cache_key(repr(sorted(files.items())), 16) / name
@@ -50,9 +50,9 @@ def _copied(address: str, files: dict[str, list]) -> Path:
     with refusals_told(copy):
         kept.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{kept}.lock"):
-            if copy.exists():
+            if copy.exists():  # another process made it meanwhile
                 return copy
-            for earlier in kept.iterdir():  # of other versions, or begun and never ended
+            for earlier in kept.iterdir():  # other versions, or an interrupted download
                 shutil.rmtree(earlier)
             begun = copy.parent.with_name(".begun")
             begun.mkdir()
@@ -63,22 +63,20 @@ def _copied(address: str, files: dict[str, list]) -> Path:
     return copy
 
 
-def fetch(address: str, path: Path, stamp: list) -> None:
-    """Copy a file of a store, of that stamp, to `path`, which appears when it is whole.
+def fetch(address: str, path: Path, stamp: list[Any]) -> None:
+    """Copy a file of a store, with that stamp, to `path`, which appears when it is complete.
 
-    Raises UserError, also where the file is another one by the end of it.
+    Raises UserError, also if the file is replaced during the download.
     """
-    size = stamp[0]
-    if size is None:
-        raise UserError(f"{address}: its server does not tell its size, nor serve parts of it")
+    size = stores.size_of(address, stamp)
     with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            for first in range(0, size, AT_ONCE * stores.PIECE):
-                last = min(first + AT_ONCE * stores.PIECE, size)
-                starts = range(first, last, stores.PIECE)
-                wanted = [(address, at, min(stores.PIECE, last - at)) for at in starts]
-                for piece in stores.spans(wanted):
+            pieces = [
+                (address, at, min(stores.PIECE, size - at)) for at in range(0, size, stores.PIECE)
+            ]
+            for first in range(0, len(pieces), AT_ONCE):
+                for piece in stores.spans(pieces[first : first + AT_ONCE]):
                     if isinstance(piece, UserError):
                         raise piece
                     file.write(piece)

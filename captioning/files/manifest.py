@@ -1,4 +1,4 @@
-"""What a large file must be, or those of a folder: size and SHA-256, in a small file beside it."""
+"""Manifests: size and SHA-256 of a large file, or of each file of a folder, in a JSON beside it."""
 
 import hashlib
 import json
@@ -13,9 +13,9 @@ PIECE = 1 << 22  # bytes that are read at once
 
 
 class Hashed:
-    """A file that is written from its beginning to its end, with what has gone through it.
+    """A file that is written sequentially, and the size and hash of what was written.
 
-    problem: the error that writing met; libraries that write tell of it in words of their own.
+    problem: the OSError of a write; libraries replace it by an error without its reason.
     """
 
     def __init__(self, file: BinaryIO):
@@ -45,17 +45,17 @@ def manifest_path(path: Path) -> Path:
 
 
 def write_manifest(hashed: Hashed, path: Path) -> None:
-    """Write what `path` will have to be. Raises UserError."""
+    """Write the manifest of the file `path`. Raises UserError."""
     write_json({"file": path.name, **hashed.manifest()}, manifest_path(path))
 
 
 def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path) -> None:
-    """Write what the files of the folder `path` will have to be, by name. Raises UserError."""
+    """Write the manifest of the folder `path`: that of each file, by name. Raises UserError."""
     write_json({"file": path.name, "files": dict(sorted(files.items()))}, manifest_path(path))
 
 
 def described(path: Path) -> dict[str, object]:
-    """What a manifest says of a file that is there. Raises OSError."""
+    """Return the manifest of an existing file. Raises OSError."""
     hashed = hashlib.sha256()
     size = 0
     with open(path, "rb") as file:
@@ -66,8 +66,7 @@ def described(path: Path) -> dict[str, object]:
 
 
 def verify(path: Path) -> None:
-    """Raise UserError where a file or folder is not what its manifest says; without one nothing is
-    said."""
+    """Raise UserError if a file or folder differs from its manifest, if it has one."""
     try:
         expected = json.loads(manifest_path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -87,7 +86,8 @@ def _verify(path: Path, expected: Mapping[str, object]) -> None:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if found["bytes"] != expected.get("bytes"):
-        told = f"{found['bytes']} of {expected.get('bytes')}"
-        raise UserError(f"{path} cannot be read: it has {told} bytes")
+        raise UserError(
+            f"{path} cannot be read: it has {found['bytes']} of {expected.get('bytes')} bytes"
+        )
     if found["sha256"] != expected.get("sha256"):
         raise UserError(f"{path} cannot be read: its bytes are not those that were written")

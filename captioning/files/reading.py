@@ -1,15 +1,16 @@
-"""Text, JSON and YAML files: read, or refused in one line that names the file."""
+"""Readers of text, JSON and YAML files. Each error is one line that names the file."""
 
 import io
 import json
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from captioning.files.stores import whole
 from captioning.runtime.errors import UserError, one_line
 
-MOST_VALUES = 10_000  # a configuration has some hundred; aliases of aliases can stand for billions
+MOST_VALUES = 10_000  # a configuration has hundreds; aliases of aliases can mean billions
 
 
 def read_text(path: Union[str, Path]) -> str:
@@ -33,7 +34,7 @@ def read_text(path: Union[str, Path]) -> str:
 def read_json(path: Union[str, Path], without: Collection[str] = ()) -> Any:
     """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do.
 
-    without: names whose values are left out of every object, which saves memory.
+    without: names that are left out of every object, which saves memory.
     """
     return parse_json(read_text(path), path, without=without)
 
@@ -43,16 +44,17 @@ def parse_json(
 ) -> Any:
     """Return the value of a JSON text that begins at `first_line` of the file `path`."""
 
-    def kept(pairs):
-        found = _distinct(pairs)
+    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):  # json would silently take the last value
+            (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+            raise UserError(f"{path}: {name!r} occurs twice in an object: keep one")
         for name in without:
             found.pop(name, None)
         return found
 
     try:
-        return json.loads(text, object_pairs_hook=kept if without else _distinct)
-    except _TwiceError as error:
-        raise UserError(f"{path}: {error.args[0]!r} occurs twice in an object: keep one") from None
+        return json.loads(text, object_pairs_hook=kept)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise UserError(f"{path}: not valid JSON at line {line} ({error.msg}): mend it") from None
@@ -62,35 +64,25 @@ def parse_json(
         raise UserError(f"{path}: not valid JSON: a number has thousands of digits") from None
 
 
-def parse_json_lines(text: str, path: Union[str, Path]) -> Iterator[tuple[int, Any]]:
-    """The number and the value of each line of a text that is not blank; see `parse_json`."""
-    # Not str.splitlines, which also splits at U+2028: JSON allows it in strings.
-    for number, line in enumerate(text.split("\n"), start=1):
+def parse_json_lines(lines: Iterable[str], path: Union[str, Path]) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line that is not blank; see `parse_json`.
+
+    Lines are not those of str.splitlines, which also splits at U+2028: JSON allows it in strings.
+    """
+    for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield number, parse_json(line, path, number)
-
-
-class _TwiceError(Exception):
-    """Of a key of which the value would silently be the last."""
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(next(name for name in found if names.count(name) > 1))
-    return found
+            yield number, parse_json(line.rstrip("\n"), path, number)
 
 
 def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:
-    """The object of each line, see `parse_line`; nothing where there is no file."""
+    """Yield the object of each line, see `parse_line`; nothing if there is no file."""
     if path.exists():
         with open(path, "rb") as file:
             yield from map(parse_line, file)
 
 
 def parse_line(text: bytes) -> Optional[dict[str, Any]]:
-    """The object of a line; None where it was cut off or is something else."""
+    """Return the object of a line; None if it was cut off or is something else."""
     try:
         entry = json.loads(text)
     except ValueError:
@@ -104,19 +96,19 @@ def parse_yaml(text: str, where: str) -> Any:
     A tag that names a type or a function of Python is refused, as is every tag that YAML itself
     does not define. Raises UserError, which begins with `where`.
     """
-    from ruamel.yaml import YAML, YAMLError  # who reads JSON alone does without
+    from ruamel.yaml import YAML, YAMLError  # not needed for JSON
 
     try:
         value = YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f" at line {mark.line + 1}"
-        told = [getattr(error, part, None) for part in ("context", "problem")]
-        problem = ", ".join(part for part in told if part) or str(error)
+        parts = [getattr(error, part, None) for part in ("context", "problem")]
+        problem = ", ".join(filter(None, parts)) or str(error)
         raise UserError(f"{where}: not valid YAML{line}: {one_line(problem, None)}") from error
     except RecursionError:
         raise UserError(f"{where}: not valid YAML: it is nested too deeply") from None
-    except Exception as error:  # the values themselves: a date of month 13, "!!int" without one
+    except Exception as error:  # a value: a date of month 13, "!!int" without a number
         raise UserError(f"{where}: not valid YAML: {error}") from error
     _check_size(value, where)
     return value

@@ -1,15 +1,16 @@
-"""Files in object stores, read through fsspec in parts, beside those on disk.
+"""Files in object stores, read through fsspec in parts, and files on disk by the same functions.
 
-A store's own library finds the credentials. They are in no address, and so in no log or error.
+A store's library finds the credentials. They are in no address, and so in no log or error.
 """
 
 import io
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Callable, Optional, TypeVar
+from typing import Any, BinaryIO, Callable, Optional, TypeVar, Union
 from urllib.parse import urlsplit
 
 from captioning.runtime.errors import UserError
@@ -18,14 +19,15 @@ T = TypeVar("T")
 
 # The schemes of addresses, and the library that fsspec needs for each.
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp"}
-PAGE = 1000  # names that S3 gives at once
-PIECE = 1 << 22  # bytes that are read at once of a file that is read from end to end
+PAGE = 1000  # names per answer of S3
+PIECE = 1 << 22  # bytes per request of a file that is read from end to end
+AT_ONCE = 32  # parts that are requested concurrently
 TRIES = 6
-PAUSE_S = 0.5  # after the first failure; each further one is twice as long
+PAUSE_S = 0.5  # after the first failure; doubled after each further one
 
 
 class StoreError(UserError):
-    """A store that does not answer, or refuses: no fault of the one file that was asked for."""
+    """A store does not answer, or refuses; not the fault of the file that was asked for."""
 
 
 class Missing(UserError):
@@ -33,150 +35,32 @@ class Missing(UserError):
 
 
 def is_store(address: str) -> bool:
-    scheme, parted, _ = address.partition("://")
-    return bool(parted) and scheme in LIBRARIES
+    scheme, separator, _ = address.partition("://")
+    return bool(separator) and scheme in LIBRARIES
 
 
 def has_folders(address: str) -> bool:
-    """Whether it is in a store that can be listed and written, as no server of https can."""
+    """Whether it is in a store that can be listed and written, unlike an https server."""
     return is_store(address) and not address.startswith("https:")
 
 
 def check_address(address: str) -> None:
-    """Raise UserError for what would put a secret into everything that names the file."""
+    """Raise UserError for an address that may hold a secret, since logs and errors name it."""
     parts = urlsplit(address)
     if "@" in parts.netloc or parts.query:
         raise UserError(
             f"{without_secrets(address)}: an address with a user or a query may hold a secret; "
-            f"give credentials as {LIBRARIES[parts.scheme]} finds them, in the environment or its "
+            f"give credentials as {_library(address)} finds them, in the environment or its "
             "own files"
         )
 
 
-def without_secrets(address: str) -> str:
-    """An address as it may be shown: without its user, query and fragment. A path as it is."""
-    if "://" not in address:
-        return address
-    from BLIP.weights.download import without_secrets  # needs BLIP's libraries
-
-    return without_secrets(address)
-
-
-def spans(parts: Sequence[tuple[str, int, int]]) -> list[Any]:
-    """The bytes of (address, first byte, number of bytes) of one store, asked for all at once.
-
-    In the place of what cannot be had is the UserError that says so; others are not held up by it.
-    """
-    found: list[Any] = [None] * len(parts)
-
-    def ask() -> None:
-        left = [place for place, data in enumerate(found) if data is None]
-        system, _ = system_of(parts[left[0]][0])
-        paths, starts, counts = zip(*(parts[place] for place in left))
-        ends = [start + count for start, count in zip(starts, counts)]
-        names = [system._strip_protocol(path) for path in paths]
-        answers = system.cat_ranges(names, list(starts), ends, on_error="return")
-        problem = None
-        for place, answer in zip(left, answers):
-            if isinstance(answer, Exception):
-                found[place] = _refusal(parts[place][0], answer)
-                problem = problem if found[place] else answer
-            elif len(answer) == parts[place][2]:
-                found[place] = answer
-            else:
-                problem = OSError("another number of bytes")
-        if problem is not None:
-            raise problem
-
-    if parts:
-        try:
-            tried(parts[0][0], ask)
-        except StoreError as error:
-            found = [error if data is None else data for data in found]
-    return found
-
-
-def span(address: str, first: int, count: int) -> bytes:
-    """So many bytes of a file, on disk or in a store. Raises UserError."""
-    if is_store(address):
-        (found,) = spans([(address, first, count)])
-        if isinstance(found, UserError):
-            raise found
-        return found
-    try:
-        with opened(address) as file:
-            file.seek(first)
-            data = file.read(count)
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read: {error.strerror or error}") from error
-    if len(data) < count:
-        raise UserError(f"{address}: it ends before byte {first + count}: it has changed")
-    return data
-
-
-def whole(address: str) -> bytes:
-    """All bytes of a file, on disk or in a store. Raises UserError, OSError of one on disk."""
-    if not is_store(address):
-        return Path(address).read_bytes()
-
-    def ask() -> bytes:
-        system, path = system_of(address)
-        return system.cat_file(path)
-
-    return tried(address, ask)
-
-
-def joined(folder: str, name: str) -> str:
-    """The address of a file that a folder, on disk or in a store, has under a name."""
-    if is_store(name):
-        check_address(name)
-        return name
-    within = is_store(folder) and not os.path.isabs(name)
-    return f"{folder.rstrip('/')}/{name}" if within else str(Path(folder, name))
-
-
-def listed(folder: str, recursive: bool) -> Iterator[str]:
-    """Yield the addresses of a folder's files, in the order of their names. Raises UserError.
-
-    S3 is asked for a page of a thousand after the other. The others' libraries list all at once.
-    """
-    if folder.startswith("http"):
-        raise UserError(f"{folder}: a server of https has no folders: name its files in a list")
-    scheme, _, place = folder.rstrip("/").partition("://")
-    if scheme == "s3":
-        names = _s3_names(folder, place, recursive)
-    else:
-
-        def ask() -> list[str]:
-            system, path = system_of(folder)
-            return sorted(system.find(path, maxdepth=None if recursive else 1))
-
-        names = iter(tried(folder, ask))
-    return (f"{scheme}://{name}" for name in names)
-
-
-def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
-    bucket, _, within = place.partition("/")
-    asked = {"Bucket": bucket, "Prefix": f"{within}/" if within else "", "MaxKeys": PAGE}
-    if not recursive:
-        asked["Delimiter"] = "/"
-    while True:
-        page = tried(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **asked))
-        for found in page.get("Contents", ()):
-            if not found["Key"].endswith("/"):  # what some programs leave in place of a folder
-                yield f"{bucket}/{found['Key']}"
-        if not page.get("IsTruncated"):
-            return
-        asked["ContinuationToken"] = page["NextContinuationToken"]
-
-
 def check_can_hold(what: str, place: str) -> None:
-    """Raise UserError for an address where nothing can be written."""
+    """Raise UserError for an address that cannot be written to."""
+    scheme, colon, _ = place.partition(":/")
     if has_folders(place):
         check_address(place)
-        return
-    scheme, colon, _ = place.partition(":/")
-    if colon and scheme in LIBRARIES:  # a path has one slash where an address had two
+    elif colon and scheme in LIBRARIES:  # a Path has one slash where the address had two
         raise UserError(
             f"{what} is on {scheme}; it has to be on a disk or in a bucket, as in s3://BUCKET/NAME"
         )
@@ -189,74 +73,86 @@ def check_names_file(what: str, place: str) -> None:
         raise UserError(f"{what} is {place}; it has to name a file, as s3://BUCKET/NAME")
 
 
-def stamp(address: str) -> list[Any]:
-    """Size in bytes, and what differs when the file is written anew. Raises UserError.
+def without_secrets(address: str) -> str:
+    """Return an address without its user, query and fragment; a path unchanged."""
+    if "://" not in address:
+        return address
+    from BLIP.weights.download import without_secrets  # needs BLIP's libraries
 
-    Missing where a store has no file of the name, and may have a folder.
+    return without_secrets(address)
+
+
+def joined(folder: str, name: str) -> str:
+    """Return the path or address of a name in a folder, on disk or in a store."""
+    if is_store(name):
+        check_address(name)
+        return name
+    in_store = is_store(folder) and not os.path.isabs(name)
+    return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
+
+
+def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
+    """Read parts (address, first byte, number of bytes) concurrently.
+
+    For a part that cannot be read the result is the UserError; it does not delay the others.
     """
+
+    def span_or_error(part: tuple[str, int, int]) -> Union[bytes, UserError]:
+        try:
+            return span(*part)
+        except UserError as error:
+            return error
+
+    if not parts:
+        return []
+    with ThreadPoolExecutor(min(len(parts), AT_ONCE)) as pool:
+        return list(pool.map(span_or_error, parts))
+
+
+def span(address: str, first: int, count: int) -> bytes:
+    """Return `count` bytes of a file, on disk or in a store. Raises UserError."""
     if is_store(address):
 
-        def ask() -> list[Any]:
+        def ask() -> bytes:
             system, path = system_of(address)
-            known = system.info(path)
-            if known["type"] == "directory":
-                raise FileNotFoundError
-            return _stamp_of(known)
+            data = system.cat_file(path, start=first, end=first + count)
+            if len(data) != count:
+                raise OSError("another number of bytes")
+            return data
 
-        return tried(address, ask)
+        return retried(address, ask)
     try:
-        found = os.stat(address)
+        with opened(address) as file:
+            file.seek(first)
+            data = file.read(count)
     except OSError as error:
-        raise UserError(f"{address}: cannot be read: {error.strerror}") from None
-    return [found.st_size, found.st_mtime_ns]
+        raise UserError(f"{address}: cannot be read: {error.strerror or error}") from error
+    if len(data) < count:
+        raise UserError(f"{address}: it ends before byte {first + count}: it has changed")
+    return data
 
 
-def _stamp_of(known: Mapping[str, Any]) -> list[Any]:
-    names = ("ETag", "etag", "LastModified", "last_modified", "Last-Modified", "updated")
-    return [known["size"], str(next((known[n] for n in names if known.get(n)), "")).strip('"')]
-
-
-def stamps(folder: str) -> dict[str, list[Any]]:
-    """The `stamp` of each file in a store's folder and those within, by its name there.
-
-    Nothing where there is no such folder. Raises UserError, also for a name that leads out of it.
-    """
-
-    def ask() -> dict[str, list[Any]]:
-        system, path = system_of(folder.rstrip("/"))
-        try:
-            found = system.find(path, detail=True)
-        except FileNotFoundError:
-            return {}
-        # A name that ends in a slash is what some programs leave in place of a folder.
-        files = {name: of for name, of in found.items() if of["type"] == "file" and name[-1] != "/"}
-        return {name[len(path) + 1 :]: _stamp_of(of) for name, of in files.items() if name != path}
-
-    found = tried(folder, ask)
-    for name in found:
-        if not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise UserError(f"{folder}: it holds {name!r}, which no folder on disk can")
-    return found
+def whole(address: str) -> bytes:
+    """Return all bytes of a file. Raises UserError for a store, OSError for the disk."""
+    return call(address, "cat_file") if is_store(address) else Path(address).read_bytes()
 
 
 def opened(address: str) -> BinaryIO:
-    """A file to read, on disk or in a store, in which one may seek. Raises UserError."""
+    """Open a file, on disk or in a store, for reading with seek. Raises UserError."""
     if is_store(address):
-        return io.BufferedReader(_Stored(address), PIECE)
+        return io.BufferedReader(_StoredFile(address), PIECE)
     try:
         return open(address, "rb")
     except OSError as error:
         raise UserError(f"{address}: cannot be read: {error.strerror}") from None
 
 
-class _Stored(io.RawIOBase):
-    """A file of a store, of which each read is tried again."""
+class _StoredFile(io.RawIOBase):
+    """A file of a store; each read is retried."""
 
     def __init__(self, address: str):
         self.address, self.place = address, 0
-        self.size = stamp(address)[0]
-        if self.size is None:
-            raise UserError(f"{address}: its server does not tell its size, nor serve parts of it")
+        self.size = size_of(address, stamp(address))
 
     def readable(self) -> bool:
         return True
@@ -269,9 +165,6 @@ class _Stored(io.RawIOBase):
         self.place = offset + base[whence]
         return self.place
 
-    def tell(self) -> int:
-        return self.place
-
     def readinto(self, buffer) -> int:
         count = max(min(len(buffer), self.size - self.place), 0)
         if count:
@@ -280,22 +173,100 @@ class _Stored(io.RawIOBase):
         return count
 
 
+def listed(folder: str, recursive: bool) -> Iterator[str]:
+    """Yield the addresses of a folder's files, in the order of their names. Raises UserError.
+
+    S3 is read page by page, so that memory stays small. Other libraries list everything at once.
+    """
+    if folder.startswith("http"):
+        raise UserError(f"{folder}: a server of https has no folders: name its files in a list")
+    scheme, _, place = folder.rstrip("/").partition("://")
+    if scheme == "s3":
+        names = _s3_names(folder, place, recursive)
+    else:
+        names = sorted(call(folder, "find", maxdepth=None if recursive else 1))
+    return (f"{scheme}://{name}" for name in names)
+
+
+def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
+    bucket, _, within = place.partition("/")
+    query = {"Bucket": bucket, "Prefix": f"{within}/" if within else "", "MaxKeys": PAGE}
+    if not recursive:
+        query["Delimiter"] = "/"
+    while True:
+        page = retried(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
+        for found in page.get("Contents", ()):
+            if not found["Key"].endswith("/"):  # some programs write one as a folder
+                yield f"{bucket}/{found['Key']}"
+        if not page.get("IsTruncated"):
+            return
+        query["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def stamp(address: str) -> list[Any]:
+    """Return [size in bytes, a value that changes when the file is written]. Raises UserError.
+
+    Raises Missing if a store has no file of this name; it may have a folder.
+    """
+    if is_store(address):
+        info = call(address, "info")
+        if info["type"] == "directory":
+            raise _missing(address)
+        return _stamp_of(info)
+    try:
+        found = os.stat(address)
+    except OSError as error:
+        raise UserError(f"{address}: cannot be read: {error.strerror}") from None
+    return [found.st_size, found.st_mtime_ns]
+
+
+def size_of(address: str, stamp: Sequence[Any]) -> int:
+    """Return the size in a file's stamp. Raises UserError if its server does not tell it."""
+    if stamp[0] is None:
+        raise UserError(f"{address}: its server does not tell its size, nor serve parts of it")
+    return stamp[0]
+
+
+def stamps(folder: str) -> dict[str, list[Any]]:
+    """Return the `stamp` of each file in a store's folder and its subfolders, by relative name.
+
+    Empty if there is no such folder. Raises UserError, also for a name that leads out of it.
+    """
+    folder = folder.rstrip("/")
+    try:
+        found = call(folder, "find", detail=True)
+    except Missing:
+        return {}
+    path = system_of(folder)[1]
+    stamps = {}
+    for name, info in found.items():
+        # Some programs write a name that ends in a slash as a folder.
+        if info["type"] == "file" and name != path and not name.endswith("/"):
+            within = name[len(path) + 1 :]
+            if not {"", ".", ".."}.isdisjoint(within.split("/")):
+                raise UserError(f"{folder}: it holds {within!r}, which no folder on disk can")
+            stamps[within] = _stamp_of(info)
+    return stamps
+
+
+def _stamp_of(info: Mapping[str, Any]) -> list[Any]:
+    names = ("ETag", "etag", "LastModified", "last_modified", "Last-Modified", "updated")
+    return [info["size"], str(next((info[n] for n in names if info.get(n)), "")).strip('"')]
+
+
 def system_of(address: str) -> tuple[Any, str]:
-    """The file system, that of this process, and the path within it."""
+    """Return fsspec's file system, one for this process, and the path within it."""
     import fsspec
 
-    web = _web(address)
-    more = {"get_client": web.client} if web else {}
+    settings = {"get_client": _web(address).client} if _library(address) == "aiohttp" else {}
     try:
-        return fsspec.core.url_to_fs(address, use_listings_cache=False, **more)
+        return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
     except ImportError:
         raise _missing_library(address) from None
 
 
-def _web(address: str) -> Optional[ModuleType]:
-    """The module `web` for an address of https, None for others. Raises UserError."""
-    if LIBRARIES[address.partition("://")[0]] != "aiohttp":
-        return None
+def _web(address: str) -> ModuleType:
+    """Return the module `web`, which needs aiohttp, as every store's library does. UserError."""
     try:
         from captioning.files import web
     except ImportError:
@@ -303,58 +274,73 @@ def _web(address: str) -> Optional[ModuleType]:
     return web
 
 
+def _library(address: str) -> str:
+    return LIBRARIES[address.partition("://")[0]]
+
+
 def _missing_library(address: str) -> UserError:
-    library = LIBRARIES[address.partition("://")[0]]
+    library = _library(address)
     return UserError(f"{address}: needs the {library} library: pip install {library}")
 
 
-def tried(address: str, ask: Callable[[], T]) -> T:
-    """Ask, and ask again after a pause where a store is busy or broken. Raises UserError.
+def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
+    """Call a method of the file system with the path of `address`; see `retried`."""
 
-    A library's error may quote what it has sent: neither it nor its words are passed on.
+    def ask() -> Any:
+        system, path = system_of(address)
+        return getattr(system, method)(path, *arguments, **settings)
+
+    return retried(address, ask)
+
+
+def retried(address: str, ask: Callable[[], T]) -> T:
+    """Return `ask()`, retried with pauses while a store is busy or broken. Raises UserError.
+
+    A library's error may quote a request with credentials, so it is not chained or quoted.
     """
     web = _web(address)
-    patience = web and web.patience_with(address)
-    if patience and not patience.allows():
+    patience = web.patience_with(address)
+    if not patience.allows():
         raise StoreError(f"{address}: its server does not answer: try again in a minute")
     for attempt in range(1, TRIES + 1):
         if attempt > 1:
             time.sleep(PAUSE_S * 2 ** (attempt - 2))
         try:
-            found = ask()
+            result = ask()
         except UserError:
             raise
         except Exception as error:
-            problem = web.cause(error) if web else error
+            problem = web.cause(error)
         else:
-            if patience:
-                patience.end(None)
-            return found
-        if refusal := _refusal(address, problem):
-            if patience:
-                patience.end(None)
+            patience.end(None)
+            return result
+        if isinstance(problem, FileNotFoundError):
+            refusal: Optional[UserError] = _missing(address)
+        elif isinstance(problem, web.Refused):
+            refusal = UserError(f"{address}: {problem}")
+        elif _is_denied(problem):
+            refusal = StoreError(
+                f"{address}: not allowed: give credentials as {_library(address)} finds them"
+            )
+        else:
+            refusal = None
+        if refusal:
+            patience.end(None)
             raise refusal
-        if patience and patience.is_over(attempt, problem):
+        if patience.is_over(attempt, problem):
             break
-    if patience:
-        patience.end(problem)
+    patience.end(problem)
     raise StoreError(
         f"{address}: asked {attempt} times in vain ({type(problem).__name__}): check the address "
         "and the network, then give the same command again"
     )
 
 
-def _refusal(address: str, error: Exception) -> Optional[UserError]:
-    """What to raise for an answer that will stay the same; None where it may not."""
-    web = _web(address)
-    if isinstance(error, FileNotFoundError):
-        return Missing(f"{address}: no such file or bucket")
-    if web and isinstance(error, web.Refused):
-        return UserError(f"{address}: {error}")
+def _is_denied(error: Exception) -> bool:
+    no_credentials = type(error).__name__ == "NoCredentialsError"
     denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
-    if denied or type(error).__name__ == "NoCredentialsError":
-        return StoreError(
-            f"{address}: not allowed: give credentials as "
-            f"{LIBRARIES[address.partition('://')[0]]} finds them"
-        )
-    return None
+    return denied or no_credentials
+
+
+def _missing(address: str) -> Missing:
+    return Missing(f"{address}: no such file or bucket")

@@ -1,4 +1,4 @@
-"""Tar shards by their names, and what is in them, as the webdataset library has it."""
+"""Tar shards in webdataset's format: their names, and their members read within limits."""
 
 import os
 import re
@@ -10,10 +10,12 @@ from captioning.files import stores
 from captioning.runtime.errors import UserError
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-LARGEST = 1 << 30  # bytes of a member; a few bytes of an archive may stand for any number
-LARGEST_HEADERS = 1 << 20  # bytes before a member's own: long names, records, maps of holes
+LARGEST = 1 << 30  # bytes of a member; a few bytes of an archive can unpack to any number
+LARGEST_HEADERS = (
+    1 << 20
+)  # bytes of the headers before a member: long names, records, maps of holes
 
-_META = re.compile(r"__[^/]*__(/|$)")  # what webdataset keeps about the tar itself
+_META = re.compile(r"__[^/]*__(/|$)")  # webdataset's members about the tar itself
 
 
 def is_tars(source: str) -> bool:
@@ -22,12 +24,12 @@ def is_tars(source: str) -> bool:
 
 
 def is_sample(name: str) -> bool:
-    """Whether a member is part of a sample, by its name."""
+    """Return whether a member belongs to a sample, by its name."""
     return not _META.match(name)
 
 
 def key_and_suffix(name: str) -> tuple[Optional[str], str]:
-    """What a sample's members have in common, None for a member of none, and the rest."""
+    """Return the key that members of a sample share, None for no sample, and the suffix."""
     from webdataset.tariterators import base_plus_ext
 
     key, suffix = base_plus_ext(name)
@@ -35,27 +37,26 @@ def key_and_suffix(name: str) -> tuple[Optional[str], str]:
 
 
 class Tar(tarfile.TarFile):
-    """A tar to read from its beginning to its end, of which headers have a bound."""
+    """A tar that is read sequentially, with limited headers."""
 
     def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
         super().__init__(name, mode, _Metered(fileobj), **settings)
 
     def each(self) -> Iterator[tarfile.TarInfo]:
-        """Yield the members, none of which is kept. Raises TarError, EOFError and what a
-        decompressor does."""
-        for member in self:  # not by next(), which Python 3.9 fails in at the end of an empty tar
+        """Yield the members without keeping them. Raises TarError, EOFError, zlib.error."""
+        for member in self:  # next() fails at the end of an empty tar in Python 3.9
             self.members, self.pax_headers = [], {}
             self.fileobj.left = LARGEST_HEADERS
             yield member
 
     def content(self, member: tarfile.TarInfo) -> bytes:
-        """The bytes of the member that `each` has just given."""
+        """Return the bytes of the member that `each` has just yielded."""
         self.fileobj.left += member.size
         return self.extractfile(member).read()
 
 
 class _Metered:
-    """A file of which `left` bytes may be read; tarfile reads a header of any size at once."""
+    """A file of which `left` bytes may be read; tarfile would read headers of any size at once."""
 
     def __init__(self, file: Any):
         self.file, self.left = file, LARGEST_HEADERS
@@ -71,10 +72,10 @@ class _Metered:
 
 
 def expand(source: str) -> list[str]:
-    """The tars that a brace pattern such as shards/{00000..00099}.tar stands for.
+    """Return the tars of a brace pattern such as shards/{00000..00099}.tar.
 
-    Raises UserError for a pattern that is none, and where a tar on disk is missing. Whether one of
-    a store is there is seen when it is read.
+    Raises UserError for a malformed pattern, and if a tar on disk is missing. One in a store is
+    looked for when it is read.
     """
     from webdataset.shardlists import expand_urls
 

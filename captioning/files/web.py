@@ -1,4 +1,4 @@
-"""Servers of https: how long one is waited for, what it may send, and where it may lead."""
+"""Servers of https: timeouts, limits on what they send, and which redirects are followed."""
 
 import asyncio
 import time
@@ -11,29 +11,28 @@ from yarl import URL
 
 from BLIP.weights.download import private
 
-CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # until connected, without a byte, until the last byte
+CONNECT_S, SILENCE_S, WHOLE_S = 10, 30, 300  # to connect, between bytes, for the whole answer
 LARGEST = 1 << 30  # bytes of a body
-UNPACKED = 1 << 28  # of one that is sent compressed, of which a few bytes may stand for any number
+UNPACKED = 1 << 28  # of a compressed body: a few bytes can unpack to any number
 REST_S = 60  # before a server that does not answer is asked again
-# Files without an answer, after which a server that has answered before is waited for no more.
-OUTAGE = 10
+OUTAGE = 10  # files in a row without an answer, after which an outage is not waited for
 
 
 class Refused(Exception):
-    """Why an answer is not taken, in words that go after an address."""
+    """An answer is not accepted; the reason is worded to follow an address."""
 
 
 async def client(**settings: Any) -> aiohttp.ClientSession:
-    """The session that fsspec asks for; settings: its user's, which come before ours."""
+    """Return the session that fsspec asks for; `settings`, the user's, override ours."""
     traces = aiohttp.TraceConfig()
     traces.on_request_redirect.append(_check_redirect)
     timeout = aiohttp.ClientTimeout(WHOLE_S, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-    ours = {"response_class": _Answer, "trace_configs": [traces], "timeout": timeout}
+    ours = {"response_class": _LimitedResponse, "trace_configs": [traces], "timeout": timeout}
     return aiohttp.ClientSession(**{**ours, **settings})
 
 
-class _Answer(aiohttp.ClientResponse):
-    """An answer whose body is read as far as it may go."""
+class _LimitedResponse(aiohttp.ClientResponse):
+    """A response whose body may not exceed a limit."""
 
     async def read(self) -> bytes:
         if self._body is None:
@@ -55,7 +54,7 @@ class _Answer(aiohttp.ClientResponse):
 
 
 async def _check_redirect(session: Any, context: Any, about: Any) -> None:
-    """Refuse to be led into a private network by one who is outside of it."""
+    """Refuse a redirect from a public server into a private network."""
     headers = about.response.headers
     target = about.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
     inside, begin = await asyncio.gather(
@@ -66,34 +65,33 @@ async def _check_redirect(session: Any, context: Any, about: Any) -> None:
 
 
 class Patience:
-    """How often a server may be asked for a file.
+    """Decides whether a server may be asked for another file, so that a list of thousands ends.
 
-    One that gave no answer for two files in a row is asked once a minute. Until then a file waits
-    where the server has answered before and may have an outage; where it never has, or not for ten
-    files, it fails at once, so that a list with a thousand of them ends. A server that takes its
-    time is asked twice.
+    A server that gave no answer for two files in a row is asked once per REST_S. Until then a file
+    waits if the server has answered before (it may have an outage), and fails at once if it never
+    has, or not for OUTAGE files. A file that times out is requested twice.
     """
 
     def __init__(self) -> None:
-        self.files, self.until, self.answered = 0, 0.0, False
+        self.silent_files, self.until, self.answered = 0, 0.0, False
 
     def allows(self) -> bool:
-        """Whether a file may be asked for, where need be after a pause."""
+        """Return whether a file may be requested, after a pause if necessary."""
         left = self.until - time.monotonic()
-        if self.files > 1 and left > 0:
-            if not self.answered or self.files >= OUTAGE:
+        if self.silent_files > 1 and left > 0:
+            if not self.answered or self.silent_files >= OUTAGE:
                 return False
             time.sleep(left)
         return True
 
     def is_over(self, tries: int, error: Exception) -> bool:
-        """After so many tries of a file, of which the last ended so."""
-        return self.files > 1 or (isinstance(error, asyncio.TimeoutError) and tries > 1)
+        """Return whether to give a file up after `tries` requests, of which the last raised."""
+        return self.silent_files > 1 or (isinstance(error, asyncio.TimeoutError) and tries > 1)
 
     def end(self, error: Optional[Exception]) -> None:
-        """How the last try of a file ended."""
+        """Record how the last request for a file ended."""
         silent = isinstance(error, _SILENT)
-        self.files = self.files + 1 if silent else 0
+        self.silent_files = self.silent_files + 1 if silent else 0
         self.answered = self.answered or not silent
         self.until = time.monotonic() + REST_S
 
@@ -103,10 +101,10 @@ _patience: defaultdict[str, Patience] = defaultdict(Patience)
 
 
 def patience_with(address: str) -> Patience:
-    """That of this process with the server of an address."""
+    """Return this process's Patience with the server of an address."""
     return _patience[urlsplit(address).netloc]
 
 
 def cause(error: Exception) -> Exception:
-    """The refusal or silence that fsspec reports as a missing file, or else the error itself."""
+    """Return the refusal or timeout that fsspec reports as a missing file, or the error itself."""
     return error.__cause__ if isinstance(error.__cause__, (Refused, *_SILENT)) else error

@@ -1,4 +1,4 @@
-"""Files that appear when they are whole and on disk, whatever stops the program on the way."""
+"""Files that appear when they are complete and on disk, even if the program is killed meanwhile."""
 
 import contextlib
 import fcntl
@@ -17,12 +17,12 @@ SUFFIX = ".staged"
 
 @contextlib.contextmanager
 def atomic_write(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO]:
-    """A file to write, which takes the name of `path` when the block has ended well.
+    """Open a file to write, which is renamed to `path` when the block ends without an error.
 
     Until then it has another name, in the folder `within` of the same disk or else beside `path`,
-    and what was at `path` is as it was. Raises OSError, also where `path` is a folder.
+    and `path` is unchanged. Raises OSError, also if `path` is a folder.
     """
-    # Machines that share a disk may have processes of one number.
+    # Machines that share a disk may have processes with the same number.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}")
     temporary = (within or path.parent) / temporary.name
     try:
@@ -39,9 +39,9 @@ def atomic_write(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Keep others who hold `path` waiting; it may be replaced or removed meanwhile.
+    """Lock `path` against other processes; it may be replaced or removed meanwhile.
 
-    Where there is none, an empty one is made. Raises OSError.
+    An empty file is made if there is none. Raises OSError.
     """
     while True:
         with open(path, "ab") as file:
@@ -50,15 +50,15 @@ def held(path: Path) -> Iterator[None]:
                 current = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
             except FileNotFoundError:
                 current = False
-            if current:  # not what another one has replaced or removed while this one waited
+            if current:  # another process may have replaced or removed it
                 yield
                 return
 
 
 def replace(temporary: Path, path: Path) -> None:
-    """Give a file or folder the name of a checkpoint, file or folder, which is gone then. OSError.
+    """Rename a file or folder to `path`, replacing a file or folder. Raises OSError.
 
-    Where either is a folder, which cannot be done at once, nothing has the name for a moment.
+    If either is a folder this is not atomic: nothing has the name for a moment.
     """
     if path.is_dir() or (temporary.is_dir() and path.exists()):
         remove(path)
@@ -66,7 +66,7 @@ def replace(temporary: Path, path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it is there; half a folder never has its name. Raises OSError."""
+    """Remove a file or folder, if it exists; a folder is renamed first. Raises OSError."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -78,7 +78,7 @@ def remove(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk, where its file system can."""
+    """Sync the names in a folder to disk, if its file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some network disks refuse it
@@ -88,19 +88,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def atomic_writes(folder: Path) -> Iterator[Path]:
-    """What a killed program had begun to write in a folder and those within it."""
+    """Return the incomplete files that a killed program left in a folder and its subfolders."""
     return folder.rglob(f".*{SUFFIX}")
 
 
 def require_folder(folder: Path) -> None:
-    """Make a folder, and a file in it, as writing will later; raises UserError where that fails."""
+    """Make a folder and try to write a file in it. Raises UserError."""
     write_text("", folder / ".writable")
     (folder / ".writable").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def refusals_told(path: Path) -> Iterator[None]:
-    """Make a disk's refusal of `path` a UserError, the one line that a user can mend."""
+    """Turn an OSError into a UserError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -108,9 +108,9 @@ def refusals_told(path: Path) -> Iterator[None]:
 
 
 def replace_text(text: str, path: Path) -> None:
-    """Write a UTF-8 file that is whole or not there, in a folder that is, without a sync.
+    """Write a UTF-8 file atomically, in an existing folder, without a sync.
 
-    Raises OSError. What a kill leaves has a fixed name: the next call for `path` takes it away.
+    Raises OSError. What a kill leaves has a fixed name, which the next call for `path` reuses.
     """
     temporary = path.with_name(f".{path.name}{SUFFIX}")
     temporary.write_text(text, encoding="utf-8")
@@ -118,9 +118,9 @@ def replace_text(text: str, path: Path) -> None:
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a UTF-8 file, in a folder made if need be, that appears when it is whole.
+    """Write a UTF-8 file atomically, in a folder that is made if it is missing.
 
-    Raises UserError, with what was there left as it was.
+    Raises UserError, and then leaves the file as it was.
     """
     with refusals_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def write_json(content: Any, path: Path) -> None:
 
 
 def json_line(entry: Any) -> bytes:
-    """One line of JSON. A file name that is no UTF-8 is escaped, and comes back as it was."""
+    """Return one line of JSON. File names that are not UTF-8 are escaped and read back the same."""
     try:
         return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
@@ -142,6 +142,6 @@ def json_line(entry: Any) -> bytes:
 
 
 def write_lines(path: Path, entries: Iterable[Any], within: Optional[Path] = None) -> None:
-    """Write a line of JSON for each entry; see `staged`. Raises OSError."""
+    """Write a line of JSON for each entry; see `atomic_write`. Raises OSError."""
     with atomic_write(path, within) as file:
         file.writelines(map(json_line, entries))

@@ -1,4 +1,4 @@
-"""How far a score could have come out otherwise on other images: percentile bootstrap intervals."""
+"""Percentile bootstrap intervals of scores over images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ RESAMPLES = 1000
 SEED = 0
 INTERVALS = f"95 % percentile bootstrap over images, {RESAMPLES} resamples, seed {SEED}"
 
-_COUNTS_AT_ONCE = 2**20  # of 8 bytes: how many images of how many resamples are held in memory
+_COUNTS_AT_ONCE = 2**20  # images times resamples in memory, of 8 bytes each
 
 Bounds = tuple[Optional[float], Optional[float]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score of n images and the ends of its 95 % interval, None where there is no interval."""
+    """A score over n images and the ends of its 95 % interval, None where it has none."""
 
     value: float
     low: Optional[float]
@@ -26,16 +26,16 @@ class Estimate:
 
 
 def mean(values: Sequence[float], scale: float = 1.0) -> Estimate:
-    """Return the mean of one value an image, times `scale`. values: (n,), n >= 1."""
+    """Return the mean of one value per image, times `scale`. values: (n,), n >= 1."""
     return ratio(values, np.ones(len(values)), scale)
 
 
 def ratio(
     numerators: Sequence[float], denominators: Sequence[float], scale: float = 1.0
 ) -> Estimate:
-    """Return the sum of the numerators by that of the denominators, times `scale`; both (n,).
+    """Return sum(numerators) / sum(denominators) * scale; both (n,).
 
-    The value is nan if the denominators' sum is 0; resamples where it is are left out.
+    The value is nan if the denominators' sum is 0; such resamples are left out.
     """
     columns = np.column_stack([numerators, denominators]).astype(float)  # (n, 2)
 
@@ -48,24 +48,24 @@ def ratio(
 
 
 def median(values: Sequence[float]) -> Estimate:
-    """Return the median of one value an image, with its interval. values: (n,), n >= 1."""
+    """Return the median of one value per image, with its interval. values: (n,), n >= 1."""
     values = np.asarray(values, dtype=float)
     n = len(values)
-    resamples = [np.median(values[drawn], axis=1) for drawn in _draws(n)]
+    resamples = [np.median(values[indices], axis=1) for indices in _resamples(n)]
     return Estimate(float(np.median(values)), *_bounds(np.concatenate(resamples), n), n)
 
 
 def resampled_means(values: np.ndarray) -> np.ndarray:
-    """Return (RESAMPLES,), the mean of each resample of one value an image. values: (n,)."""
+    """Return (RESAMPLES,), the mean of each resample of one value per image. values: (n,)."""
     return _resampled_sums(np.asarray(values, dtype=float)[:, None])[:, 0] / len(values)
 
 
 def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> list[Bounds]:
-    """Return the interval of each of m scores that depend on sums over images alone.
+    """Return the interval of each of m scores that are functions of sums over images.
 
-    columns: (n, k), what each image adds to k sums; statistic: (R, k) sums of R resamples to
-    (R, m) scores, nan where one is not defined. Images are drawn with replacement, the same ones
-    for all scores of n images (Efron & Tibshirani 1993, chapter 13).
+    columns: (n, k), each image's summands of k sums; statistic: maps (R, k) sums of R resamples to
+    (R, m) scores, nan where undefined. Images are sampled with replacement, the same ones for all
+    scores of n images (Efron & Tibshirani 1993, chapter 13).
     """
     scores = statistic(_resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
     return [_bounds(column[~np.isnan(column)], len(columns)) for column in scores.T]
@@ -75,16 +75,16 @@ def _resampled_sums(columns):
     """Return (RESAMPLES, k), the sums over resamples of n rows."""
     n = len(columns)
     sums = []
-    for drawn in _draws(n):
-        size = len(drawn)
-        cells = drawn + n * np.arange(size)[:, None]
+    for indices in _resamples(n):
+        size = len(indices)
+        cells = indices + n * np.arange(size)[:, None]
         counts = np.bincount(cells.ravel(), minlength=size * n).reshape(size, n)
         sums.append(counts @ columns)
     return np.concatenate(sums)
 
 
-def _draws(n):
-    """Yield the images that the resamples hold, (R, n) indices, RESAMPLES rows in all."""
+def _resamples(n):
+    """Yield the images of the resamples, (R, n) indices, RESAMPLES rows in all."""
     random = np.random.default_rng(SEED)
     at_once = max(1, _COUNTS_AT_ONCE // n)
     for start in range(0, RESAMPLES, at_once):
@@ -92,7 +92,7 @@ def _draws(n):
 
 
 def _bounds(scores, n):
-    if not len(scores) or n < 2:  # an image alone tells of no other
+    if not len(scores) or n < 2:  # one image has no spread
         return None, None
     low, high = np.percentile(scores, (2.5, 97.5))
     return float(low), float(high)

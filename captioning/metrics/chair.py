@@ -5,53 +5,113 @@ CHAIRi         mentions of such objects among all mentions of objects, per cent
 object_recall  objects of the images that their captions name, per cent
 """
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+from pydantic import Field
+
+from captioning.data.annotations import ImageId
 from captioning.data.caption_files import by_id
+from captioning.data.sources import fetched
+from captioning.files.cache import cache_folder
+from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import mean, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
-from captioning.metrics.object_files import find_synonyms, read_objects
-from captioning.metrics.objects_in_text import ObjectReader, read_synonyms
-from captioning.metrics.singular import SINGULARS
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.objects_in_text import SINGULARS, ObjectReader, read_synonyms
+from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
+
+# A file of CHAIR's authors. Its licence is not this project's, so it is fetched, never shipped.
+SYNONYMS_URL = (
+    "https://raw.githubusercontent.com/LisaAnne/Hallucination/"
+    "6e4d33c4bedf6dfcd24c61bf527f40714717be47/data/synonyms.txt"
+)
+SYNONYMS_SHA256 = "b685537b36fe21b791c87151b96a991ceb582edff19f3da204dcc7a7905502f2"
+
+_EXPECTED = (
+    "expected COCO's instances ({images, annotations: [{image_id, category_id}], categories: [{id, "
+    "name}]}) or {image id: [object, ...]}"
+)
+
+
+class ChairOptions(Options):
+    # `--objects`, in captioning.evaluate, is argparse's abbreviation of it.
+    objects_file: Annotated[Union[str, list[str], None], "scoring", FILE] = Field(
+        None, description="what is in each image: COCO's instances or {image id: [object]}"
+    )
+    synonyms: Annotated[Optional[str], "scoring", FILE] = Field(
+        None, description="words of objects, for chair (default: the published ones)"
+    )
+    singular: Annotated[Literal["pattern", "wordnet"], "scoring"] = Field(
+        "pattern", description="of chair's words: as published, or WordNet's lemmas"
+    )
 
 
 class Chair(Evaluator):
-    """Of the images that `objects` knows; their references add what they name to these objects.
+    """Scores the images that `objects_file` has; objects that their references name are added.
 
-    Each caption's mentions of what is not there are told beside its values, as [word, object].
+    `hallucinated` of a caption lists its mentions of absent objects as [word, object].
     """
 
-    names = reference_metrics = ("CHAIRs", "CHAIRi", "object_recall")
+    metrics = (
+        Metric(
+            "CHAIRs",
+            "CHAIRs",
+            1,
+            True,
+            Shown("captions that name an object which is not there", unit="%"),
+        ),
+        Metric(
+            "CHAIRi",
+            "CHAIRi",
+            1,
+            True,
+            Shown("share of the named objects that are not there", unit="%"),
+        ),
+        Metric(
+            "object_recall",
+            "Obj. Recall",
+            1,
+            True,
+            Shown("share of the images' objects that are named", "Objects named", "%"),
+        ),
+    )
+    Options = ChairOptions
+    required = ("objects_file",)
 
-    def __init__(self, settings: Settings):
-        super().__init__(settings)
-        self.words = read_synonyms(find_synonyms(settings.synonyms, settings.cache_dir))
-        self.known = read_objects(settings.objects, self.words)
-        if settings.images:
-            self._known_of(settings.images)
+    def __init__(self, settings: Optional[Settings] = None, **options: Any):
+        super().__init__(settings, **options)
+        path = self.options.synonyms
+        if path is None:
+            kept = cache_folder(self.settings.cache_dir) / "chair_synonyms.txt"
+            path = fetched(SYNONYMS_URL, kept, SYNONYMS_SHA256)
+        self.words = read_synonyms(Path(path))
+        named = self.options.objects_file
+        self.paths = [Path(name) for name in ([named] if isinstance(named, str) else named)]
+        self.objects = read_objects(self.paths, self.words)
+        if self.settings.images:
+            self._known(self.settings.images)
 
-    def unavailable(self) -> dict[str, str]:
-        try:
-            SINGULARS[self.settings.singular]()
-        except UserError as error:
-            return dict.fromkeys(self.names, str(error))
-        return {}
+    def check(self) -> None:
+        SINGULARS[self.options.singular]()
 
-    def _known_of(self, ids):
-        """The objects of the images that are known. Raises UserError where none is."""
-        # Not by truth: of an image without objects an empty set is known, and no empty tuple.
-        known = {i: objects for i, objects in by_id(ids, self.known).items() if objects != ()}
+    def _known(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
+        """The objects of the images that the files have. Raises UserError where they have none."""
+        # An image without objects has an empty set, an unknown one an empty tuple.
+        known = {i: objects for i, objects in by_id(ids, self.objects).items() if objects != ()}
         if not known:
-            files = ", ".join(map(str, self.settings.objects))
             raise UserError(
-                f"objects: {files} and the captions have no image id in common: the first ones are "
-                f"{next(iter(self.known))!r} and {next(iter(ids))!r}"
+                f"objects_file: {', '.join(map(str, self.paths))} and the captions have no image "
+                f"id in common: the first ones are {next(iter(self.objects))!r} and "
+                f"{next(iter(ids))!r}"
             )
         return known
 
     def evaluate(self, captions: CaptionSet) -> Result:
-        singular = SINGULARS[self.settings.singular]()
+        singular = SINGULARS[self.options.singular]()
         reader = ObjectReader(self.words, singular.of)
-        known = self._known_of(captions.ids)
+        known = self._known(captions.ids)
         named, wrong, right, there = [], [], [], []
         for image_id, objects in known.items():
             references = captions.references[image_id]
@@ -61,31 +121,70 @@ class Chair(Evaluator):
             wrong.append([mention for mention in mentions if mention.object not in objects])
             right.append(len(objects.intersection(mention.object for mention in mentions)))
             there.append(len(objects))
-        amiss = [len(mentions) for mentions in wrong]
-        guilty = [100.0 * bool(count) for count in amiss]
-        shares = {"CHAIRi": _shares(amiss, named), "object_recall": _shares(right, there)}
-
-        def of_all(values):
-            found = dict(zip(known, values))
-            return [found.get(image_id) for image_id in captions.ids]
-
-        settings = {
-            "chair_singular": singular.what,
-            "chair_synonyms": str(self.settings.synonyms or "published"),
-            "chair_unknown_images": len(captions.ids) - len(known),
+        counts = [len(mentions) for mentions in wrong]
+        values = {
+            "CHAIRs": [100.0 * bool(count) for count in counts],
+            "CHAIRi": _shares(counts, named),
+            "object_recall": _shares(right, there),
+            "hallucinated": wrong,
         }
+        found = {name: dict(zip(known, each)) for name, each in values.items()}
+        of_all = {name: [each.get(i) for i in captions.ids] for name, each in found.items()}
         return Result(
             metrics={
-                "CHAIRs": mean(guilty),
-                "CHAIRi": ratio(amiss, named, 100),
+                "CHAIRs": mean(values["CHAIRs"]),
+                "CHAIRi": ratio(counts, named, 100),
                 "object_recall": ratio(right, there, 100),
             },
-            per_image={n: of_all(v) for n, v in {"CHAIRs": guilty, **shares}.items()},
-            details={"hallucinated": of_all(wrong)},
-            settings=settings,
+            per_image={name: of_all[name] for name in self.names},
+            details={"hallucinated": of_all["hallucinated"]},
+            settings={
+                "chair_singular": singular.what,
+                "chair_synonyms": self.options.synonyms or "published",
+                "chair_unknown_images": len(captions.ids) - len(known),
+            },
         )
 
 
-def _shares(parts, wholes):
-    """Per cent, None of nothing."""
+def _shares(parts: list[int], wholes: list[int]) -> list[Optional[float]]:
+    """Per cent, None where the whole is 0."""
     return [100 * part / whole if whole else None for part, whole in zip(parts, wholes)]
+
+
+def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageId, set[str]]:
+    """Return {image id: names of its objects}, an empty set for an image listed without any.
+
+    names: {word: name of the object}, see `read_synonyms`. Several files add up. Raises UserError
+    for a missing or wrong file, and for an object without a name.
+    """
+    found: dict[ImageId, set[str]] = {}
+    for path in paths:
+        for image_id, objects in _read(path).items():
+            unknown = next((word for word in objects if word not in names), None)
+            if unknown is not None:
+                raise UserError(
+                    f"{path}: image {image_id!r} has the object {unknown!r}, which the synonyms "
+                    "do not name: give synonyms of these objects"
+                )
+            found.setdefault(image_id, set()).update(names[word] for word in objects)
+    return found
+
+
+def _read(path: Path) -> dict[ImageId, list[str]]:
+    # Outlines are most of COCO's files and are not needed.
+    document = read_json(path, without={"segmentation", "bbox"})
+    if isinstance(document, dict) and isinstance(document.get("annotations"), list):
+        try:
+            names = {category["id"]: category["name"] for category in document["categories"]}
+            objects: dict[ImageId, list[str]] = {image["id"]: [] for image in document["images"]}
+            for each in document["annotations"]:
+                objects.setdefault(each["image_id"], []).append(names[each["category_id"]])
+            return objects
+        except (KeyError, TypeError, AttributeError):
+            raise UserError(f"{path}: not a file of instances: {_EXPECTED}") from None
+    if not isinstance(document, dict) or not document:
+        raise UserError(f"{path}: says of no image what is in it: {_EXPECTED}")
+    for image_id, objects in document.items():
+        if not isinstance(objects, list) or not all(isinstance(word, str) for word in objects):
+            raise UserError(f"{path}: no list of objects under {image_id!r}: {_EXPECTED}")
+    return document

@@ -1,23 +1,29 @@
-"""CLAIR: what a language model thinks of captions (Chan et al. 2023, arXiv 2310.12971).
+"""CLAIR: a language model judges captions (Chan et al. 2023, arXiv 2310.12971).
 
-The question asks what the paper's does, in words of its own; a reply counts where it holds the JSON
-object that is asked for. The paper's code takes a reply's first number instead, and 0 without one.
+The question asks what the paper's does, in other words. A reply counts if it holds the requested
+JSON object. The paper's code takes a reply's first number instead, and 0 without one.
 """
 
 import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
-from captioning.files.cache import cache_folder
+from pydantic import Field
+
+from captioning.files.cache import cache_folder, cache_key
+from captioning.files.chat import ChatServer
+from captioning.files.reading import read_json
+from captioning.files.writing import write_json
 from captioning.metrics.bootstrap import ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
-from captioning.metrics.judge import Judge
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.options import Options
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import progress
+from captioning.runtime.progress import progress, say
 
 QUESTION = """\
 Two sets of captions follow. Decide whether both are about one and the same image.
@@ -29,6 +35,7 @@ On a scale from 0 to 100, how likely is it that the candidate captions describe 
 the reference captions describe? Answer with a JSON object and nothing else. Its key "score" holds \
 a number from 0 to 100, and its key "reason" holds a string."""
 
+KEY = "JUDGE_API_KEY"  # the environment variable with the server's key
 TRIES = 3  # to get a reply that can be read, as in the paper's code
 AT_ONCE = 8  # questions
 LONGEST = 20_000  # characters of a reply that are read
@@ -40,7 +47,7 @@ class Verdict(NamedTuple):
 
 
 def question(candidate: str, references: Sequence[str]) -> str:
-    """The question about a caption; each is one line of it."""
+    """The question about a caption, with each caption on a line."""
 
     def listed(texts):
         return "\n".join("- " + " ".join(text.split()) for text in texts)
@@ -49,7 +56,7 @@ def question(candidate: str, references: Sequence[str]) -> str:
 
 
 def read_reply(reply: str) -> Optional[Verdict]:
-    """Return the verdict of the first JSON object that has one, whatever stands around it."""
+    """Return the verdict of the first JSON object with a score, whatever text surrounds it."""
     decoder, reply = json.JSONDecoder(), reply[:LONGEST]
     start = reply.find("{")
     while start >= 0:
@@ -64,27 +71,46 @@ def read_reply(reply: str) -> Optional[Verdict]:
     return None
 
 
+class ClairOptions(Options):
+    judge_url: Annotated[Optional[str], "scoring"] = Field(
+        None,
+        description="a server with OpenAI's chat interface, such as https://api.openai.com/v1, and "
+        "the name of a model there",
+    )
+    judge_model: Annotated[Optional[str], "scoring"] = Field(
+        None, description="the name of a model at judge_url"
+    )
+
+
 class Clair(Evaluator):
     """CLAIR: the mean score of the captions that have one; the others are counted.
 
-    Each caption's reason is told beside its score. An error ends the questions; the replies are
-    kept, so that a later call asks the others alone.
+    The model is asked at temperature 0. Its replies are cached by model and question. An error ends
+    the questions; a later call asks only the missing ones. `clair_reason` of a caption is the
+    model's reason.
     """
 
-    names = reference_metrics = ("CLAIR",)
+    metrics = (
+        Metric(
+            "CLAIR",
+            "CLAIR",
+            1,
+            True,
+            Shown("how likely a language model finds it to be of the references' image"),
+        ),
+    )
+    Options = ClairOptions
+    required = ("judge_url", "judge_model")
     costly = True
 
-    def __init__(self, settings: Settings):
-        super().__init__(settings)
-        cache = cache_folder(settings.cache_dir) / "judge"
-        self.judge = Judge(settings.judge_url, settings.judge_model, cache)
+    def __init__(self, settings: Optional[Settings] = None, **options: Any):
+        super().__init__(settings, **options)
+        self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
+        self.cache = cache_folder(self.settings.cache_dir) / "judge"
+        self.warned = False
 
-    def unavailable(self) -> dict[str, str]:
-        try:
-            self.judge.check()
-        except UserError as error:
-            return dict.fromkeys(self.names, str(error))
-        return {}
+    def check(self) -> None:
+        self.server.check()
 
     def evaluate(self, captions: CaptionSet) -> Result:
         asked = [question(text, captions.references[i]) for i, text in captions.predictions.items()]
@@ -95,7 +121,7 @@ class Clair(Evaluator):
             {"CLAIR": ratio([score or 0 for score in scores], [s is not None for s in scores])},
             {"CLAIR": scores},
             {
-                "clair_judge": f"{self.judge.name} of {self.judge.url}",
+                "clair_judge": f"{self.options.judge_model} of {self.server.url}",
                 "clair_question": QUESTION,
                 "clair_unread": scores.count(None),
             },
@@ -120,13 +146,33 @@ class Clair(Evaluator):
         return found
 
     def _verdict(self, each: str, given_up: Event) -> Optional[Verdict]:
-        kept = self.judge.known(each)
-        verdict = read_reply(kept) if kept is not None else None
+        model = self.options.judge_model
+        path = self.cache / f"{cache_key(json.dumps([model, each]))}.json"
+        verdict = read_reply(self._cached(path, each))
+        messages = [{"role": "user", "content": each}]
         for _ in range(TRIES):
             if verdict or given_up.is_set():
                 break
-            reply = self.judge.ask(each, given_up)
+            body = {"model": model, "messages": messages, "temperature": 0}
+            reply = self.server.ask(body, given_up)[0] or ""
             verdict = read_reply(reply)
             if verdict:
-                self.judge.keep(each, reply)
+                self._keep(path, {"model": model, "question": each, "reply": reply})
         return verdict
+
+    def _cached(self, path: Path, each: str) -> str:
+        """An earlier reply to the question; "" without one, or where the file is damaged."""
+        try:
+            kept = read_json(path)
+            asked = kept["model"], kept["question"]
+            return str(kept["reply"]) if asked == (self.options.judge_model, each) else ""
+        except (UserError, LookupError, TypeError):
+            return ""
+
+    def _keep(self, path: Path, content: dict[str, str]) -> None:
+        try:
+            write_json(content, path)
+        except UserError as error:
+            if not self.warned:
+                say(f"replies are not kept: {error}")
+            self.warned = True

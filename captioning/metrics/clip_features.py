@@ -1,4 +1,4 @@
-"""CLIP's features of captions and images, shared over processes, made once and kept in files."""
+"""CLIP's features of captions and images, shared over processes and cached in files."""
 
 import json
 import os
@@ -13,38 +13,28 @@ import torch
 
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.writing import atomic_write
-from captioning.metrics.clip import PREPROCESSING, Clip, read_clip
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Settings
+from captioning.metrics.clip import PREPROCESSING, Clip, ClipOptions, read_clip
+from captioning.metrics.evaluator import CaptionSet, Evaluator
 from captioning.metrics.over_ranks import batches_by_length, shared, together
 from captioning.runtime.distributed import broadcast_from_main, is_main
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 
-# What numpy and zipfile raise for a file that is no archive of these arrays.
+# Raised by numpy and zipfile for a file that is no archive of these arrays.
 NO_ARRAYS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
 
-LARGEST = 4 << 30  # bytes of an array unpacked: the features of two million images
-
-
-class ClipEvaluator(Evaluator):
-    """One whose model is CLIP, of `clip_model`."""
-
-    model, on_every_rank = "clip_model", True
-
-    def check_model(self) -> None:
-        read_clip(self.settings.clip_model)
+LARGEST = 4 << 30  # bytes of an unpacked array: the features of two million images
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """Return the arrays of these names; an array of Python objects, a pickle, is refused.
+    """Return the arrays of these names; refuses an array of Python objects, which is a pickle.
 
     Raises one of NO_ARRAYS, FileNotFoundError among them.
     """
     with zipfile.ZipFile(path) as archive:
-        members = {member.filename: member.file_size for member in archive.infolist()}
-        for name in names:
-            if members.get(f"{name}.npy", 0) > LARGEST:
-                raise ValueError(f"{name} unpacks to more than {LARGEST} bytes")
+        for member in archive.infolist():
+            if member.file_size > LARGEST:
+                raise ValueError(f"{member.filename} unpacks to more than {LARGEST} bytes")
     with np.load(path, allow_pickle=False) as content:
         arrays = [content[name] for name in names]
     for name, array in zip(names, arrays):
@@ -54,10 +44,10 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
 
 
 class CachedFeatures:
-    """The place of the features of these image files, in this order, from this model.
+    """The cache file for the features of these image files, in this order, by this model.
 
-    The name depends on the model's weights, the preprocessing with the libraries that do it, and
-    each file's path, size and time of change. Raises UserError for a file that is not there.
+    Its name depends on the model's weights, the preprocessing with its libraries, and each file's
+    path, size and time of change. Raises UserError for a missing file.
     """
 
     def __init__(self, folder: Optional[Path], clip: Clip, paths: Sequence[Path]):
@@ -70,7 +60,7 @@ class CachedFeatures:
         self.path = cache_folder(folder) / f"clip_features_{key}.npz"
 
     def read(self) -> Optional[np.ndarray]:
-        """Return the features (P, D), or None where there are none or the file is damaged."""
+        """Return the features (P, D); None where there are none or the file is damaged."""
         try:
             (features,) = read_arrays(self.path, "features")
             if features.shape != self.shape or features.dtype != np.float32:
@@ -85,7 +75,7 @@ class CachedFeatures:
         return features
 
     def write(self, features: np.ndarray) -> None:
-        """Keep the features; a folder that cannot be written to is said, and no error."""
+        """Keep the features; a folder that cannot be written to is logged, and no error."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.path) as file:
@@ -94,7 +84,7 @@ class CachedFeatures:
             say(f"image features are not kept: {self.path.parent}: {error.strerror}")
 
 
-def _state(path):
+def _state(path: Path) -> list:
     try:
         found = os.stat(path)
     except OSError as error:
@@ -102,12 +92,30 @@ def _state(path):
     return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
 
 
-class ClipFeatures:
-    """One CLIP for all evaluators of a set of captions. All processes have to ask alike."""
+class ClipEvaluator(Evaluator):
+    """An evaluator whose model is CLIP."""
 
-    def __init__(self, settings: Settings):
+    Options = ClipOptions
+    needs_images = True
+    model, on_every_rank = "clip_model", True
+
+    def check(self) -> None:
+        read_clip(self.options.clip_model)
+
+    def features(self, captions: CaptionSet) -> "ClipFeatures":
+        """The features that all evaluators of these captions share, one CLIP for them all."""
+        if ClipFeatures not in captions.shared:
+            captions.shared[ClipFeatures] = ClipFeatures(self)
+        return captions.shared[ClipFeatures]
+
+
+class ClipFeatures:
+    """Features by one CLIP. All processes have to make the same calls."""
+
+    def __init__(self, evaluator: ClipEvaluator):
+        settings = evaluator.settings
         self.batch_size, self.cache = settings.batch_size, settings.cache_dir
-        self.clip = together(lambda: Clip(settings.clip_model, settings.device))
+        self.clip = together(lambda: Clip(evaluator.options.clip_model, settings.device))
 
     def of_texts(
         self, texts: Sequence[str], description: str
@@ -138,16 +146,11 @@ class ClipFeatures:
         def compute(images):
             return self.clip.image_features(torch.stack(images)).cpu().numpy()
 
-        count, size, read = len(paths), self.batch_size, self.clip.read_image
+        count, size = len(paths), self.batch_size
         batches = [range(start, min(start + size, count)) for start in range(0, count, size)]
-        features = shared(batches, lambda index: read(paths[index]), compute, description)
+        features = shared(
+            batches, lambda index: self.clip.read_image(paths[index]), compute, description
+        )
         if cached:
             cached.write(features)
         return features
-
-
-def clip_features(captions: CaptionSet, settings: Settings) -> ClipFeatures:
-    """Return those that the evaluators of these captions share, made when the first one asks."""
-    if ClipFeatures not in captions.shared:
-        captions.shared[ClipFeatures] = ClipFeatures(settings)
-    return captions.shared[ClipFeatures]

@@ -1,11 +1,10 @@
-"""How well captions fit their images, and human captions, by CLIP (Hessel et al. 2021)."""
+"""How well captions fit their images and references, by CLIP (Hessel et al. 2021)."""
 
 import numpy as np
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.clip_features import ClipEvaluator, clip_features
-from captioning.metrics.evaluator import CLIP_MODEL, CaptionSet, Result, Settings
-from captioning.runtime.errors import UserError
+from captioning.metrics.clip_features import ClipEvaluator
+from captioning.metrics.evaluator import CaptionSet, Metric, Result, Shown
 
 PREFIX = "A photo depicts "
 
@@ -17,12 +16,19 @@ class ClipScore(ClipEvaluator):
     closest reference; equation 2. All texts begin with "A photo depicts ".
     """
 
-    names = ("CLIPScore", "RefCLIPScore")
-    reference_metrics = ("RefCLIPScore",)
+    metrics = (
+        Metric(
+            "CLIPScore",
+            "CLIPScore",
+            1,
+            report=Shown("how well CLIP finds image and caption to agree"),
+        ),
+        Metric("RefCLIPScore", "RefCLIPScore", 1, references=True),
+    )
     weight, cut = 2.5, "clipscore_truncated"
 
     def evaluate(self, captions: CaptionSet) -> Result:
-        features = clip_features(captions, self.settings)
+        features = self.features(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         images = features.of_images(paths, "CLIP, images")
         groups = [captions.references[image_id] for image_id in captions.ids]
@@ -31,10 +37,10 @@ class ClipScore(ClipEvaluator):
         if images is None:
             return Result({})
         count = len(paths)
-        said = vectors[:count].astype(float)
-        own = image_score(said, images, self.weight)
+        candidates = vectors[:count].astype(float)
+        own = image_score(candidates, images, self.weight)
         human = np.split(vectors[count:], np.cumsum([len(group) for group in groups])[:-1])
-        nearest = [(group.astype(float) @ v).max() for group, v in zip(human, said)]
+        nearest = [(group.astype(float) @ v).max() for group, v in zip(human, candidates)]
         nearest = np.clip(nearest, 0, None)
         total = own + nearest
         both = 2 * own * nearest / np.where(total > 0, total, 1)  # the harmonic mean, 0 of zeros
@@ -47,21 +53,21 @@ class ClipScore(ClipEvaluator):
 
 
 def image_score(captions: np.ndarray, images: np.ndarray, weight: float) -> np.ndarray:
-    """(N,) of unit vectors (N, D) of captions and of their images: weight * max(cos, 0)."""
+    """(N,) from unit vectors (N, D) of captions and of their images: weight * max(cos, 0)."""
     return weight * np.clip((captions.astype(float) * images).sum(1), 0, None)
 
 
 class PacScore(ClipScore):
-    """PAC-S and RefPAC-S (Sarto et al. 2023): CLIPScore with 2 for 2.5, and weights of their own.
+    """PAC-S and RefPAC-S (Sarto et al. 2023): CLIPScore with weight 2 and CLIP weights of its own.
 
-    `clip_model` names these weights; under OpenAI's it would be another metric.
+    `clip_model` names these weights; with OpenAI's it would be another metric.
     """
 
-    names = ("PAC-S", "RefPAC-S")
-    reference_metrics = ("RefPAC-S",)
+    metrics = (
+        Metric(
+            "PAC-S", "PAC-S", 1, report=Shown("CLIPScore by weights that are made for captions")
+        ),
+        Metric("RefPAC-S", "RefPAC-S", 1, references=True),
+    )
+    required = ("clip_model",)
     weight, cut = 2.0, "pacs_truncated"
-
-    def __init__(self, settings: Settings):
-        super().__init__(settings)
-        if settings.clip_model == CLIP_MODEL:
-            raise UserError("metrics: pacs needs clip_model, the file of the weights of PAC-S")

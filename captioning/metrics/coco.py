@@ -1,7 +1,7 @@
 """The metrics of the COCO caption evaluation: BLEU 1-4, METEOR, ROUGE-L, CIDEr and SPICE.
 
-As pycocoevalcap computes them, BLEU with intervals from the counts it sums up, SPICE (Anderson et
-al. 2016) through the Java program that it ships.
+All values are pycocoevalcap's. BLEU's intervals come from the counts that it sums; SPICE (Anderson
+et al. 2016) runs the Java program that it ships.
 """
 
 import importlib.util
@@ -9,37 +9,83 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Annotated, Any, Callable, Optional
 
 import numpy as np
+from pydantic import Field
 
 from captioning.metrics.bootstrap import Estimate, intervals, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
 from captioning.metrics.java import JavaError, java_process, java_version
 from captioning.metrics.meteor import meteor_scores
+from captioning.metrics.options import Options
 
 ORDERS = 4
 BLEU = tuple(f"Bleu_{order}" for order in range(1, ORDERS + 1))
 
-# What pycocoevalcap adds to numerators and to denominators.
+# pycocoevalcap adds these to numerators and to denominators.
 _TINY, _SMALL = 1e-15, 1e-9
 
-# SPICE writes its results with the JavaScript engine that Java had until then.
+# SPICE needs the JavaScript engine that Java had up to this version.
 _LAST_JAVA = 14
+
+
+class CocoOptions(Options):
+    spice: Annotated[bool, "scoring"] = Field(False, description="compute SPICE too, which is slow")
+    spice_timeout: Annotated[float, "scoring"] = Field(3600.0, gt=0, description="in seconds")
+    spice_heap: Annotated[str, "scoring"] = Field(
+        "8G",
+        pattern=r"^[1-9][0-9]*[kKmMgG]$",  # as Java writes an amount of memory
+        description="the most memory that SPICE's Java takes, such as 4G or 800m",
+    )
 
 
 class Coco(Evaluator):
     """pycocoevalcap's scores of the captions after PTB tokenisation.
 
     A metric that cannot be computed or fails is in the result's `skipped`, and the others are kept.
-    The intervals of ROUGE-L, CIDEr and SPICE are those of a mean, CIDEr's with the n-gram weights
+    The intervals of ROUGE-L, CIDEr and SPICE are those of a mean; CIDEr's keep the n-gram weights
     of the whole set.
     """
 
-    def __init__(self, settings: Settings):
-        super().__init__(settings)
-        self.names = (*BLEU, "METEOR", "ROUGE_L", "CIDEr", *(["SPICE"] if settings.spice else []))
-        self.reference_metrics = self.names
+    metrics = (
+        *(Metric(f"Bleu_{n}", f"BLEU-{n}", 3, True) for n in (1, 2, 3)),
+        Metric(
+            "Bleu_4",
+            "BLEU-4",
+            3,
+            True,
+            Shown("share of four-word phrases that a reference has"),
+        ),
+        Metric(
+            "METEOR",
+            "METEOR",
+            3,
+            True,
+            Shown("words shared with a reference, synonyms and stems too"),
+        ),
+        Metric("ROUGE_L", "ROUGE-L", 3, True),
+        Metric(
+            "CIDEr",
+            "CIDEr",
+            3,
+            True,
+            Shown("agreement with the references, rare phrases weighing more"),
+        ),
+        Metric(
+            "SPICE",
+            "SPICE",
+            3,
+            True,
+            Shown("objects, attributes and relations shared with references"),
+        ),
+    )
+    Options = CocoOptions
+
+    def __init__(self, settings: Optional[Settings] = None, **options: Any):
+        super().__init__(settings, **options)
+        if not self.options.spice:
+            self.names = self.names[:-1]
 
     def unavailable(self) -> dict[str, str]:
         if importlib.util.find_spec("pycocoevalcap") is None:
@@ -49,7 +95,7 @@ class Coco(Evaluator):
         except JavaError as error:
             needs_java = [name for name in self.names if name in ("METEOR", "SPICE")]
             return dict.fromkeys(needs_java, str(error))
-        problem = spice_problem(java) if self.settings.spice else None
+        problem = spice_problem(java) if self.options.spice else None
         return {"SPICE": problem} if problem else {}
 
     def evaluate(self, captions: CaptionSet) -> Result:
@@ -70,16 +116,16 @@ class Coco(Evaluator):
                 result.per_image[name] = each
         return result
 
-    def _scorers(self):
-        """Return {metrics: function of N captions and N groups to (Estimate, N scores) of each}."""
+    def _scorers(self) -> dict[tuple[str, ...], Callable]:
+        """{metrics: function of N captions and N groups to (Estimate, N scores) of each metric}."""
         scorers = {
             BLEU: bleu_scores,
             ("METEOR",): lambda *texts: [meteor_scores(*texts)],
             ("ROUGE_L",): lambda *texts: [_with_mean(_rouge(*texts))],
             ("CIDEr",): lambda *texts: [_with_mean(_cider(*texts))],
         }
-        if self.settings.spice:
-            limits = self.settings.spice_timeout, self.settings.spice_heap
+        if self.options.spice:
+            limits = self.options.spice_timeout, self.options.spice_heap
             scorers["SPICE",] = lambda *texts: [_with_mean(spice_scores(*texts, *limits))]
         return scorers
 
@@ -93,7 +139,7 @@ def _rouge(captions, groups):
     from pycocoevalcap.rouge.rouge import Rouge
 
     _, each = Rouge().compute_score(*_by_index(captions, groups))
-    # Splitting "" at spaces gives one (empty) word, which would match an empty reference's.
+    # Splitting "" at spaces gives one empty word, which would match an empty reference's.
     return [score if caption else 0.0 for score, caption in zip(each, captions)]
 
 
@@ -101,8 +147,7 @@ def _cider(captions, groups):
     from pycocoevalcap.cider.cider import Cider
 
     if not any(text for group in groups for text in group):
-        return [0.0] * len(captions)  # no n-gram has a weight, of which Cider takes the largest
-
+        return [0.0] * len(captions)  # Cider fails where no n-gram has a weight
     return Cider().compute_score(*_by_index(captions, groups))[1]
 
 
@@ -114,10 +159,10 @@ def _by_index(captions, groups):
 def bleu_scores(
     captions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> list[tuple[Estimate, list[float]]]:
-    """Return BLEU of each order 1-4: of the whole set, and of each caption.
+    """Return BLEU of orders 1-4, of the whole set and of each caption (Papineni et al. 2002).
 
-    captions: N tokenised captions; references: N lists of them (Papineni et al. 2002; the closest
-    reference's length, the shorter of two that are as close).
+    captions: N tokenised captions; references: N lists of them. The brevity penalty takes the
+    closest reference's length, the shorter one in a tie.
     """
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
@@ -151,7 +196,7 @@ def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
 
 
 def spice_problem(java: int) -> Optional[str]:
-    """Return in one line why SPICE cannot run with this major version of Java, or None."""
+    """Why SPICE cannot run with this major version of Java, in one line; None if it can."""
     problems = []
     if java > _LAST_JAVA:
         problems.append(f"it needs Java 8 to {_LAST_JAVA}, this is Java {java}")
@@ -171,8 +216,8 @@ def spice_scores(
     """Return the SPICE F score of each caption; the set's is their mean. Raises JavaError.
 
     captions: N tokenised captions; references: N lists of them; time_limit in seconds; heap: the
-    most memory, such as "8G". SPICE's cache of parses is not used: it lies inside the installed
-    package, and fails on new systems.
+    most memory, such as "8G". SPICE's cache of parses, which lies in the installed package and
+    fails on new systems, is not used.
     """
     items = [
         {"image_id": index, "test": caption, "refs": list(group)}

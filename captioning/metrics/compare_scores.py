@@ -1,8 +1,8 @@
 """Two programs' captions of the same images, compared metric by metric.
 
-The difference of two scores says little without its noise; on the same images most of the noise is
-common to both and cancels. The images are resampled in pairs (Koehn 2004, "Statistical significance
-tests for machine translation evaluation"; Efron & Tibshirani 1993, chapter 16).
+The difference of two scores means little without its noise. On the same images most of the noise is
+common to both and cancels, so the images are resampled in pairs (Koehn 2004, "Statistical
+significance tests for machine translation evaluation"; Efron & Tibshirani 1993, chapter 16).
 """
 
 from collections.abc import Mapping
@@ -13,19 +13,18 @@ import numpy as np
 
 from captioning.data.caption_files import Captions, ImageId, by_id
 from captioning.metrics.bootstrap import RESAMPLES, mean, resampled_means
-from captioning.metrics.evaluator import Scores
-from captioning.metrics.score_table import COLUMNS, Column
+from captioning.metrics.evaluator import Metric, Scores
+from captioning.metrics.registry import all_metrics
+from captioning.metrics.score_table import align
 from captioning.runtime.errors import UserError
-
-_TITLES = {**COLUMNS, "rank": Column("Mean Rank", 1)}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Means over n images that both have a value of, and second - first with its 95 % interval.
+    """Means over the n images with both values, and second - first with its 95 % interval.
 
-    p: two-sided, of the hypothesis that the mean difference is 0; None for one image alone. What a
-    set of captions has, and no caption, has its two values, their difference and no more.
+    p: two-sided, for the hypothesis that the mean difference is 0. low, high and p are None for a
+    single image, and for a metric that only a set of captions has.
     """
 
     first: float
@@ -58,8 +57,8 @@ def same_images(first: Captions, second: Captions) -> Captions:
 def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     """Return the difference of each metric that both have, by its name.
 
-    Both are scores of the same images in one order. Where single captions have the metric it is the
-    mean over captions that is compared, also of one such as BLEU, which a set has otherwise.
+    Both are scores of the same images in one order. Where single captions have the metric, their
+    means are compared, also for one such as BLEU, whose score of a set is not the mean.
     """
     columns = [_columns(scores.per_image) for scores in (first, second)]
     found = {
@@ -67,11 +66,11 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
         for name in columns[0].keys() & columns[1].keys()
     }
     for name in first.metrics.keys() & second.metrics.keys() - found.keys():
-        if name != "median_rank":  # of which there is the mean rank
+        if name != "median_rank":  # the mean rank is compared instead
             values = [scores.metrics[name].value for scores in (first, second)]
             count = first.metrics[name].n
             found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
-    places = {name: place for place, name in enumerate(_TITLES)}
+    places = {name: place for place, name in enumerate(all_metrics())}
     ordered = sorted(found, key=lambda name: (places.get(name, len(places)), name))
     return {name: found[name] for name in ordered}
 
@@ -84,7 +83,7 @@ def _columns(per_image: Mapping[ImageId, Mapping]) -> dict[str, list]:
 
 
 def _difference(first, second):
-    """None has become nan; an image counts if both have a value."""
+    """nan stands for no value; an image counts if both have one."""
     both = ~np.isnan(first) & ~np.isnan(second)
     first, second = first[both], second[both]
     if not len(first):
@@ -98,31 +97,28 @@ def _difference(first, second):
 
 
 def p_value(differences: np.ndarray) -> float:
-    """Return the share of resamples of the centred differences whose mean is as far from 0.
+    """Return the share of resamples of the centred differences with a mean as far from 0.
 
     Two-sided, and never 0: the sample itself counts as one (Davison & Hinkley 1997, section 4.2.3).
     """
     found = abs(differences.mean())
     resampled = abs(resampled_means(differences - differences.mean()))
-    # Means of equal numbers differ in their last digits.
+    # The tolerance covers rounding.
     return float((1 + (resampled >= found - 1e-12 * (1 + found)).sum()) / (1 + RESAMPLES))
 
 
 def format_comparison(differences: Mapping[str, Difference]) -> str:
     """Return a line a metric: both means, the difference, its interval and p."""
+    shown = {**all_metrics(), "rank": Metric("rank", "Mean Rank", 1)}
     rows = [("", "first", "second", "difference", "95 % interval", "p")]
     for name, found in differences.items():
-        title, decimals = _TITLES.get(name, (name, 3))
-        shown = [f"{value:.{decimals}f}" for value in (found.first, found.second, found.difference)]
+        metric = shown.get(name, Metric(name, name))
+        decimals = metric.decimals
+        cells = [f"{value:.{decimals}f}" for value in (found.first, found.second, found.difference)]
         interval = p = ""
         if found.p is not None:
             interval = f"{found.low:.{decimals}f} to {found.high:.{decimals}f}"
             p = f"{found.p:.3f}"
-        rows.append((title, *shown, interval, p))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))])
-        for row in rows
-    ]
-    lines.append("means over captions; p: paired bootstrap over images, two-sided")
-    return "\n".join(lines)
+        rows.append((metric.title, *cells, interval, p))
+    note = "means over captions; p: paired bootstrap over images, two-sided"
+    return f"{align(rows)}\n{note}"

@@ -1,20 +1,18 @@
-"""How much detail captions go into, by parts of speech.
-
-nouns, adjectives, numbers, relations    of each so many a caption
+"""How much detail captions have: nouns, adjectives, numbers and relations a caption.
 
 TextBlob's tagger, which is pattern's (De Smedt & Daelemans 2012), comes with its lexicon and needs
-no network. It goes by a word's commonest part of speech and a few rules on its neighbours, so that
-the verb of "a dog jumps" is a noun to it.
+no network. It uses a word's commonest part of speech and a few rules on its neighbours, so it takes
+the verb of "a dog jumps" for a noun.
 """
 
 import re
 from collections import Counter
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result
 from captioning.runtime.errors import UserError
 
-# Several words that relate as one preposition does.
+# Several words that act as one preposition.
 _COMPOUNDS = {
     "next to": "beside",
     "close to": "near",
@@ -26,14 +24,14 @@ _COMPOUNDS = {
     "outside of": "outside",
 }
 _COMPOUND = re.compile(rf"\b({'|'.join(_COMPOUNDS)})\b".replace(" ", r"\s+"))
-# The tagger's class of prepositions has conjunctions, too, and "of" seldom relates two things.
+# The tagger's class of prepositions includes conjunctions, and "of" seldom relates two things.
 _NO_RELATIONS = {"of", "while", "as", "that", "because", "if", "whether", "than", "although"}
 _NO_RELATIONS |= {"though", "since", "so"}
 _KINDS = {"NN": "nouns", "JJ": "adjectives", "CD": "numbers", "IN": "relations"}
 
 
 def count(caption: str) -> Counter[str]:
-    """How many words of each kind a caption has. Raises UserError without TextBlob."""
+    """The number of words of each kind in a caption. Raises UserError without TextBlob."""
     try:
         from textblob.en import tag
     except ImportError:
@@ -50,21 +48,17 @@ def count(caption: str) -> Counter[str]:
 
 
 def _relates(word: str, next_word: str, following: str) -> bool:
-    """Whether something comes after the preposition; "up for a ball" has one, "for"."""
+    """Whether an object follows the preposition: in "up for a ball" it does for "for" alone."""
     if word in _NO_RELATIONS:
         return False
     return next_word == "of" or (following[:1].isalpha() and following not in ("IN", "TO"))
 
 
 class Detail(Evaluator):
-    names = tuple(_KINDS.values())
+    metrics = tuple(Metric(kind, kind.capitalize(), 2) for kind in _KINDS.values())
 
-    def unavailable(self) -> dict[str, str]:
-        try:
-            count("")
-        except UserError as error:
-            return dict.fromkeys(self.names, str(error))
-        return {}
+    def check(self) -> None:
+        count("")
 
     def evaluate(self, captions: CaptionSet) -> Result:
         counts = [count(caption) for caption in captions.predictions.values()]

@@ -1,53 +1,85 @@
-"""How long captions are, and how many different words, pairs of words and captions a set has."""
+"""How long captions are, and how many distinct words, word pairs and captions a set has."""
 
+from collections.abc import Iterable
 from functools import cached_property
+from typing import Annotated, Any, Optional
+
+from pydantic import Field
 
 from captioning.data.caption_files import read_references
 from captioning.metrics.bootstrap import Estimate, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.options import FILE, Options
 from captioning.metrics.tokenizer import tokenize
 
 
 def words(caption: str) -> int:
-    """How many words a caption has, split at white space, punctuation and all."""
+    """The number of words of a caption, split at white space."""
     return len(caption.split())
 
 
 class Length(Evaluator):
     """cap_len: words a caption."""
 
-    names = ("cap_len",)
+    metrics = (
+        Metric(
+            "cap_len",
+            "Cap. Len.",
+            2,
+            report=Shown("words in a caption, on average", "Length", "words", 1),
+        ),
+    )
 
     def evaluate(self, captions: CaptionSet) -> Result:
         lengths = [words(caption) for caption in captions.predictions.values()]
         return Result({"cap_len": mean(lengths)}, {"cap_len": lengths})
 
 
+class DiversityOptions(Options):
+    train_captions: Annotated[Optional[str], "scoring", FILE] = Field(
+        None, description="the captions that it was trained on, for diversity"
+    )
+
+
 class Diversity(Evaluator):
-    """Distinct words and captions, of the tokens that coco counts; a property of the set.
+    """Distinct words and captions of the set, from the tokens that coco counts.
 
     lex_div: distinct words in thousands; ttr: distinct words by words; distinct_1, distinct_2:
-    distinct words and pairs of words by words (Li et al. 2016), the former being ttr by its other
-    name; distinct_captions: distinct captions by captions; vocab_use: the share of the references'
+    distinct words and word pairs by words (Li et al. 2016), the former equal to ttr;
+    distinct_captions: distinct captions by captions; vocab_use: the share of the references'
     distinct words that the captions use. With `train_captions`: seen_captions, the share of the
-    captions that are one of these, and train_vocab_use, the share of their distinct words. Shares
-    fall, or numbers of words grow, with the number of captions. No intervals: a resample repeats
-    images, so it has fewer distinct words.
+    captions that are among them, and train_vocab_use, the share of their distinct words. The values
+    depend on the number of captions. There are no intervals, since a resample repeats images and so
+    has fewer distinct words.
     """
 
-    names = ("lex_div", "ttr", "distinct_1", "distinct_2", "distinct_captions", "vocab_use")
-    reference_metrics = ("vocab_use",)
+    metrics = (
+        Metric(
+            "lex_div",
+            "Lex. Div.",
+            report=Shown("different words in all captions together", "Distinct words", "", 0, 1000),
+        ),
+        Metric("ttr", "TTR"),
+        Metric("distinct_1", "Dist-1"),
+        Metric("distinct_2", "Dist-2"),
+        Metric("distinct_captions", "Dist. Cap."),
+        Metric("vocab_use", "Vocab. Use", references=True),
+        Metric("seen_captions", "Seen Cap."),
+        Metric("train_vocab_use", "Train Vocab. Use"),
+    )
+    Options = DiversityOptions
 
-    def __init__(self, settings: Settings):
-        super().__init__(settings)
+    def __init__(self, settings: Optional[Settings] = None, **options: Any):
+        super().__init__(settings, **options)
         self.training = None
-        if settings.train_captions is not None:
-            self.names = (*type(self).names, "seen_captions", "train_vocab_use")
-            self.training = read_references(settings.train_captions)
+        if self.options.train_captions is None:
+            self.names = self.names[:-2]
+        else:
+            self.training = read_references(self.options.train_captions)
 
     @cached_property
     def _seen(self) -> tuple[set[str], set[str]]:
-        """The training captions as tokens, and their words; made when captions are scored."""
+        """The training captions as tokens, and their distinct words."""
         texts = {text for group in tokenize(self.training)[0].values() for text in group}
         return texts, _words(texts)
 
@@ -62,7 +94,7 @@ class Diversity(Evaluator):
             "ttr": _share(len(used), total),
             "distinct_1": _share(len(used), total),
             "distinct_2": _share(len(pairs), total),
-            "distinct_captions": len(set(texts)) / len(sentences),
+            "distinct_captions": len(set(texts)) / len(texts),
             "vocab_use": _share(len(used & human), len(human)),
         }
         settings = {"tokenizer": tokenizer}
@@ -70,14 +102,14 @@ class Diversity(Evaluator):
             seen, vocabulary = self._seen
             values["seen_captions"] = sum(text in seen for text in texts) / len(texts)
             values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
-            settings["train_captions"] = str(self.settings.train_captions)
+            settings["train_captions"] = self.options.train_captions
         estimates = {name: Estimate(v, None, None, len(texts)) for name, v in values.items()}
         return Result(estimates, settings=settings)
 
 
-def _words(texts):
+def _words(texts: Iterable[str]) -> set[str]:
     return {word for text in texts for word in text.split()}
 
 
-def _share(part, whole):
+def _share(part: int, whole: int) -> float:
     return part / whole if whole else float("nan")

@@ -1,67 +1,63 @@
-"""What an evaluator is given and what it returns: the interface of every metric."""
+"""The interface of every metric: what an evaluator declares, receives and returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Any, Optional
 
 from captioning.data.caption_files import ImageId
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.model_files import CLIP_MODEL, find_model
+from captioning.metrics.options import Options
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
 
-PPL_MODEL = "gpt2"
+
+@dataclass(frozen=True)
+class Shown:
+    """How the report's comparison shows a metric: what it means, in one clause, and value * factor
+    with its own title, unit and decimals (None: those of the metric)."""
+
+    meaning: str
+    title: Optional[str] = None
+    unit: str = ""
+    decimals: Optional[int] = None
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Metric:
+    """name: in files of scores; title, decimals: in tables; references: whether it needs them;
+    report: None where the report lists it among the other scores."""
+
+    name: str
+    title: str
+    decimals: int = 3
+    references: bool = False
+    report: Optional[Shown] = None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the evaluators are asked for, each by what concerns it; the program's options too.
+    """What the evaluators of a program share; the rest are their `Options`.
 
-    images: the file of each image that may be scored, for clipscore and retrieval, which the
-    program finds itself; pool_root: where the images of a pool's rows start, see `read_pool`;
-    cache_dir: None for the user's cache; device: as torch names it.
+    images: the file of each image that may be scored; image_root: the folder that the paths of an
+    annotation file start in; cache_dir: None for the user's cache; device: as torch names it.
     """
 
-    spice: Annotated[bool, "compute SPICE too, which is slow"] = False
-    spice_timeout: Annotated[float, "in seconds"] = 3600.0
-    spice_heap: Annotated[str, "the most memory that its Java takes"] = "8G"
-    train_captions: Annotated[Optional[Path], "what it was trained on, for diversity"] = None
-    facts_file: Annotated[Optional[Path], "what is in each image, for facts"] = None
-    objects: Annotated[
-        tuple[Path, ...],
-        "what is in each image, for chair: COCO's instances or {image id: [object]}",
-    ] = ()
-    synonyms: Annotated[Optional[Path], "words of objects, for chair (default: published)"] = None
-    singular: Annotated[
-        Literal["pattern", "wordnet"], "of chair's words: as published, or WordNet's lemmas"
-    ] = "pattern"
-    images: Annotated[
-        Optional[Mapping[ImageId, Path]],
-        "the images' folder, or a JSON file {image id: image file}",
-    ] = None
-    clip_model: Annotated[str, "a hub id, a folder, or a state dict in OpenAI's layout"] = (
-        CLIP_MODEL
-    )
-    ppl_model: Annotated[str, "a hub id or a folder"] = PPL_MODEL
-    judge_url: Annotated[
-        Optional[str], "for clair: a server with OpenAI's chat interface, as https://host/v1"
-    ] = None
-    judge_model: Annotated[Optional[str], "the name of a model there"] = None
-    pool: Annotated[Optional[Path], "further images for retrieval: a folder, a list or .npz"] = None
-    pool_root: Optional[Path] = None
-    cache_dir: Annotated[Optional[Path], "where what metrics compute or fetch is kept"] = None
-    device: Annotated[str, "of models: auto, cpu, cuda, cuda:1"] = "cpu"
-    batch_size: Annotated[int, "what a model takes at once"] = 64
+    images: Optional[Mapping[ImageId, Path]] = None
+    image_root: Optional[Path] = None
+    cache_dir: Optional[Path] = None
+    device: str = "cpu"
+    batch_size: int = 64
 
 
 @dataclass(frozen=True)
 class CaptionSet:
-    """One caption of each image, and one or more human ones under the same ids, in one order.
+    """One caption and one or more references of each image, under the same ids in one order.
 
-    shared: what evaluators make of the captions, or load, for each other.
+    shared: what one evaluator loads or computes for the others.
     """
 
     predictions: Mapping[ImageId, str]
@@ -74,7 +70,7 @@ class CaptionSet:
 
     @cached_property
     def tokenized(self) -> tuple[list[str], list[list[str]], str]:
-        """N captions and N groups of references as PTB tokens joined by spaces; who made them."""
+        """N captions and N groups of references as PTB tokens joined by spaces; the tokeniser."""
         everything = {i: [text, *self.references[i]] for i, text in self.predictions.items()}
         tokens, tokenizer = tokenize(everything)
         groups = tokens.values()
@@ -83,12 +79,12 @@ class CaptionSet:
 
 @dataclass(frozen=True)
 class Result:
-    """What an evaluator says of N captions.
+    """What an evaluator returns for N captions.
 
     metrics: {metric: its estimate}; per_image: {metric: N values in the captions' order, None for
-    a caption that has none}, for metrics that a single caption has; settings: {name: what has to
-    be known beside the scores}; skipped: {metric: why it was not computed}; details: {name: N
-    values that JSON can hold}, what there is to tell of a caption that is no score, None likewise.
+    a caption without one}; settings: {name: what is recorded beside the scores}; skipped: {metric:
+    why it was not computed}; details: {name: N values that JSON can hold, or None}, which are no
+    scores.
     """
 
     metrics: dict[str, Estimate]
@@ -99,37 +95,43 @@ class Result:
 
 
 class Evaluator(ABC):
-    """Metrics that are computed together and chosen by one name, see `captioning.metrics.registry`.
+    """Metrics that are computed together and chosen by one name, see `registry.py`.
 
-    names: those of its metrics, under the settings it was made with; reference_metrics: those of
-    them that compare captions with references; model: the setting that names the model it runs;
-    on_every_rank: whether all processes have to call `evaluate`, sharing its work, of which rank 0
-    has the result; costly: whether somebody may be paid for it, so that it runs only where it was
-    asked for. Making one raises UserError for a file that is missing or wrong. Whatever `evaluate`
-    raises costs its own metrics alone.
+    metrics: all that it can compute; `names`: those that it computes with its options;
+    Options: its configuration keys; required: the options that must differ from their defaults;
+    needs_images: whether it needs `Settings.images`; model: the option that names the model it
+    runs; on_every_rank: whether all processes have to call `evaluate` and share its work (rank 0
+    has the result); costly: whether it may cost money, so that it only runs where a user names it.
+    The constructor raises UserError for a file that is missing or wrong. An exception of
+    `evaluate` costs its own metrics alone.
     """
 
-    names: tuple[str, ...]
-    reference_metrics: tuple[str, ...] = ()
+    metrics: tuple[Metric, ...]
+    Options: type[Options] = Options
+    required: tuple[str, ...] = ()
+    needs_images = False
     model: Optional[str] = None
     on_every_rank = False
     costly = False
 
-    def __init__(self, settings: Settings):
-        self.settings = settings
+    def __init__(self, settings: Optional[Settings] = None, **options: Any):
+        self.settings, self.options = settings or Settings(), self.Options.checked(options)
+        self.names = tuple(metric.name for metric in self.metrics)
 
     def unavailable(self) -> dict[str, str]:
-        """Return {metric: why this machine cannot compute it}; asked before captions are made."""
+        """Return {metric: why this machine cannot compute it}; called before captions are made."""
         try:
-            self.check_model()
+            self.check()
         except UserError as error:
             return dict.fromkeys(self.names, str(error))
         return {}
 
-    def check_model(self) -> None:
-        """Raise UserError where the files of the model it runs, if any, are missing or wrong."""
+    def check(self) -> None:
+        """Raise UserError where something is missing that all its metrics need."""
         if self.model:
-            find_model(self.model, getattr(self.settings, self.model))
+            from captioning.metrics.model_files import find_model
+
+            find_model(self.model, getattr(self.options, self.model))
 
     @abstractmethod
     def evaluate(self, captions: CaptionSet) -> Result:
@@ -140,7 +142,7 @@ class Evaluator(ABC):
 class Scores:
     """The results of several evaluators.
 
-    metrics: {metric: its estimate}; per_image: {image id: {metric: value}}, of every image that was
+    metrics: {metric: its estimate}; per_image: {image id: {metric: value}} of every image that was
     scored; details: {image id: {name: value}}; settings and skipped: see Result.
     """
 

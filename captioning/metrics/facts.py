@@ -1,14 +1,20 @@
-"""What captions state about drawn scenes, and whether it is true of them.
+"""What captions state about generated scenes, and whether it is true of them.
 
-true_facts   true facts a caption states
-wrong_facts  wrong facts among all that are stated, per cent
-scene_R@k    captions whose stated facts find their own scene among the first k of all scored ones,
-             per cent; a scene of which as many of them are true counts as before it
+true_facts   true facts that a caption states
+wrong_facts  wrong facts among all stated facts, per cent
+scene_R@k    captions whose own scene is among the k scored scenes of which most of the caption's
+             facts are true, per cent; a tied scene counts as before the own one
 """
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+from pydantic import Field
 
 from captioning.data.caption_files import by_id
 from captioning.metrics.bootstrap import mean, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Settings
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import Statement, most_true, read_caption, true_facts
 from captioning.scenes.make import read_scenes
@@ -17,21 +23,56 @@ from captioning.scenes.world import Scene
 RANKS = (1, 5)
 
 
+class FactsOptions(Options):
+    facts_file: Annotated[Optional[str], "scoring", FILE] = Field(
+        None, description="the file that says what is in each image"
+    )
+
+
 class Facts(Evaluator):
-    """The metrics that only a world with a known truth allows."""
+    metrics = (
+        Metric(
+            "true_facts",
+            "True Facts",
+            2,
+            report=Shown("facts stated that the image bears out", "True facts", "a caption"),
+        ),
+        Metric(
+            "wrong_facts",
+            "Wrong %",
+            1,
+            report=Shown("share of the stated facts that are not so", "Wrong facts", "%"),
+        ),
+        Metric(
+            "scene_R@1",
+            "Scene R@1",
+            1,
+            report=Shown(
+                "self-retrieval: captions that fit their own image best of all", "R@1", "%"
+            ),
+        ),
+        Metric(
+            "scene_R@5",
+            "Scene R@5",
+            1,
+            report=Shown(
+                "self-retrieval: captions with their own image among the best five", "R@5", "%"
+            ),
+        ),
+    )
+    Options = FactsOptions
+    required = ("facts_file",)
 
-    names = ("true_facts", "wrong_facts", *(f"scene_R@{k}" for k in RANKS))
-
-    def __init__(self, settings: Settings):
-        super().__init__(settings)
-        self.scenes = read_scenes(settings.facts_file)
+    def __init__(self, settings: Optional[Settings] = None, **options: Any):
+        super().__init__(settings, **options)
+        self.scenes = read_scenes(Path(self.options.facts_file))
 
     def evaluate(self, captions: CaptionSet) -> Result:
         known = by_id(captions.ids, self.scenes)
         scenes = [known[image_id] for image_id in captions.ids]
         if not all(scenes):
             unknown = next(i for i in captions.ids if not known[i])
-            raise UserError(f"{self.settings.facts_file} does not say what is in image {unknown!r}")
+            raise UserError(f"{self.options.facts_file} does not say what is in image {unknown!r}")
         statements = [read_caption(captions.predictions[image_id]) for image_id in captions.ids]
         counts = [stated_and_true(s, scene) for s, scene in zip(statements, scenes)]
         stated, true = (list(of_all) for of_all in zip(*counts))
@@ -53,12 +94,12 @@ class Facts(Evaluator):
 
 
 def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:
-    """How many facts are stated, and how many of them hold."""
+    """The number of facts that are stated, and of those that are true."""
     return len(statement.facts()), len(true_facts(statement, scene))
 
 
 def _rank(statement: Statement, own: int, true: int, scenes: list[Scene]) -> int:
-    """The place of scene `own`, of which `true` of the facts hold, among all; 1 is best."""
+    """The rank of scene `own`, of which `true` of the facts are true, among all; 1 is best."""
     facts = statement.facts()
     others = (scene for i, scene in enumerate(scenes) if i != own)
     return 1 + sum(

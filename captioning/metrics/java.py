@@ -1,4 +1,4 @@
-"""Run a Java program: talk to it through pipes, and never wait longer than agreed."""
+"""Run a Java program: talk to it through pipes, with a time limit."""
 
 import contextlib
 import os
@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from captioning.runtime import signals
-
-MEMORY = r"^[1-9][0-9]*[kKmMgG]$"  # how Java writes an amount of memory
 
 _VERSION_SECONDS = 10.0
 _ERROR_LINE = re.compile(r"Exception in|Error|[\w.]+(Error|Exception)\b")
@@ -40,20 +38,18 @@ def java_version() -> int:
 def java_process(
     arguments: Sequence, time_limit: float
 ) -> Iterator[tuple[subprocess.Popen, TextIO]]:
-    """Start `java ARGUMENTS` and give (process, log), its UTF-8 pipes and what it writes to stderr.
+    """Start `java ARGUMENTS`; yield the process, with UTF-8 pipes, and its stderr as a file.
 
-    When the block ends the program has to end as well; it is killed after `time_limit` seconds,
-    and where this process is asked to stop.
-    Raises JavaError when it is not there, dies, or is late, and for an OSError or a ValueError in
-    the block: a broken pipe, an answer that is no number.
+    The block's end waits for the program's. The program is killed after `time_limit` seconds, and
+    where this process is asked to stop. Raises JavaError if it cannot be started, fails or is late,
+    and for an OSError or ValueError in the block: a broken pipe, an answer that is no number.
     """
-    late = threading.Event()
+    late, done = threading.Event(), threading.Event()
     problem = None
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = _start(arguments, log)
-        done = threading.Event()
-        guard = threading.Thread(target=_guard, args=(process, time_limit, late, done))
-        guard.start()
+        watch = threading.Thread(target=_watch, args=(process, time_limit, late, done))
+        watch.start()
         try:
             yield process, log
             process.communicate()
@@ -64,7 +60,7 @@ def java_process(
                 process.wait(1)
         finally:
             done.set()
-            guard.join()
+            watch.join()
             code = process.poll()
             _kill(process)
             process.wait()
@@ -74,23 +70,22 @@ def java_process(
         if late.is_set():
             raise JavaError(f"Java gave no result within {time_limit:g} s") from problem
         if code:
-            raise JavaError(f"Java ended with exit code {code}: {_last_words(log)}") from problem
+            raise JavaError(f"Java ended with exit code {code}: {_error_line(log)}") from problem
         if problem:
             raise JavaError(f"Java's answer makes no sense: {problem}") from problem
 
 
-def _guard(process, time_limit, late, done):
-    """Kill the process when it is late, or not wanted any more."""
+def _watch(process, time_limit, late, done) -> None:
+    """Kill the process when it is late, or this process is asked to stop."""
     until = time.monotonic() + time_limit
     while not done.wait(min(0.2, max(0.0, until - time.monotonic()))):
-        if signals.stop_requested():
-            return _kill(process)
         if time.monotonic() >= until:
             late.set()
+        if late.is_set() or signals.stop_requested():
             return _kill(process)
 
 
-def _start(arguments, log):
+def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
     java = shutil.which("java")
     if java is None:
         raise JavaError("no Java: there is no `java` on PATH")
@@ -102,21 +97,21 @@ def _start(arguments, log):
             stderr=log,
             encoding="utf-8",
             errors="replace",
-            # A group of its own, to be killed as one: `java` may be a script that starts Java.
+            # `java` may be a script that starts Java: the process group is killed as one.
             start_new_session=True,
         )
     except OSError as error:
         raise JavaError(f"{java} cannot be started: {error.strerror}") from error
 
 
-def _kill(process):
+def _kill(process: subprocess.Popen) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _last_words(log):
-    """Return the line of a log that names the error: above a Java stack trace, else the last."""
+def _error_line(log: TextIO) -> str:
+    """Return the line that names the error, above a Java stack trace; else the last line."""
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
     named = [line for line in lines if _ERROR_LINE.match(line)]

@@ -13,7 +13,7 @@ from captioning.metrics.bootstrap import Estimate, intervals
 from captioning.metrics.java import JavaError, java_process
 from captioning.runtime.rpc import NoAnswer, answering, ask
 
-# Generous: it loads its paraphrases in seconds, and takes some milliseconds a caption.
+# It loads its paraphrases in seconds, and takes some milliseconds a caption.
 _SECONDS_TO_START = 120.0
 _SECONDS_A_CAPTION = 0.1
 
@@ -22,10 +22,10 @@ _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
 _SHARED_SECONDS = 3600.0
-# In the environment of a process: the address of one that scores for it.
+# The environment variable with the address of the process that scores for this one.
 ADDRESS = "CAPTIONING_METEOR"
 
-_LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # where they are among the statistics
+_LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # indices into the statistics
 
 
 def meteor_scores(
@@ -34,8 +34,7 @@ def meteor_scores(
     """Return METEOR of the whole set, and of each caption.
 
     captions: N tokenised captions; references: N lists of them. Raises JavaError. The set's score
-    comes from the summed statistics and is not the mean (Denkowski & Lavie 2014); so do the ends
-    of its interval.
+    and its interval come from summed statistics; it is not the mean (Denkowski & Lavie 2014).
     """
     total, each, statistics = _run_java(captions, references)
     [bounds] = intervals(statistics, lambda sums: meteor_of_sums(sums)[:, None])
@@ -47,8 +46,8 @@ def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
 
     sums: (R, 23): words of captions and of references, function words of both; for each of four
     kinds of matches: content words matched of captions and of references, function words likewise;
-    chunks, all words matched of captions and of references. A caption that is its reference word
-    for word adds no chunk.
+    chunks, all words matched of captions and of references. A caption that equals its reference
+    adds no chunk.
     """
     lengths, functions = sums[:, _LENGTHS], sums[:, 2:4]
     matched = np.einsum("rms,m->rs", sums[:, 4:20].reshape(-1, 4, 4), _WEIGHTS)  # (R, 4)

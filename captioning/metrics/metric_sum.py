@@ -6,11 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from captioning.metrics.score_table import COLUMNS
-
-# A name may have a hyphen within: PAC-S.
-_NAMES = "|".join(re.escape(name) for name in COLUMNS if "-" in name)
-_TERM = re.compile(rf"\s*([+-]?)\s*((?:{_NAMES})(?![^\s+-])|[^\s+-]+)\s*")
+from captioning.metrics.registry import all_metrics
 
 
 class MetricSum(NamedTuple):
@@ -21,14 +17,17 @@ class MetricSum(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "MetricSum":
-        """Of `CIDEr`, `CIDEr + Bleu_4` or `-PPL`. Raises ValueError, one line."""
+        """From `CIDEr`, `CIDEr + Bleu_4` or `-PPL`. Raises ValueError, one line."""
+        # A name may have a hyphen within, as PAC-S does.
+        names = "|".join(re.escape(name) for name in all_metrics() if "-" in name)
+        term_of = re.compile(rf"\s*([+-]?)\s*((?:{names})(?![^\s+-])|[^\s+-]+)\s*")
         signs, place = {}, 0
         while place < len(text) or not signs:
-            term = _TERM.match(text, place)
+            term = term_of.match(text, place)
             if term is None or (signs and not term[1]):
                 raise ValueError("write it as METRIC, -METRIC or METRIC + METRIC")
             sign, name = term.groups()
-            if name not in COLUMNS:
+            if name not in all_metrics():
                 raise ValueError(f"{name!r} is no metric{_hint(name)}")
             if name in signs:
                 raise ValueError(f"{name} is in it twice")
@@ -42,8 +41,10 @@ class MetricSum(NamedTuple):
 
 
 def _hint(name: str) -> str:
-    """The metric that may have been meant, by its name or by its title in tables."""
-    known = {each.lower(): each for each in COLUMNS}
-    known |= {column.title.lower(): each for each, column in COLUMNS.items()}
+    """The metric that may be meant, by its name or its title."""
+    known = {metric.title.lower(): each for each, metric in all_metrics().items()}
+    known |= {each.lower(): each for each in all_metrics()}
     near = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"; did you mean {known[near[0]]}?" if near else f"; there are {', '.join(COLUMNS)}"
+    return (
+        f"; did you mean {known[near[0]]}?" if near else f"; there are {', '.join(all_metrics())}"
+    )

@@ -1,9 +1,4 @@
-"""A pre-trained model that a metric uses: its files, from a folder or the hub, and their content.
-
-CLIP's and GPT-2's byte-level BPE gives the same tokens whatever version of transformers is there.
-Its slow CLIP tokeniser (4.15.0) strips accents and splits words where its fast one does not; the
-rules here are the fast one's, which follow OpenAI's, without the repair of wrongly decoded text.
-"""
+"""A pre-trained model that a metric uses: its files, weights and tokeniser."""
 
 import contextlib
 from pathlib import Path
@@ -14,22 +9,20 @@ from torch import Tensor, nn
 
 from BLIP.weights.download import hub_file
 from BLIP.weights.safe_load import read_pickled
-from captioning.files.reading import read_json, read_text
+from captioning.files.reading import read_json
 from captioning.runtime.errors import UserError, one_line
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-END = "<|endoftext|>"  # GPT-2's only mark, which begins a text as well
+END = "<|endoftext|>"  # GPT-2's only special token, which also begins a text
 START = "<|startoftext|>"
 
 _CLIP_PIECES = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class ModelFiles(NamedTuple):
-    """config: its sizes; vocabulary: vocab.json, with merges.txt, or tokenizer.json; weights.
-
-    A file of weights alone has no config.
-    """
+    """config: config.json, None for a file of weights alone; vocabulary: vocab.json, with
+    merges.txt, or tokenizer.json."""
 
     config: Optional[Path]
     vocabulary: Path
@@ -38,16 +31,16 @@ class ModelFiles(NamedTuple):
 
 
 def find_model(key: str, source: str) -> ModelFiles:
-    """Return the files of a model, fetched from the hub unless `source` is a folder.
+    """Return the files of a model, from a folder or else the hub.
 
-    key: the setting that names it. A `clip_model` may be a file of weights alone, whose vocabulary
-    is that of all released CLIPs. Raises UserError: what is missing and what to do.
+    key: the option that names it. A `clip_model` may be a file of weights alone, which has the
+    vocabulary of all released CLIPs. Raises UserError: what is missing and what to do.
     """
     weights = Path(source).expanduser()
     if key == "clip_model" and weights.is_file():
         beside = (weights.parent / "vocab.json").is_file()
         try:
-            words = _find_words(key, str(weights.parent) if beside else CLIP_MODEL)
+            words = _find_vocabulary(key, str(weights.parent) if beside else CLIP_MODEL)
         except UserError:
             raise UserError(
                 f"{key}: found no vocab.json and merges.txt beside {weights}, and none of "
@@ -56,23 +49,22 @@ def find_model(key: str, source: str) -> ModelFiles:
         return ModelFiles(None, *words, weights)
     config = _find(key, source, "config.json")
     weights = _find(key, source, *WEIGHTS)
-    return ModelFiles(config, *_find_words(key, source), weights)
+    return ModelFiles(config, *_find_vocabulary(key, source), weights)
 
 
-def _find_words(key: str, source: str) -> tuple[Path, Optional[Path]]:
-    """Return vocab.json and merges.txt, or tokenizer.json and None. Raises UserError."""
+def _find_vocabulary(key: str, source: str) -> tuple[Path, Optional[Path]]:
     vocabulary = _find(key, source, "vocab.json", "tokenizer.json")
     whole = vocabulary.name == "tokenizer.json"
     return vocabulary, None if whole else _find(key, source, "merges.txt")
 
 
 def _find(key: str, source: str, *names: str) -> Path:
-    """The first of these files that is there."""
+    """The first of these files that exists."""
     folder = Path(source).expanduser()
     for name in names:
         path = folder / name if folder.is_dir() else None
         if path is None:
-            # The hub client raises types of its own and of its HTTP library.
+            # The hub client raises its own exceptions and those of its HTTP library.
             with contextlib.suppress(Exception):
                 path = hub_file(source, name)
         if path is not None and path.is_file():
@@ -92,25 +84,16 @@ def read_sizes(files: ModelFiles) -> dict[str, Any]:
     return sizes
 
 
-def load_weights(model: nn.Module, path: Path, prefix: str = "") -> None:
-    """Put the weights of a file into `model`. Raises UserError if they are not this model's.
-
-    prefix: what the file's names may begin with beyond the model's own.
-    """
-    state = read_weights(path)
-    put_weights(model, {name.removeprefix(prefix): v for name, v in state.items()}, path)
-
-
 def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
-    """Return a file's weights by name. within: the name that they may be under. Raises UserError.
+    """Return a file's weights by name, those under the name `within` where it has that.
 
-    Nothing in the file is run.
+    Runs no code from the file. Raises UserError.
     """
     from safetensors.torch import load_file
 
     try:
         state = load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
-    except Exception as error:  # safetensors has errors of its own
+    except Exception as error:  # safetensors has its own exceptions
         raise UserError(f"{path}: cannot be read ({one_line(error)}): download it again") from None
     if within and isinstance(state, dict) and within in state:
         state = state[within]
@@ -119,10 +102,10 @@ def read_weights(path: Path, within: Optional[str] = None) -> dict[str, Tensor]:
     return state
 
 
-def put_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
-    """Put weights by the model's names, read from `path`, into `model`. Raises UserError.
+def load_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
+    """Load weights that were read from `path`. Raises UserError if they are another model's.
 
-    Buffers, which versions of transformers save or do not, are left as they are.
+    Buffers are left as they are, since not all versions of transformers save them.
     """
     names = [name for name, _ in model.named_parameters()]
     lacking = [name for name in names if name not in state]
@@ -139,46 +122,44 @@ def put_weights(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
 
 
 class Bpe:
-    """Text to token ids, without marks at the ends; `special` is the id of a mark."""
+    """CLIP's or GPT-2's byte-level BPE: text to token ids, without special tokens.
+
+    The rules are those of transformers' fast tokenisers and OpenAI's, without the repair of wrongly
+    decoded text, whatever version of transformers is installed: its slow CLIP tokeniser (4.15.0)
+    strips accents and splits words differently.
+    """
 
     def __init__(self, files: ModelFiles, clip: bool):
-        content, where = read_json(files.vocabulary), files.merges or files.vocabulary
+        self.where = files.vocabulary
         try:
-            if files.merges is not None:
-                lines = read_text(files.merges).split("\n")
-                merges = [line for line in lines if line and not line.startswith("#version")]
-                self.vocabulary = content
+            if files.merges is None:
+                self.tokenizer = Tokenizer.from_file(str(files.vocabulary))
             else:
-                merges = content["model"]["merges"]  # the first to be applied first
-                added = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
-                self.vocabulary = {**content["model"]["vocab"], **added}
-            # Newer files hold pairs, older ones "a b".
-            merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
-        except (KeyError, TypeError, AttributeError):
-            problem = "holds no BPE vocabulary: download it again"
-            raise UserError(f"{files.vocabulary}: {problem}") from None
-        suffix = {"end_of_word_suffix": "</w>"} if clip else {}
-        try:
-            model = models.BPE(vocab=self.vocabulary, merges=merges, **suffix)
-        except Exception as error:  # whatever the Rust library makes of a wrong file
-            raise UserError(f"{where}: holds no BPE merges ({error}): download it again") from None
-        self.tokenizer = Tokenizer(model)
-        self.tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+                suffix = {"end_of_word_suffix": "</w>"} if clip else {}
+                names = str(files.vocabulary), str(files.merges)
+                self.tokenizer = Tokenizer(models.BPE.from_file(*names, **suffix))
+        except Exception as error:  # the type depends on the version of tokenizers
+            problem = f"holds no BPE vocabulary with merges ({one_line(error)}): download it again"
+            raise UserError(f"{self.where}: {problem}") from None
+        bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
         if clip:
             one_space = normalizers.Replace(Regex(r"\s+"), " ")
             rules = [normalizers.NFC(), one_space, normalizers.Lowercase()]
             self.tokenizer.normalizer = normalizers.Sequence(rules)
             pieces = pre_tokenizers.Split(Regex(_CLIP_PIECES), behavior="removed", invert=True)
-            both = [pieces, self.tokenizer.pre_tokenizer]
-            self.tokenizer.pre_tokenizer = pre_tokenizers.Sequence(both)
-        self.where = files.vocabulary
+            bytes_of = pre_tokenizers.Sequence([pieces, bytes_of])
+        self.tokenizer.pre_tokenizer = bytes_of
+        self.tokenizer.no_truncation()
 
-    def special(self, mark: str) -> int:
-        if mark not in self.vocabulary:
-            raise UserError(f"{self.where}: the vocabulary lacks {mark}: download it again")
-        return self.vocabulary[mark]
+    def special(self, token: str) -> int:
+        """The id of a special token. Raises UserError without it."""
+        found = self.tokenizer.token_to_id(token)
+        if found is None:
+            raise UserError(f"{self.where}: the vocabulary lacks {token}: download it again")
+        return found
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        # A lone surrogate, which JSON can hold, is no text that can be written as bytes.
+        # A lone surrogate, which JSON can hold, cannot be encoded as UTF-8.
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]

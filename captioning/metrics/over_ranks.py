@@ -1,4 +1,4 @@
-"""A metric's work shared over the processes that torchrun has started, or done by the only one."""
+"""A metric's work, shared over the processes that torchrun has started."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ from captioning.runtime.distributed import broadcast_from_main, gather_on_main, 
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-READERS = 8  # threads that prepare the next batch, such as by decoding images
+READERS = 8  # threads that prepare the next batch, for example decode images
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def together(do: Callable[[], T]) -> T:
     """Return what `do` returns on this process; if it fails on one, all raise UserError.
 
-    Without it, the others would wait for that one until the process group gives up.
+    Otherwise the others would wait for that process until the process group times out.
     """
     if world_size() == 1:
         return do()
@@ -44,10 +44,10 @@ def shared(
 ) -> Optional[np.ndarray]:
     """Return one value or row for each index that the batches hold, in the order of the indices.
 
-    batches: lists of indices, each computed whole by one process, so that their number changes
-    nothing; prepare: index to what `compute` needs of it, called in threads; compute: those of a
-    batch to an array (B, ...); unit: what the progress bar counts. The result is on rank 0, None
-    elsewhere. Raises what these raise, on all processes.
+    batches: lists of indices, each computed by one process, so that the result does not depend on
+    their number; prepare: maps an index to its input for `compute`, in threads; compute: maps a
+    batch of inputs to an array (B, ...); unit: what the progress bar counts. Rank 0 has the result,
+    the others None. Exceptions of both are raised on all processes.
     """
     own = batches[rank() :: world_size()]
     total = sum(map(len, batches))
@@ -73,7 +73,7 @@ def shared(
 
 
 def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
-    """Yield each batch with what was prepared for it while the one before was computed."""
+    """Yield each batch with its inputs, prepared while the one before was computed."""
     pool = ThreadPoolExecutor(READERS)
     try:
         started = ((batch, pool.map(prepare, batch)) for batch in batches)
@@ -88,9 +88,9 @@ def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
 def batches_by_length(
     lengths: Sequence[int], size: int, tokens: Optional[int] = None
 ) -> list[list[int]]:
-    """Return indices in batches of texts of similar length, padded to little more than they are.
+    """Return indices in batches of texts of similar length, which need little padding.
 
-    size: the most texts of a batch; tokens: the most tokens, padding counted, if it has two texts.
+    size: the most texts of a batch; tokens: the most tokens, padding included, of several texts.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

@@ -1,12 +1,23 @@
-"""How likely GPT-2 finds captions: how fluent, and how ordinary, they are."""
+"""Perplexity of captions under GPT-2: how fluent, and how ordinary, they are."""
+
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch.nn import functional as F
 
 from captioning.metrics.bootstrap import mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
-from captioning.metrics.model_files import END, Bpe, find_model, load_weights, read_sizes
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
+from captioning.metrics.model_files import (
+    END,
+    Bpe,
+    find_model,
+    load_weights,
+    read_sizes,
+    read_weights,
+)
+from captioning.metrics.options import Options
 from captioning.metrics.over_ranks import batches_by_length, shared, together
 from captioning.runtime.errors import UserError, one_line
 
@@ -19,18 +30,32 @@ _SIZES = (
 )
 
 
+class PerplexityOptions(Options):
+    ppl_model: Annotated[str, "scoring"] = Field(
+        "gpt2", min_length=1, description="a hub id or a folder"
+    )
+
+
 class Perplexity(Evaluator):
     """PPL: exp of the mean negative log-likelihood of a caption's tokens, then the captions' mean.
 
-    GPT-2's mark <|endoftext|> stands before each caption, so that its first word counts; it is not
-    scored itself, and no end is. A caption of white space alone has no value.
+    <|endoftext|> stands before each caption, so that its first word is scored; no end is scored. A
+    caption of white space alone has no value.
     """
 
-    names = ("PPL",)
+    metrics = (
+        Metric(
+            "PPL",
+            "PPL",
+            1,
+            report=Shown("how surprising GPT-2 finds the caption's words", "Perplexity"),
+        ),
+    )
+    Options = PerplexityOptions
     model, on_every_rank = "ppl_model", True
 
     def evaluate(self, captions: CaptionSet) -> Result:
-        model = together(lambda: LanguageModel(self.settings.ppl_model, self.settings.device))
+        model = together(lambda: LanguageModel(self.options.ppl_model, self.settings.device))
         texts = list(captions.predictions.values())
         kept = [index for index, text in enumerate(texts) if text.strip()]
         ids, long = model.encode([texts[index] for index in kept])
@@ -46,7 +71,7 @@ class Perplexity(Evaluator):
         return Result(
             {"PPL": mean(values)} if kept else {},
             {"PPL": [found.get(index) for index in range(len(texts))]},
-            {"ppl_model": self.settings.ppl_model, **cut},
+            {"ppl_model": self.options.ppl_model, **cut},
             {} if kept else {"PPL": "no caption has a word"},
         )
 
@@ -65,24 +90,26 @@ class LanguageModel:
         try:
             config = GPT2Config(**{key: sizes[key] for key in _SIZES if key in sizes}, **marks)
             self.model = GPT2Model(config).float()
-        except Exception as error:  # newer versions check the sizes, with errors of their own
+        except Exception as error:  # newer versions check the sizes, with exceptions of their own
             problem = f"no sizes of a GPT-2 ({one_line(error)})"
             raise UserError(f"{files.config}: ppl_model: {problem}") from None
         self.max_tokens, self.device = config.n_positions, device
-        load_weights(self.model, files.weights, "transformer.")
+        state = read_weights(files.weights)
+        state = {name.removeprefix("transformer."): value for name, value in state.items()}
+        load_weights(self.model, state, files.weights)
         self.model.eval().requires_grad_(False).to(device)
 
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
-        """Return the ids of each text after the mark, and whether its end had to be cut off."""
+        """Return the ids of each text after <|endoftext|>, and whether its end was cut off."""
         ids = [[self.start, *text] for text in self.tokens.encode(texts)]
         long = [len(text) > self.max_tokens for text in ids]
         return [text[: self.max_tokens] for text in ids], long
 
     @torch.inference_mode()
     def perplexities(self, ids: list[list[int]]) -> np.ndarray:
-        """Return (B,) of B texts, each of two ids or more.
+        """Return (B,) for B texts of two ids or more.
 
-        Attention looks back alone, and what pads the shorter texts is not scored.
+        Attention is causal and padding is not scored, so that the other texts change nothing.
         """
         width = max(map(len, ids))
         tokens = torch.full((len(ids), width), self.start)  # (B, N)

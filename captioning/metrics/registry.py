@@ -1,50 +1,70 @@
-"""The evaluators by name."""
+"""The evaluators by name. A new one is a module and a line here."""
 
 from collections.abc import Iterable
+from functools import cache
+from typing import Any, Optional
 
-from captioning.metrics.chair import Chair
-from captioning.metrics.clair import Clair
-from captioning.metrics.clipscore import ClipScore, PacScore
-from captioning.metrics.coco import Coco
-from captioning.metrics.detail import Detail
-from captioning.metrics.diversity import Diversity, Length
-from captioning.metrics.evaluator import Evaluator, Settings
-from captioning.metrics.facts import Facts
-from captioning.metrics.perplexity import Perplexity
-from captioning.metrics.repetition import Repetition
-from captioning.metrics.retrieval import Retrieval
+from captioning.metrics.evaluator import Evaluator, Metric, Settings
+from captioning.metrics.options import missing_options
 from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
 
-EVALUATORS: dict[str, type[Evaluator]] = {
-    "coco": Coco,
-    "length": Length,
-    "diversity": Diversity,
-    "clipscore": ClipScore,
-    "retrieval": Retrieval,
-    "perplexity": Perplexity,
-    "facts": Facts,
-    "chair": Chair,
-    "pacs": PacScore,
-    "repetition": Repetition,
-    "detail": Detail,
-    "clair": Clair,
+# In the order of their metrics in tables.
+EVALUATORS: dict[str, str] = {
+    "coco": "captioning.metrics.coco:Coco",
+    "retrieval": "captioning.metrics.retrieval:Retrieval",
+    "clipscore": "captioning.metrics.clipscore:ClipScore",
+    "diversity": "captioning.metrics.diversity:Diversity",
+    "facts": "captioning.metrics.facts:Facts",
+    "chair": "captioning.metrics.chair:Chair",
+    "pacs": "captioning.metrics.clipscore:PacScore",
+    "clair": "captioning.metrics.clair:Clair",
+    "repetition": "captioning.metrics.repetition:Repetition",
+    "detail": "captioning.metrics.detail:Detail",
+    "length": "captioning.metrics.diversity:Length",
+    "perplexity": "captioning.metrics.perplexity:Perplexity",
 }
-NEED_IMAGES = ("clipscore", "retrieval", "pacs")
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
-_NOTHING_SPECIAL = Settings()
+_PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # the paper's table
+
+
+@cache
+def all_metrics() -> dict[str, Metric]:
+    """Every metric by name: the published table's columns first, then in the registry's order."""
+    every = {}
+    for entry in EVALUATORS.values():
+        every.update((metric.name, metric) for metric in load(entry).metrics)
+    return {name: every[name] for name in (*_PUBLISHED, *every)}
+
+
+def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:
+    """{option: value} of these evaluators in a configuration, files as paths on this disk."""
+    found = {}
+    for name in names:
+        found.update(load(EVALUATORS[name]).Options.from_config(config))
+    return found
 
 
 def build_evaluators(
-    names: Iterable[str] = DEFAULT_METRICS, settings: Settings = _NOTHING_SPECIAL
+    names: Iterable[str] = DEFAULT_METRICS,
+    settings: Optional[Settings] = None,
+    **options: Any,
 ) -> list[Evaluator]:
-    """Return the evaluators of these names, each once. Raises UserError as they do."""
-    names = list(dict.fromkeys(names))
-    if "facts" in names and settings.facts_file is None:
-        raise UserError("metrics: facts needs facts_file, the file that says what is in each image")
-    if "chair" in names and not settings.objects:
-        raise UserError("metrics: chair needs objects_file (--objects): what is in each image")
-    for name in NEED_IMAGES:
-        if name in names and settings.images is None:
+    """Return the evaluators of these names, each once. Raises UserError as they do.
+
+    options: those of any evaluators, by name; each takes its own.
+    """
+    built = []
+    for name in dict.fromkeys(names):
+        kind = load(EVALUATORS[name])
+        fields = kind.Options.model_fields
+        own = {option: options[option] for option in fields if option in options}
+        missing = missing_options(kind.required, kind.Options, kind.Options.checked(own))
+        if missing:
+            meaning = fields[missing[0]].description
+            raise UserError(f"metrics: {name} needs {' and '.join(missing)}: {meaning}")
+        if kind.needs_images and (settings is None or settings.images is None):
             raise UserError(f"metrics: {name} needs the images: give their folder with --images")
-    return [EVALUATORS[name](settings) for name in names]
+        built.append(kind(settings, **own))
+    return built

@@ -1,32 +1,31 @@
-"""How much a caption repeats itself, of the tokens that coco counts.
+"""How much a caption repeats itself, counted in the tokens that coco counts.
 
 rep_2, rep_3, rep_4  1 - distinct n-grams / n-grams of a caption, per cent, the mean over captions
-                     that have one (seq-rep-n of Welleck et al. 2020, section 6)
-loops                captions that say a phrase of two words or more twice running, or a word three
-                     times running, per cent
+                     that have any (seq-rep-n of Welleck et al. 2020, section 6)
+loops                captions with a phrase of two words or more twice in a row, or a word three
+                     times in a row, per cent
 """
 
 from collections.abc import Sequence
 from typing import Optional
 
 from captioning.metrics.bootstrap import ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Result
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
 
 SIZES = (2, 3, 4)
 
 
 def repeated(words: Sequence[str], n: int) -> Optional[float]:
-    """The share of n-grams that an earlier one equals, per cent; None without an n-gram."""
+    """The share of n-grams that equal an earlier one, per cent; None without an n-gram."""
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return 100 * (1 - len(set(grams)) / len(grams)) if grams else None
 
 
 def loops(words: Sequence[str]) -> bool:
-    """Whether a phrase of two words or more stands twice running, or a word three times."""
+    """Whether a phrase of two words or more occurs twice in a row, or a word three times."""
     count = len(words)
     for n in range(1, count // 2 + 1):
-        # How many words running equal those n before them.
-        alike = 0
+        alike = 0  # consecutive words that equal the word n before them
         for i in range(n, count):
             alike = alike + 1 if words[i] == words[i - n] else 0
             if alike >= max(n, 2):
@@ -35,7 +34,15 @@ def loops(words: Sequence[str]) -> bool:
 
 
 class Repetition(Evaluator):
-    names = (*(f"rep_{n}" for n in SIZES), "loops")
+    metrics = (
+        *(Metric(f"rep_{n}", f"Rep-{n}", 1) for n in SIZES),
+        Metric(
+            "loops",
+            "Loops",
+            1,
+            report=Shown("captions that say a phrase twice running", unit="%"),
+        ),
+    )
 
     def evaluate(self, captions: CaptionSet) -> Result:
         texts, _, tokenizer = captions.tokenized
@@ -50,5 +57,5 @@ class Repetition(Evaluator):
 
 
 def _mean_of_any(values):
-    """The mean over the captions that have a value."""
+    """The mean over captions with a value."""
     return ratio([value or 0 for value in values], [value is not None for value in values])

@@ -1,34 +1,85 @@
 """How well captions tell their images from others, by CLIP: a caption retrieves its own image."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional
 
 import numpy as np
+from pydantic import Field
 
+from captioning.data import annotation_paths
+from captioning.files.local_copies import local
 from captioning.metrics.bootstrap import mean, median
-from captioning.metrics.clip_features import ClipEvaluator, clip_features
-from captioning.metrics.evaluator import CaptionSet, Result, Settings
-from captioning.metrics.image_files import others, read_pool
+from captioning.metrics.clip import ClipOptions
+from captioning.metrics.clip_features import ClipEvaluator
+from captioning.metrics.evaluator import CaptionSet, Metric, Result, Settings, Shown
+from captioning.metrics.image_pool import others, read_pool
 from captioning.runtime.errors import UserError
 
 RANKS = (1, 5, 10)
 
 
+class RetrievalOptions(ClipOptions):
+    pool: Annotated[Optional[str], "scoring"] = Field(
+        None, description="further images for retrieval: a folder, a list or .npz"
+    )
+
+    @classmethod
+    def from_config(cls, config: Any) -> dict[str, Any]:
+        """A configuration's `pool` may name a split, whose annotation file it is then."""
+        found, pool = super().from_config(config), config.pool
+        if pool in ("train", "val", "test"):
+            if config.split:
+                raise UserError(f"pool: {pool} is a part of train_file; name a list of images")
+            pool, *rest = annotation_paths(config, pool)
+            if rest:
+                raise UserError(
+                    f"pool: {config.pool} is of {1 + len(rest)} annotation files; name a list of "
+                    "its images, one a line"
+                )
+        return {**found, "pool": pool and str(local(pool))}
+
+
 class Retrieval(ClipEvaluator):
     """R@k: captions whose own image is among the k most similar of the pool, per cent.
 
-    median_rank: the median place of the own image. The captions have no prefix. The pool is made of
-    the captions' own images and of those that `pool` names, each once. A similarity that equals the
-    own image's counts against the caption.
+    median_rank: the median rank of the own image. The captions have no prefix. The pool holds the
+    captions' own images and those that `pool` names, each once. A similarity that equals the own
+    image's counts against the caption.
     """
 
-    names = (*(f"R@{k}" for k in RANKS), "median_rank")
+    metrics = (
+        Metric(
+            "R@1",
+            "R@1",
+            1,
+            report=Shown(
+                "self-retrieval: captions whose own image CLIP finds nearest of all",
+                "CLIP R@1",
+                "%",
+            ),
+        ),
+        Metric(
+            "R@5",
+            "R@5",
+            1,
+            report=Shown(
+                "self-retrieval: captions with their image among CLIP's best five", "CLIP R@5", "%"
+            ),
+        ),
+        Metric("R@10", "R@10", 1),
+        Metric("median_rank", "Med. Rank", 1),
+    )
+    Options = RetrievalOptions
 
-    def __init__(self, settings: Settings):
-        super().__init__(settings)
-        self.pool = settings.pool and read_pool(settings.pool, settings.pool_root)
+    def __init__(self, settings: Optional[Settings] = None, **options: Any):
+        super().__init__(settings, **options)
+        self.pool = None
+        if self.options.pool:
+            self.pool = read_pool(Path(self.options.pool), self.settings.image_root)
 
     def evaluate(self, captions: CaptionSet) -> Result:
-        features = clip_features(captions, self.settings)
+        features = self.features(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
         images = features.of_images(files, "CLIP, images")
@@ -42,14 +93,14 @@ class Retrieval(ClipEvaluator):
         if self.pool:
             if images.shape[1] != further.shape[1]:
                 raise UserError(
-                    f"pool: {self.settings.pool} has features of width {further.shape[1]}, "
+                    f"pool: {self.options.pool} has features of width {further.shape[1]}, "
                     f"clip_model of {images.shape[1]}: make them with the same model"
                 )
             images = np.concatenate([images, further[others(self.pool, files)]])
         number = {path: index for index, path in enumerate(files)}
         found = ranks(vectors, images, [number[path] for path in paths])
         hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
-        where = "the captions' own" if self.pool is None else str(self.settings.pool)
+        where = self.options.pool or "the captions' own"
         return Result(
             {**{name: mean(each) for name, each in hits.items()}, "median_rank": median(found)},
             {**hits, "rank": found.tolist()},
@@ -64,12 +115,12 @@ class Retrieval(ClipEvaluator):
 def ranks(
     captions: np.ndarray, images: np.ndarray, own: Sequence[int], at_once: int = 2**24
 ) -> np.ndarray:
-    """Return (N,), the place of each caption's own image among all, 1 being the best.
+    """Return (N,), the rank of each caption's own image among all, 1 being the best.
 
     captions: (N, D) and images: (P, D), unit vectors; own: N indices of images; at_once: the most
-    similarities held in memory. An image that is as similar counts as before the own one. So does
-    one less similar by at most 1e-6: float32 features of the same image, computed in another batch,
-    differ by about a tenth of it.
+    similarities in memory. An image that is as similar counts as before the own one, as does one
+    that is less similar by at most 1e-6: float32 features of the same image, computed in another
+    batch, differ by about a tenth of it.
     """
     own = np.asarray(own)
     limits = (captions * images[own]).sum(1) - 1e-6  # (N,)
@@ -79,8 +130,7 @@ def ranks(
     for top in range(0, len(captions), height):
         rows = slice(top, top + height)
         for left in range(0, len(images), width):
-            columns = slice(left, left + width)
-            near = captions[rows] @ images[columns].T >= limits[rows, None]
+            near = captions[rows] @ images[left : left + width].T >= limits[rows, None]
             at = own[rows] - left
             inside = np.flatnonzero((at >= 0) & (at < near.shape[1]))
             near[inside, at[inside]] = False

@@ -14,7 +14,7 @@ from typing import Optional, Union
 from captioning.data.caption_files import Captions, ImageId, match_ids, predictions_by_id
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.bootstrap import INTERVALS
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Result, Scores
 from captioning.metrics.java import JavaError, java_version
 from captioning.metrics.registry import build_evaluators
 from captioning.runtime.distributed import is_main
@@ -30,9 +30,9 @@ def score(
 
     evaluators: from `build_evaluators`, by default those of coco, length and diversity. One that
     fails is in `skipped`, and the others are kept. Rank 0 calls all and has the result; the other
-    processes call those that share their work. Only the images with a prediction are scored, as
-    the COCO tools do. Raises UserError for an image that is predicted twice or has no references,
-    and if there is no prediction.
+    processes call those that share their work. As in the COCO tools, only images with a prediction
+    are scored. Raises UserError for an image with two predictions or without references, and if
+    there is no prediction.
     """
     if isinstance(predictions, Mapping):
         predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
@@ -51,7 +51,7 @@ def score(
     return scores
 
 
-def _add(result, scores):
+def _add(result: Result, scores: Scores) -> None:
     scores.settings.update(result.settings)
     scores.skipped.update(result.skipped)
     for name, estimate in result.metrics.items():
@@ -72,8 +72,8 @@ def write_scores(
 ) -> None:
     """Write `metrics.json` and, one image a line, `per_caption.jsonl` into a folder.
 
-    predictions has the ids of `scores.per_image`; command is the one to be recorded. A file is
-    written whole or not at all. Raises UserError if the folder cannot be written to.
+    predictions has the ids of `scores.per_image`; command is recorded. Files are written
+    atomically. Raises UserError if the folder cannot be written to.
     """
     summary = {
         "metrics": {name: asdict(estimate) for name, estimate in scores.metrics.items()},
@@ -82,17 +82,16 @@ def write_scores(
         "command": command,
         "versions": versions(),
     }
-    told = ({**values, **scores.details.get(i, {})} for i, values in scores.per_image.items())
-    lines = [
-        json.dumps({"image_id": image_id, "caption": predictions[image_id], **values})
-        for image_id, values in zip(scores.per_image, told)
-    ]
-    write_text("".join(line + "\n" for line in lines), Path(folder, "per_caption.jsonl"))
+    lines = []
+    for image_id, values in scores.per_image.items():
+        line = {"image_id": image_id, "caption": predictions[image_id], **values}
+        lines.append(json.dumps({**line, **scores.details.get(image_id, {})}) + "\n")
+    write_text("".join(lines), Path(folder, "per_caption.jsonl"))
     write_json(summary, Path(folder, "metrics.json"))
 
 
 def versions() -> dict[str, Optional[str]]:
-    """Return the version of each program and library that the scores depend on, None if absent."""
+    """Return the version of each program and library that scores depend on, None if absent."""
     java = None
     with contextlib.suppress(JavaError):
         java = str(java_version())

@@ -1,19 +1,19 @@
-"""Captions to the lower-case tokens that caption metrics count: PTBTokenizer, or its imitation.
+"""Captions to the lower-case tokens that metrics count: PTBTokenizer, or its imitation in Python.
 
-The imitation follows `PTBTokenizer -preserveLines -lowerCase` (CoreNLP 3.4.1) where captions go;
-what rarely occurs in them (smileys, telephone numbers, markup with attributes) is left to Java's.
+The imitation follows `PTBTokenizer -preserveLines -lowerCase` (CoreNLP 3.4.1), except for what
+captions rarely hold: smileys, telephone numbers, markup with attributes.
 """
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
-import regex  # to which a vowel sign or an accent of its own is of the word, as to Java
+import regex  # its \w includes vowel signs and combining accents, as in Java
 
 from captioning.metrics.java import JavaError, java_process, java_version
 
-# What the COCO evaluation removes. It means to remove brackets too, but looks for -LRB- among
-# lower-case tokens: -lrb- stays, here as in every published score.
+# The COCO evaluation removes these. It also looks for -LRB- among lower-case tokens, so -lrb-
+# stays, here as in every published score.
 _PUNCTUATION = frozenset(
     ["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", "--", "...", ";"]
 )
@@ -25,7 +25,7 @@ _ABBREVIATIONS = (
     "tues wed thu thurs fri ala ariz calif colo conn ct dak fla ga ind kans? ky mich minn mo mont "
     "neb nev okla penn tenn va vt wisc? wyo alex wm jos al mfg"
 ).replace(" ", "|")
-# These are words as well, and keep their full stop only with a capital.
+# These are also words, and keep their full stop only with a capital.
 _CAPITAL_ABBREVIATIONS = "Miss|Ark|Del|Ill|La|Mass|Ore|Pa|Tex|Wash|Az"
 _CLITIC = r"'(?i:s|m|d|re|ve|ll)(?!\w)"
 _LETTERS = r"[^\W\d_]+"
@@ -59,7 +59,7 @@ _TOKEN = regex.compile(
     regex.VERBOSE,
 )
 
-# Characters that Java's tokeniser writes differently. It drops what lies beyond the basic plane.
+# Characters that Java's tokeniser replaces. It drops those beyond the basic plane.
 _SPELLING = {
     **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b`"), "'"),
     **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u00ab\u00bb"), '"'),
@@ -73,13 +73,13 @@ _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'
 
 
 def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable, list[str]], str]:
-    """Return the captions as tokens joined by spaces, and the name of the tokeniser that was used.
+    """Return the captions as tokens joined by spaces, and the tokeniser's name.
 
-    captions: {any id: list of captions}; the result has the same ids and as many captions each.
-    A caption may be empty, or hold line breaks, and may have no token left. Without Java the
-    imitation is used, and the name says so.
+    captions: {any id: list of captions}; the result has the same ids and numbers of captions. A
+    caption may be empty or hold line breaks, and may have no token left. Without Java the imitation
+    is used, and the name says so.
     """
-    # Java reads a caption a line, and ends a line at characters that Python knows as spaces.
+    # Java reads one caption per line, and ends lines at characters that Python takes for spaces.
     lines = [" ".join(caption.split()) for group in captions.values() for caption in group]
     tokenizer = "regex (no Java)"
     try:
@@ -93,7 +93,7 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
 
 
 def imitated(caption: str) -> str:
-    """One caption's tokens joined by spaces, by the imitation, for which nothing is started."""
+    """One caption's tokens joined by spaces, by the imitation, without starting Java."""
     return _joined(_imitated_tokens(" ".join(caption.split())))
 
 
@@ -104,7 +104,7 @@ def _joined(tokens) -> str:
 def _java_tokens(lines):
     """Return the list of tokens of each line, from the PTBTokenizer that pycocoevalcap ships.
 
-    pycocoevalcap's own class writes its input into the folder where it is installed.
+    pycocoevalcap's own class is not used: it writes into the folder where it is installed.
     """
     try:
         from pycocoevalcap.tokenizer import ptbtokenizer

@@ -11,12 +11,22 @@ from pydantic import ValidationError
 from torch import nn
 
 from adapters.lora import CONFIG
-from BLIP import load_weights, read_checkpoint
 from BLIP.tokenizer import CaptionTokenizer
+from BLIP.weights.checkpoint import load_weights, read_checkpoint
 from captioning.captioners.interface import BuildContext, Captioner
-from captioning.captioners.registry import CAPTIONERS
-from captioning.config import Config, load_config
-from captioning.data import MEAN, STD, Preprocessing, decode, preprocess_caption, read_split
+from captioning.captioners.registry import package_of
+from captioning.config import Config, load_config, parse_config
+from captioning.data import (
+    MEAN,
+    STD,
+    Preprocessing,
+    decode,
+    evaluation_transform,
+    normalise,
+    preprocess_caption,
+    read_split,
+    training_transform,
+)
 from captioning.files.stores import without_secrets
 from captioning.models.skip_init import Unfilled
 from captioning.runtime.errors import UserError
@@ -30,7 +40,7 @@ def captioner_from(
     resumed: the content of the checkpoint whose weights the caller will put in place. Made-up
     weights depend on the seed alone. Raises UserError.
     """
-    package = CAPTIONERS[config.model]
+    package = package_of(config.model)
     torch.manual_seed(config.seed)
     try:
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
@@ -77,13 +87,16 @@ def training_captions(config: Config) -> Iterator[str]:
 def preprocessing_of(config: Config) -> Preprocessing:
     """How images are made into what the configuration's captioner takes. Raises UserError."""
     try:
-        own = CAPTIONERS[config.model].preprocessing(config)
+        own = package_of(config.model).preprocessing(config)
     except ValueError as error:
         raise UserError(str(error)) from error
     if own is None:
-        exact = config.input == "exact"
-        return Preprocessing.of_blip(
-            config.image_size, config.augmentation, config.augmentation_strength, exact
+        strength, exact = config.augmentation_strength, config.input == "exact"
+        return Preprocessing(
+            evaluation_transform(config.image_size),
+            training_transform(config.image_size, config.augmentation, strength, exact),
+            normalise,
+            same=config.augmentation == "none",
         )
     evaluation, training, *others = own
     return Preprocessing(evaluation, partial(_decoded, training), *others)
@@ -139,14 +152,14 @@ def trained_config(
     except ValueError as error:
         raise UserError(str(error)) from error
     try:
-        found = Config.model_validate(content.get("config"))
+        found = parse_config(content.get("config"))
     except ValidationError as error:
         shown = without_secrets(checkpoint)
         raise UserError(
             f"{shown} does not hold the configuration of a run: name one with --config"
         ) from error
     try:
-        return Config.model_validate({**found.model_dump(), **(changes or {})})
+        return parse_config({**found.model_dump(), **(changes or {})})
     except ValidationError as error:
         reasons = (detail["msg"].removeprefix("Value error, ") for detail in error.errors())
         raise UserError("; ".join(reasons)) from error

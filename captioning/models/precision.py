@@ -2,7 +2,7 @@
 
 import torch
 
-from captioning.captioners.registry import CAPTIONERS
+from captioning.captioners.registry import package_of
 from captioning.config import Config
 from captioning.runtime.errors import UserError
 
@@ -27,7 +27,7 @@ class Precision:
 def check_precision(config: Config, device: torch.device) -> None:
     """Raise UserError for what torch cannot compute."""
     try:
-        CAPTIONERS[config.model].check_device(config, device)
+        package_of(config.model).check_device(config, device)
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -3,6 +3,11 @@
 python -m captioning.report output/demo/mle output/demo/smile output/demo/mle_smile
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import os
 import sys
@@ -14,11 +19,11 @@ from captioning.report.comparison import compare
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import write_report
 from captioning.runtime.errors import visible
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    """Run the program; return 0, or 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.report", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir")
     parser.add_argument("--output", type=Path, help="default: report.html above the runs, or in it")
@@ -32,13 +37,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         write_report(comparison, output)
         print(f"the report is {output}", file=sys.stderr)
 
-    return exit_code_unwatched(report)
+    return exit_code(report, "stopped")
 
 
 def default_output(runs: Sequence[Path]) -> Path:
-    """report.html in the folder that holds all runs; for one run, in its own.
+    """report.html in the folder that holds all runs, or in the folder of a single run.
 
-    Runs that have but the root in common leave it in the current folder.
+    It is in the current folder for runs that have only the root in common.
     """
     if len(runs) == 1:
         return runs[0] / "report.html"

@@ -1,27 +1,29 @@
-"""What a report compares: the runs, the people, and the images that they all captioned."""
+"""The comparison of a report: the runs, the people, and the images that all captioned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
-from captioning.data.sources import SOURCES
+from captioning.data.sources import known_annotation
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.registry import EVALUATORS, build_evaluators
+from captioning.metrics.facts import FactsOptions
+from captioning.metrics.registry import EVALUATORS, all_metrics, build_evaluators, options_of
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
-from captioning.training.split_evaluation import metric_settings, object_settings
+from captioning.training.split_evaluation import metric_settings
 
 HUMANS = "Humans"
 
 
 class Row(NamedTuple):
-    """A line of the comparison: people or a run."""
+    """A row of the comparison: people or a run."""
 
     label: str
     kind: str  # "humans" or a run's
@@ -31,10 +33,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """image_ids: those that every run captioned; samples and references: the images and human
-    captions of these, in the split's order, both empty where the data set cannot be read;
-    captioned: how many images every run captioned; whole_split: whether these are the split;
-    missing: a sentence for each thing that could not be had."""
+    """image_ids: the images that every run captioned; samples, references: of these, in the split's
+    order, both empty where the data set cannot be read; captioned: the number of images that every
+    run captioned; whole_split: whether these are the split; missing: a sentence for each thing that
+    is missing."""
 
     split: str
     runs: list[Run]
@@ -49,7 +51,7 @@ class Comparison:
 
     @property
     def has_other_captions(self) -> bool:
-        """Whether a caption that is held out leaves others to score it against."""
+        """Whether there are references left for a held-out caption."""
         return any(len(group) > 1 for group in self.references.values())
 
     @property
@@ -77,8 +79,9 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     unread = Comparison(split, runs, captioned, missing=missing, captioned=count)
     config = runs[0].scored_with
     try:
-        samples = {sample.image_id: sample for sample in read_split(config, split)}
-        texts = references(config, split)
+        of_split = read_split(config, split)
+        texts = references(config, split, of_split)
+        samples = {sample.image_id: sample for sample in of_split}
     except UserError as error:
         missing.append(f"The data set could not be read, so there are no human captions: {error}.")
         return unread
@@ -98,8 +101,9 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     human = _human_row(texts, samples.values(), runs, missing)
     scenes = {}
     try:
-        if facts_path := _facts_path(runs):
-            scenes = read_scenes(facts_path)
+        facts = next((run.scored_with for run in runs if run.scored_with.facts_file), None)
+        if facts:
+            scenes = read_scenes(Path(FactsOptions.from_config(facts)["facts_file"]))
     except UserError as error:
         missing.append(f"What the images show could not be read, so no word is marked: {error}.")
     whole = len(samples) == size == count
@@ -108,11 +112,11 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
 
 
 def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
-    """Raises UserError where a run's captions were scored on other data than the first's."""
+    """Raise UserError for a run that was scored on other data than the first."""
 
     def data_of(run: Run) -> dict[str, str]:
         config = run.scored_with
-        known = SOURCES[config.dataset].annotations.get(split)
+        known = known_annotation(config.dataset, split)
         return {
             "dataset": config.dataset,
             "ann_root": str(Path(config.ann_root).resolve()),
@@ -131,7 +135,7 @@ def _refuse_other_data(runs: Sequence[Run], split: str) -> None:
 
 
 def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
-    """A sentence for each thing that a run has more or less of than the others."""
+    """A sentence for each run with other images than the others, or without scores."""
     for run in runs:
         if more := len(run.captions) - captioned:
             yield (
@@ -143,9 +147,9 @@ def _gaps(runs: list[Run], captioned: int) -> Iterator[str]:
 
 
 def held_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
-    """One caption of each image, and the other captions of the images that have others.
+    """One caption of each image, and the other captions of images with several.
 
-    Image i gives up caption i mod k of its k, so that every annotator has their turn.
+    Image i gives up caption i mod k of its k, so that all annotators are held out in turn.
     """
     captions: Captions = {}
     others: References = {}
@@ -167,32 +171,28 @@ def _human_row(
         missing.append("Each image has one human caption, so people are not scored by references.")
         others = {image_id: [caption] for image_id, caption in captions.items()}
     wanted = {name for run in runs for name in run.metrics}
-    evaluators = dict.fromkeys(name for run in runs for name in run.scored_with.metrics)
-    evaluators = [name for name in evaluators if not EVALUATORS[name].costly]
-    configs = [run.scored_with for run in runs]
-    settings = replace(
-        metric_settings(configs[0], samples, "cpu"),
-        spice="SPICE" in wanted,
-        facts_file=_facts_path(runs),
-        # As the first that knows of objects.
-        **next((object_settings(config) for config in configs if config.objects_file), {}),
-    )
-    try:
-        built = build_evaluators(evaluators, settings) if wanted else []
-    except UserError as error:
-        missing.append(f"People could not be scored: {error}.")
-        return Row(HUMANS, "humans", captions, {})
-    if alone:  # a caption would be scored against itself
-        wanted -= {name for evaluator in built for name in evaluator.reference_metrics}
-    built = [evaluator for evaluator in built if wanted.intersection(evaluator.names)]
+    settings = metric_settings(runs[0].scored_with, samples, "cpu")
+    built = []
+    for name in dict.fromkeys(name for run in runs for name in run.scored_with.metrics):
+        kind = load(EVALUATORS[name])
+        metrics = [metric for metric in kind.metrics if not (alone and metric.references)]
+        names = wanted.intersection(metric.name for metric in metrics)
+        if kind.costly or not names:
+            continue
+        # With the options of the run that has most of its metrics.
+        run = max(
+            (run for run in runs if name in run.scored_with.metrics),
+            key=lambda run: len(names & run.metrics.keys()),
+        )
+        try:
+            built += build_evaluators([name], settings, **options_of([name], run.scored_with))
+        except UserError as error:
+            missing.append(f"People could not be scored: {error}.")
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
+    if alone:  # a caption would be scored against itself
+        wanted -= {name for name, metric in all_metrics().items() if metric.references}
     skipped = sorted(wanted.intersection(scores.skipped))
     for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
         missing.append(f"Not all scores of people could be computed: {reason}.")
     metrics = {name: estimate for name, estimate in scores.metrics.items() if name in wanted}
     return Row(HUMANS, "humans", captions, metrics)
-
-
-def _facts_path(runs: list[Run]) -> Optional[Path]:
-    """That of the first run that knows of facts."""
-    return next((path for run in runs if (path := run.scored_with.facts_path)), None)

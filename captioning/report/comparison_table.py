@@ -4,57 +4,38 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Optional
 
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.score_table import COLUMNS as PRINTED
+from captioning.metrics.evaluator import Metric, Shown
+from captioning.metrics.registry import all_metrics
+from captioning.metrics.score_table import align
 from captioning.report.comparison import Comparison, Row
+
+# The first columns of the comparison; other metrics that have a `report` follow.
+FIRST = (
+    *("cap_len", "true_facts", "wrong_facts", "CHAIRs", "CHAIRi", "object_recall"),
+    *("scene_R@1", "scene_R@5", "R@1", "R@5", "lex_div", "loops"),
+    *("CIDEr", "Bleu_4", "METEOR", "SPICE", "CLIPScore", "PAC-S", "CLAIR", "PPL"),
+)
 
 
 class Column(NamedTuple):
-    """A metric as it is shown: its value times `factor`, to so many digits."""
+    """A metric as the report shows it: its value times `factor`, to so many decimals."""
 
     metric: str
     title: str
     unit: str
     meaning: str
-    digits: int = 1
-    factor: float = 1.0
+    decimals: int
+    factor: float
+
+    @classmethod
+    def of(cls, metric: Metric, shown: Shown) -> "Column":
+        decimals = metric.decimals if shown.decimals is None else shown.decimals
+        title = shown.title or metric.title
+        return cls(metric.name, title, shown.unit, shown.meaning, decimals, shown.factor)
 
     @property
     def heading(self) -> str:
         return f"{self.title}, {self.unit}" if self.unit else self.title
-
-
-def _as_printed(metric: str, meaning: str = "") -> Column:
-    """With the title and digits that it has where scores are printed."""
-    title, digits = PRINTED.get(metric, (metric, 3))
-    return Column(metric, title, "", meaning, digits)
-
-
-def _retrieved(metric: str, title: str, which: str) -> Column:
-    return Column(metric, title, "%", f"self-retrieval: captions {which}")
-
-
-COLUMNS = (
-    Column("cap_len", "Length", "words", "words in a caption, on average"),
-    Column("true_facts", "True facts", "a caption", "facts stated that the image bears out", 2),
-    Column("wrong_facts", "Wrong facts", "%", "share of the stated facts that are not so"),
-    Column("CHAIRs", "CHAIRs", "%", "captions that name an object which is not there"),
-    Column("CHAIRi", "CHAIRi", "%", "share of the named objects that are not there"),
-    Column("object_recall", "Objects named", "%", "share of the images' objects that are named"),
-    _retrieved("scene_R@1", "R@1", "that fit their own image best of all"),
-    _retrieved("scene_R@5", "R@5", "with their own image among the best five"),
-    _retrieved("R@1", "CLIP R@1", "whose own image CLIP finds nearest of all"),
-    _retrieved("R@5", "CLIP R@5", "with their image among CLIP's best five"),
-    Column("lex_div", "Distinct words", "", "different words in all captions together", 0, 1000.0),
-    Column("loops", "Loops", "%", "captions that say a phrase twice running"),
-    _as_printed("CIDEr", "agreement with the references, rare phrases weighing more"),
-    _as_printed("Bleu_4", "share of four-word phrases that a reference has"),
-    _as_printed("METEOR", "words shared with a reference, synonyms and stems too"),
-    _as_printed("SPICE", "objects, attributes and relations shared with references"),
-    _as_printed("CLIPScore", "how well CLIP finds image and caption to agree"),
-    _as_printed("PAC-S", "CLIPScore by weights that are made for captions"),
-    _as_printed("CLAIR", "how likely a language model finds it to be of the references' image"),
-    Column("PPL", "Perplexity", "", "how surprising GPT-2 finds the caption's words"),
-)
 
 
 class Cell(NamedTuple):
@@ -70,27 +51,25 @@ class Table(NamedTuple):
 
 
 def table_of(comparison: Comparison) -> Table:
-    """The metrics that are compared, those of them that anyone has."""
+    """The comparison's columns that any row has a value of."""
     return _table(comparison, columns_of(comparison.rows))
 
 
 def other_metrics(comparison: Comparison) -> Table:
-    """Every metric that `table_of` leaves out."""
-    shown = {column.metric for column in COLUMNS}
-    names = dict.fromkeys(n for row in comparison.rows for n in row.metrics if n not in shown)
-    return _table(comparison, [_as_printed(name)._replace(digits=3) for name in names])
+    """Every metric that `table_of` leaves out, to 3 decimals."""
+    every = all_metrics()
+    names = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
+    metrics = [every.get(name, Metric(name, name)) for name in names]
+    shown = Shown("", decimals=3)
+    return _table(comparison, [Column.of(metric, shown) for metric in metrics if not metric.report])
 
 
 def comparison_table(comparison: Comparison) -> str:
-    """The table for a terminal: a line a metric, a column for the people and for each run."""
+    """The table for a terminal: a line for each metric, a column for the people and each run."""
     rows = comparison.rows
     lines = [["", *(row.label for row in rows)]]
     lines += [[c.heading, *(shown_value(c, row) for row in rows)] for c in columns_of(rows)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in lines
-    )
+    return align(lines)
 
 
 def in_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -100,9 +79,11 @@ def in_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def columns_of(rows: Iterable[Row]) -> list[Column]:
-    """Those of COLUMNS that any of the rows has a value of."""
+    """The comparison's columns that any of the rows has a value of."""
+    every = all_metrics()
     present = {name for row in rows for name in row.metrics}
-    return [column for column in COLUMNS if column.metric in present]
+    names = [name for name in dict.fromkeys((*FIRST, *every)) if name in present]
+    return [Column.of(every[name], every[name].report) for name in names if every[name].report]
 
 
 def shown_value(column: Column, row: Row) -> str:
@@ -121,13 +102,11 @@ def _table(comparison: Comparison, columns: list[Column]) -> Table:
     return Table(columns, rows)
 
 
-def _cell(column: Column, metric: Optional[Estimate]) -> Optional[Cell]:
-    if metric is None:
+def _cell(column: Column, estimate: Optional[Estimate]) -> Optional[Cell]:
+    if estimate is None:
         return None
-
-    def text(value: float) -> str:
-        return f"{value * column.factor:.{column.digits}f}"
-
-    has_interval = metric.low is not None and metric.high is not None
-    interval = (text(metric.low), text(metric.high)) if has_interval else None
-    return Cell(text(metric.value), interval)
+    ends = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (
+        None if end is None else f"{end * column.factor:.{column.decimals}f}" for end in ends
+    )
+    return Cell(value, None if None in (low, high) else (low, high))

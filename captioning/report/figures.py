@@ -1,4 +1,4 @@
-"""Figures: one look, one colour an objective, SVG that stands in a page; curves and lengths."""
+"""Figures as SVG for the page: curves and lengths, with one style for each objective."""
 
 import io
 import itertools
@@ -16,30 +16,25 @@ from matplotlib.ticker import MaxNLocator
 from captioning.config.objectives import NAMES
 from captioning.metrics.diversity import words
 from captioning.report.runs import Run
+from captioning.training.run_log import CURVES
 
-WIDTH, HEIGHT = 4.3, 3.2  # inches: a phone shows them at about this size
+WIDTH, HEIGHT = 4.3, 3.2  # inches, about the width of a phone
 INK, FAINT = "#1c2733", "#c9d1d9"
 
 
 class Style(NamedTuple):
-    """How a row of the comparison is drawn, the same in every figure, also without colour."""
+    """How figures draw a row of the comparison, distinct without colour too."""
 
     colour: str
     marker: str
     dashes: str
 
 
-# Validation scores by epoch, as they are called; of each group the first that was logged is drawn.
+# Validation scores by epoch, with their labels; of each group the first that was logged is drawn.
 VALIDATION = (
     {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
     {"true_facts": "true facts a caption", "cap_len": "words a caption"},
 )
-# Of captions that are drawn in training, where a reward is what trains.
-DRAWN = {
-    "reward": ("Reward in training", "reward a caption"),
-    "length": ("Length in training", "words a drawn caption"),
-    "kl": ("KL to the start", "nats a caption"),
-}
 # Okabe and Ito's colours, which colour-blind people tell apart.
 STYLES = {
     "humans": Style("#4a4f57", "D", "-"),
@@ -50,7 +45,7 @@ STYLES = {
     "reverse": Style("#8a6d00", "P", ":"),
     "weights": Style("#5b4bb5", "X", "-"),
 }
-# For other objectives, and the second run of one kind, and the third ...
+# For other objectives, and for further runs of one kind.
 SPARE = (
     Style("#3d87c4", "<", ":"),
     Style("#7d2a56", ">", "--"),
@@ -93,7 +88,7 @@ def look():
 
 
 def styles(kinds: Sequence[str]) -> list[Style]:
-    """A style for each row, none of them twice while there are spare ones."""
+    """A style for each row, each once while there are spare ones."""
     spare, found = itertools.cycle(SPARE), []
     for index, kind in enumerate(kinds):
         known = kind in STYLES and kind not in kinds[:index]
@@ -106,13 +101,13 @@ def new_figure(height: float = HEIGHT) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a file of the kind that its ending names; the same figure is the same file."""
+    """Write a file in the format of its suffix, reproducibly."""
     undated = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, facecolor="white", dpi=150, metadata=undated)
 
 
 def svg(figure: Figure, name: str, description: str) -> Markup:
-    """The figure as an <svg> element; `name` keeps its ids apart from those of other figures."""
+    """The figure as an <svg> element; `name` is a prefix that makes its ids unique in the page."""
     buffer = io.StringIO()
     with look():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -134,24 +129,17 @@ class Curve(NamedTuple):
 
 
 def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
-    """(title, figure) of each part of the objectives by step, of drawn captions, if there were any,
-    then of one or two validations."""
-    for part, name in NAMES.items():
+    """(title, figure) of each objective's loss by step, of sampled captions, and of validations."""
+    of_steps = {part: (f"{name} loss in training", "nats a token") for part, name in NAMES.items()}
+    for part, (title, label) in {**of_steps, **CURVES}.items():
         lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
         if not lines:
             continue
-        title = f"{name} loss in training"
-        smoothing = {
-            run.config.label_smoothing for run in runs if any(part in event for event in run.log)
-        }
+        smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
         if part == "mle" and smoothing != {0}:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
-        drawing = _draw(lines, f"loss-{part}", title, "optimiser step", "nats a token", smooth=True)
-        yield title, drawing
-    for name, (title, label) in DRAWN.items():
-        lines = [line for line in _lines(runs, "step", name) if len(line.x) > 1]
-        if lines:
-            yield title, _draw(lines, name, title, "optimiser step", label, smooth=True)
+        name = part if part in CURVES else f"loss-{part}"
+        yield title, _draw(lines, name, title, "optimiser step", label, smooth=True)
     for choices in VALIDATION:
         for name, label in choices.items():
             lines = _lines(runs, "val", name)
@@ -166,7 +154,7 @@ def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
 def _lines(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
     found = []
     for run, style in zip(runs, styles([run.kind for run in runs])):
-        # A run that went on after a stop has logged some steps twice; the last time counts.
+        # A resumed run has logged some steps twice; the last time counts.
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
         if points:
             x, y = zip(*sorted(points.items()))
@@ -175,7 +163,7 @@ def _lines(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """The mean of a window around each value, a fifteenth of them wide and shorter at the ends."""
+    """The mean of a window around each value, a fifteenth of all values wide, less at the ends."""
     reach = -(-len(values) // 30)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     first = np.maximum(np.arange(len(values)) - reach, 0)
@@ -203,9 +191,9 @@ def _draw(lines: list[Curve], name: str, title: str, across: str, up: str, smoot
 
 
 def length_histogram(groups: Sequence[tuple[str, str, Iterable[str]]]) -> Markup:
-    """The figure of (label, kind, captions) groups, one below the other on one scale."""
+    """A figure of (label, kind, captions) groups, one below the other on one scale."""
     lengths = [np.array([words(caption) for caption in captions]) for _, _, captions in groups]
-    # All but a hundredth of each group keep to it; longer ones are drawn there.
+    # The 99th percentile; longer captions are counted there.
     longest = max(1, *(np.quantile(group, 0.99, method="inverted_cdf") for group in lengths))
     described = []
     with look():

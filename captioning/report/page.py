@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing beside it."""
+"""The report as one HTML file without external resources."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import jinja2
 
 from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
-from captioning.metrics.score_table import COLUMNS
+from captioning.metrics.registry import all_metrics
 from captioning.report.comparison import Comparison
 from captioning.report.comparison_table import other_metrics, table_of
 from captioning.report.epochs import selected_epochs
@@ -32,7 +32,7 @@ _templates = jinja2.Environment(
 
 
 def write_report(comparison: Comparison, output: Path, note: Optional[str] = None) -> None:
-    """Write the page of a comparison, with a sentence at the top. Raises UserError."""
+    """Write the page of a comparison; note: a sentence for its top. Raises UserError."""
     write_text(render(comparison, note), Path(output))
 
 
@@ -63,7 +63,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
 
 
 def example_lines(comparison: Comparison) -> str:
-    """The first of the images that are shown, for a terminal: its file, and a caption a line."""
+    """The first example for a terminal: the image's file, and a caption on each line."""
     image_id = _evenly_spaced(comparison.image_ids)[0]
     width = max(len(row.label) for row in comparison.rows)
     captions = [f"  {row.label:<{width}}  {row.captions[image_id]}" for row in comparison.rows]
@@ -71,7 +71,7 @@ def example_lines(comparison: Comparison) -> str:
 
 
 def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
-    """EXAMPLES of them at even distances, whatever was said of them."""
+    """EXAMPLES of them at even distances, not chosen by their captions."""
     count = min(EXAMPLES, len(ids))
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
 
@@ -81,14 +81,14 @@ def _example(comparison: Comparison, image_id: ImageId) -> dict[str, Any]:
     scene = comparison.scenes.get(image_id)
     captions = []
     for row in comparison.rows:
-        said = row.captions[image_id]
-        captions.append((row.label, [(said, None)] if scene is None else mark(said, scene)))
+        text = row.captions[image_id]
+        captions.append((row.label, [(text, None)] if scene is None else mark(text, scene)))
     shown = picture(comparison.image_path(image_id))
     return {"image_id": image_id, "picture": shown, "captions": captions}
 
 
 def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
-    """Every human caption of the split, not only those held out, and those of each run."""
+    """All human captions, not only those held out, and those of each run."""
     groups = [(run.label, run.kind, list(run.captions.values())) for run in comparison.runs]
     if comparison.human is None:
         return groups
@@ -97,18 +97,18 @@ def _length_groups(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
 
 
 def _skipped(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """(metrics, runs, why) of what could not be computed, the metrics of one reason together."""
+    """(metrics, runs, why) for what could not be computed, grouped by reason."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in dict.fromkeys(name for run in comparison.runs for name in run.skipped):
         of = [run for run in comparison.runs if name in run.skipped]
         labels = ", ".join(run.label for run in of)
-        title = COLUMNS[name].title if name in COLUMNS else name
+        title = all_metrics()[name].title if name in all_metrics() else name
         found.setdefault((labels, of[0].skipped[name]), []).append(title)
     return [(", ".join(titles), labels, why) for (labels, why), titles in found.items()]
 
 
 def _tokens(comparison: Comparison) -> dict[str, Any]:
-    """What the template says of the tokens: the picture, or why there is none."""
+    """The template's values for the tokens: the picture, or why there is none."""
     try:
         found = token_picture(comparison)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""An image within a page, of which it is a part: no file beside the page, no request."""
+"""An image embedded in a page, without a file beside it."""
 
 import base64
 import io
@@ -11,7 +11,7 @@ from captioning.data import load_image
 from captioning.runtime.errors import UserError
 
 WIDEST = 320  # pixels of an image in the report
-SMALL = 160  # an image this small is shown enlarged, pixel by pixel
+SMALL = 160  # an image of at most this size is shown enlarged, with hard pixels
 
 
 class Picture(NamedTuple):
@@ -22,7 +22,7 @@ class Picture(NamedTuple):
 
 
 def picture(path: Optional[Path]) -> Optional[Picture]:
-    """The image file made small enough for a page; None where it cannot be read."""
+    """The image file, scaled down for a page; None where it cannot be read."""
     try:
         return embedded(load_image(path)) if path else None
     except UserError:
@@ -30,7 +30,7 @@ def picture(path: Optional[Path]) -> Optional[Picture]:
 
 
 def embedded(image: Image.Image, widest: int = WIDEST) -> Picture:
-    """The image, RGB, made no wider and no higher than `widest` pixels."""
+    """The RGB image, at most `widest` pixels wide and high."""
     small = max(image.size) <= SMALL
     shown = image.copy()
     shown.thumbnail((widest, widest), Image.Resampling.LANCZOS)
@@ -40,7 +40,7 @@ def embedded(image: Image.Image, widest: int = WIDEST) -> Picture:
 
 
 def data_uri(image: Image.Image, kind: str, **settings) -> str:
-    """The image as a file of that kind, Pillow's name, within a URI."""
+    """The image in a format of Pillow, as a data: URI."""
     buffer = io.BytesIO()
     image.save(buffer, kind, **settings)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,4 +1,4 @@
-"""The plane of accuracy and descriptiveness: how much a caption says against how much is right."""
+"""The figure of accuracy against descriptiveness."""
 
 from typing import NamedTuple, Optional
 
@@ -20,7 +20,7 @@ class Axis(NamedTuple):
     offset: float = 0.0
 
     def of(self, metric: Estimate) -> tuple[float, Optional[tuple[float, float]]]:
-        """The metric's value on this axis, and how far its interval reaches down and up."""
+        """The metric's value on this axis, and its interval's distances down and up."""
         value, *ends = (
             None if v is None else self.offset + self.factor * v
             for v in (metric.value, metric.low, metric.high)
@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Where a row stands, and how far its intervals reach to either side; None without one."""
+    """A row's place, and its intervals' distances to either side; None without an interval."""
 
     x: float
     y: float
@@ -45,7 +45,7 @@ class Point(NamedTuple):
     label: str
 
 
-# What is shown is the first of each that two rows or more have.
+# The first of each that two rows or more have is shown.
 DESCRIPTIVE = (
     Axis("true_facts", "true facts a caption"),
     Axis("cap_len", "words a caption"),
@@ -57,7 +57,7 @@ ACCURATE = (
     Axis("CLIPScore", "CLIPScore"),
     Axis("CIDEr", "CIDEr"),
 )
-# Of a name from its point, in points; the first of the equally good is taken.
+# Of a name from its point, in points; in a tie the first is taken.
 OFFSETS = ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12, 0))
 
 
@@ -84,7 +84,7 @@ def has_both(row: Row, axes: Pair) -> bool:
 
 
 def draw_point(ax: Axes, axes: Pair, row: Row, style: Style, label: str) -> Point:
-    """A row's marker with the intervals of both metrics; its name stands in a legend, if any."""
+    """Draw a row's marker with the intervals of both metrics; `label` is for a legend, if any."""
     x, x_reach = axes.across.of(row.metrics[axes.across.metric])
     y, y_reach = axes.up.of(row.metrics[axes.up.metric])
     xerr, yerr = (reach and [[end] for end in reach] for reach in (x_reach, y_reach))
@@ -104,7 +104,7 @@ def name_axes(ax: Axes, axes: Pair) -> None:
 
 
 def described(axes: Pair, points: list[Point]) -> str:
-    """The figure in words, for those who do not see it."""
+    """The figure in words, as its alternative text."""
     places = "; ".join(f"{point.label} at {point.x:.2f}, {point.y:.2f}" for point in points)
     return f"{axes.up.label} against {axes.across.label}: {places}"
 
@@ -122,7 +122,7 @@ def choose_axes(rows: list[Row]) -> Optional[Pair]:
 
 
 def name_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
-    """Write each point's name beside it, where it covers least of the others."""
+    """Write each point's name beside it, where it overlaps least."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     occupied = []

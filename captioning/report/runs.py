@@ -1,4 +1,4 @@
-"""A finished run, read from the folder that it left: what it is called, how it came about."""
+"""A finished run, read from its folder."""
 
 import os
 import re
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from captioning.captioners.registry import CAPTIONERS
-from captioning.config import Config, keys_of, load_config
+from captioning.captioners.registry import package_of
+from captioning.config import Config, config_class, keys_of, load_config
 from captioning.config.objectives import trained_by, training_name
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
@@ -19,16 +19,16 @@ from captioning.runtime.errors import UserError
 from captioning.training.run_log import read_log
 from captioning.training.selection import read_record
 
-NOT_A_SETTING = keys_of("machine")  # the page says that they are left out
+NOT_A_SETTING = keys_of("machine")  # the page mentions that these are left out
 OF_SCORING = [*keys_of("generation"), *keys_of("scoring")]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run says of itself and of one split.
+    """A run and its captions of one split.
 
-    label: what it is called in the page, distinct among the runs; kind: the objective's name,
-    "mixture" for several or, for weights that were not trained in this folder, "weights".
+    label: its unique name in the page; kind: the objective's name, "mixture" for several, "reward",
+    or "weights" for weights that were not trained in this folder.
     """
 
     folder: Path
@@ -42,8 +42,8 @@ class Run:
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json: command, versions; empty where there is none
     scoring: dict[str, Any]
-    selected: Optional[dict[str, Any]] = None  # which epoch was, by `captioning.training.selection`
-    weights: Optional[str] = None  # what was captioned with, where it is not the folder's own best
+    selected: Optional[dict[str, Any]] = None  # the record of `captioning.training.selection`
+    weights: Optional[str] = None  # the captioned weights, where they are not the folder's best
 
     @property
     def trained(self) -> bool:
@@ -55,13 +55,13 @@ class Run:
 
     @property
     def checkpoint(self) -> Optional[Path]:
-        """The weights whose captions these are, where the file is still there."""
+        """The weights that made the captions, where the file still exists."""
         path = Path(self.weights) if self.weights else self.folder / BEST
         return path if path.exists() else None
 
 
 def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
-    """The runs in `folders`, in order. Raises UserError, one line, for a folder that is no run."""
+    """The runs in `folders`, in order. Raises UserError for a folder that is no run."""
     if not folders:
         raise UserError("no run to report: name one or more run folders")
     folders = [Path(folder) for folder in folders]
@@ -83,13 +83,13 @@ def kind_of(config: Config) -> str:
 
 
 def trained_name(config: Config) -> str:
-    """The objective, and before it the captioner's title where it has one: "LSTM, SMILE"."""
-    title = CAPTIONERS[config.model].title(config)
+    """The objective, after the captioner's title where it has one: "LSTM, SMILE"."""
+    title = package_of(config.model).title(config)
     return ", ".join(filter(None, (title, training_name(config))))
 
 
 def plain_command(record: dict[str, Any]) -> Optional[str]:
-    """The command of a run.json as a person would type it: `python -m captioning.train ...`."""
+    """The command of a run.json as a user types it: `python -m captioning.train ...`."""
     command = record.get("command")
     if not command:
         return None
@@ -142,20 +142,20 @@ def _read_run(folder: Path, split: str) -> Run:
 
 
 def _foreign_weights(folder: Path, scored: Config, scoring: dict[str, Any]) -> Optional[str]:
-    """The recorded checkpoint where it is not the folder's best; None, too, without a record."""
+    """The recorded checkpoint, unless it is the folder's best."""
     checkpoint = scoring.get("checkpoint")
     if not isinstance(checkpoint, str):
         return None
     path = Path(checkpoint)
     own = path.resolve() == (folder / BEST).resolve()
-    # A record of a relative path holds for the folder that the program was started in.
+    # A relative path is relative to the folder where the program was started.
     return None if own or path == Path(scored.output_dir, BEST) else checkpoint
 
 
 def metrics_of(entries: Any, path: Path) -> dict[str, Estimate]:
-    """The "metrics" of a metrics.json; what has no interval has a value alone.
+    """The "metrics" of a metrics.json; the interval is optional.
 
-    path: the file, for the UserError that tells of entries of another shape.
+    path: the file, for the UserError about an entry of another shape.
     """
     found = {}
     for name, entry in _object(entries, path).items():
@@ -182,14 +182,14 @@ def _other_shape(path: Path) -> UserError:
 
 
 def refuse_twice(named: Sequence[Any], what: str) -> None:
-    """Raises UserError where one of them is named a second time."""
+    """Raise UserError where one of them is named a second time."""
     twice = next((each for each in named if named.count(each) > 1), None)
     if twice is not None:
         raise UserError(f"{twice} is named twice: name every {what} once")
 
 
 def distinct(labels: Sequence[str], *places: Sequence[str]) -> list[str]:
-    """The labels, with the first places beside those that occur twice, then with the next."""
+    """The labels; those that occur twice get a place added, from the first list that helps."""
     for names in places:
         labels = [
             f"{label} ({name})" if labels.count(label) > 1 else label
@@ -199,27 +199,28 @@ def distinct(labels: Sequence[str], *places: Sequence[str]) -> list[str]:
 
 
 def origin(run: Run) -> list[str]:
-    """The commands that trained and scored the run, each once; empty where none is recorded."""
+    """The recorded commands that trained and scored the run, each once."""
     commands = [plain_command(record) for record in (run.training, run.scoring)]
     return list(dict.fromkeys(command for command in commands if command))
 
 
 def versions(run: Run) -> str:
-    """What the run was made with, in one line, "" where that is not recorded."""
+    """The recorded versions of Python and libraries, in one line."""
     record = run.training or run.scoring
     found = {"Python": record.get("python"), **record.get("versions", {})}
     return ", ".join(f"{name} {version}" for name, version in found.items() if version)
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Each setting that is not the same in all runs, with its value in each.
+    """Each setting that differs between the runs, with its value in each.
 
-    Those of scoring are as they were when the captions were made; of those of training that were
-    others then, the latter stand under "NAME, in scoring".
+    Settings of generation and scoring are those of the captions. Other settings that the captions
+    were made with differently are under "NAME, in scoring".
     """
     found = {}
-    configs = [run.config.model_dump() for run in runs]
-    scored = [run.scored_with.model_dump() for run in runs]
+    all_keys = config_class()  # runs of different captioners have different keys
+    configs = [all_keys(**run.config.model_dump()).model_dump() for run in runs]
+    scored = [all_keys(**run.scored_with.model_dump()).model_dump() for run in runs]
     for name in (name for name in configs[0] if name not in NOT_A_SETTING):
         then = [config[name] for config in scored]
         trained = then if name in OF_SCORING else [config[name] for config in configs]

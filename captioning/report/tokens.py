@@ -1,6 +1,6 @@
-"""What each token of one caption costs under MLE and under SMILE, computed by a trained captioner.
+"""The loss of each token of one caption under MLE and SMILE, by a trained captioner.
 
-The costs are those of the training code, without smoothed labels and without first-token MLE.
+The losses are those of training, without label smoothing and without first-token MLE.
 """
 
 from typing import NamedTuple, Optional
@@ -19,11 +19,11 @@ from captioning.runtime.errors import UserError
 from smile import mle_loss, smile_loss
 
 TOP = 5  # predicted words a token
-QUANTILE, LONGEST = 0.6, 12  # a caption longer than most, which still fits a page
+QUANTILE, LONGEST = 0.6, 12  # words: longer than most captions, and fits a page
 
 
 class Prediction(NamedTuple):
-    """own: whether the caption has the word, so that SMILE's softmax ranges over it."""
+    """own: whether the caption has the word, so that SMILE's softmax includes it."""
 
     word: str
     probability: float  # of the whole vocabulary
@@ -31,7 +31,7 @@ class Prediction(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token to be predicted; costs are in nats, minus the log of the label's probability."""
+    """A token to be predicted; mle and smile are its losses, in nats."""
 
     label: str
     predictions: list[Prediction]  # the likeliest first
@@ -49,9 +49,9 @@ class TokenPicture(NamedTuple):
 
 
 def token_picture(comparison: Comparison) -> TokenPicture:
-    """The tokens of one human caption, for the first run trained with MLE or else the first.
+    """The tokens of one human caption, for the first run trained with MLE, or else the first run.
 
-    Raises UserError, which says what is missing.
+    Raises UserError for what is missing.
     """
     image_id, caption = choose_caption(comparison)
     path = comparison.image_path(image_id)
@@ -72,7 +72,7 @@ def token_picture(comparison: Comparison) -> TokenPicture:
 
 
 def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
-    """The split's first human caption of the length that 60 % of them keep to, at most 12 words."""
+    """The first human caption whose length is the 60 % quantile, at most 12 words."""
     captions = [(i, text) for i, group in comparison.references.items() for text in group]
     if not captions:
         raise UserError("there are no human captions")
@@ -83,7 +83,7 @@ def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
 
 @torch.inference_mode()
 def token_costs(captioner, image: Images, caption: str) -> list[Token]:
-    """The tokens of a caption, its end included, given an image, a batch of its own."""
+    """The tokens of a caption, its end included; image: a batch of one."""
     captioner.eval()
     tokenizer = captioner.tokenizer
     logits, labels = captioner.predictions(image, [[caption]])  # (1, N, V), (1, N)
@@ -104,9 +104,9 @@ def token_costs(captioner, image: Images, caption: str) -> list[Token]:
 
 
 def _word(tokenizer, token_id: int, place: int) -> str:
-    """A piece of a word as a reader knows it; "-s" goes on with the word before, if there is one.
+    """A piece of a word, "-s" where it continues the word before.
 
-    At place 0 there is none: under first-token shifting a caption begins with a piece.
+    With first-token shifting a piece may be the first token, at place 0.
     """
     if token_id == tokenizer.end:
         return "(end)"
@@ -116,14 +116,14 @@ def _word(tokenizer, token_id: int, place: int) -> str:
 
 
 def spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """The token, counted from 1, where the model prefers a word that the caption lacks and SMILE
-    asks least of what MLE asks; the first is left to first-token MLE."""
+    """The token, counted from 1, where the model prefers a word that the caption lacks and SMILE's
+    loss is furthest below MLE's; the first token is left out, as first-token MLE scores it."""
     outside = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].own]
     return max(outside, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
 
 
 def charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """The token where the model prefers another word of the caption and SMILE asks most."""
+    """The token where the model prefers another word of the caption and SMILE's loss is largest."""
     inside = [
         (n, token)
         for n, token in enumerate(tokens[1:], 2)

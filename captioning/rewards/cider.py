@@ -1,20 +1,21 @@
 """CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) of single captions, as self-critical training
-uses it: words are weighted by the training captions, and a caption's end is a word."""
+uses it: n-grams are weighted by the training captions, and a caption's end counts as a word."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from captioning.data.annotations import ImageId
 from captioning.metrics.tokenizer import imitated, tokenize
-from captioning.rewards.interface import Reward, Said, TrainingImages
+from captioning.rewards.interface import Reward, Sampled, TrainingImages
 from captioning.runtime.distributed import broadcast_from_main, is_main
 
 ORDERS = 4
 SIGMA = 6.0  # of the penalty for another length
-END = "END"  # no token, all of which are in lower case
+END = "END"  # differs from all tokens, which are in lower case
 
 Ngram = tuple[str, ...]
 
@@ -22,15 +23,18 @@ Ngram = tuple[str, ...]
 class CiderD(Reward):
     """Ten times the mean over n = 1 to 4 and references of the clipped cosine of tf-idf vectors.
 
-    The document frequency of an n-gram is the number of training images of which some caption has
-    it. END is a word of references and of captions that ended; without it captions come to end in
-    "with a". Apart from that the value is that of pycocoevalcap's Cider on the training set.
+    The document frequency of an n-gram is the number of training images with a caption that has it.
+    END is a word of references and of captions that ended; without it captions come to end in
+    "with a". Otherwise the value is that of pycocoevalcap's Cider on the training set.
 
-    Training captions have the tokens of the metrics. Those of drawn captions are the imitation's of
-    them, for Java would have to be started at every step.
+    Training captions have the tokens of the metrics. Sampled captions are tokenised by the
+    imitation, since Java would have to be started at every step.
     """
 
-    def __init__(self, images: TrainingImages):
+    title = "CIDEr-D"
+
+    def __init__(self, images: TrainingImages, **options: Any):
+        super().__init__(images, **options)
         tokens = tokenize(images.captions)[0] if is_main() else None
         self.references = broadcast_from_main(tokens)
         self.idf = Idf(map(_ended, group) for group in self.references.values())
@@ -38,7 +42,7 @@ class CiderD(Reward):
     def __call__(self, image_ids, captions) -> np.ndarray:
         return np.array([self._of_image(*each) for each in zip(image_ids, captions)])
 
-    def _of_image(self, image_id: ImageId, captions: Sequence[Said]) -> list[float]:
+    def _of_image(self, image_id: ImageId, captions: Sequence[Sampled]) -> list[float]:
         others = [self.idf.vectors(_ended(reference)) for reference in self.references[image_id]]
         found = []
         for text, ended in captions:
@@ -53,10 +57,10 @@ def _ended(tokens: str) -> list[str]:
 
 
 class Idf:
-    """How much an n-gram tells: the logarithm of images by images that have it.
+    """The idf of n-grams: log(images / images that have it).
 
-    groups: of each image the words of its captions. An n-gram of no image counts as one of one, so
-    that those of a single image, which are most, need not be kept.
+    groups: for each image the words of its captions. An unknown n-gram has the idf of one image, so
+    that the n-grams of a single image, which are most, are not kept.
     """
 
     def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
@@ -68,7 +72,7 @@ class Idf:
         self.frequency = {ngram: count for ngram, count in found.items() if count > 1}
 
     def vectors(self, words: Sequence[str]) -> tuple[list[dict[Ngram, float]], list[float], int]:
-        """Of each order the tf-idf of its n-grams; their lengths; the number of words."""
+        """The tf-idf of n-grams by order; the vectors' norms; the number of words."""
         whole = math.log(self.images) if self.images else 0.0
         vectors: list[dict[Ngram, float]] = [{} for _ in range(ORDERS)]
         for ngram, count in Counter(_ngrams(words)).items():
@@ -87,7 +91,7 @@ def _ngrams(words: Sequence[str]) -> list[Ngram]:
 
 
 def _similarity(own, other) -> float:
-    """Of one caption and one reference, both as `Idf.vectors` has them: the mean over orders."""
+    """Between one caption and one reference, both from `Idf.vectors`: the mean over orders."""
     (vectors, norms, length), (theirs, their_norms, their_length) = own, other
     total = 0.0
     for mine, yours, norm, your_norm in zip(vectors, theirs, norms, their_norms):

@@ -1,11 +1,12 @@
-"""How well a caption fits its image, by CLIP, as the metric of that name has it."""
+"""How well a caption fits its image, by CLIP, as the metric of that name computes it."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 
-from captioning.metrics.clip import Clip
+from captioning.metrics.clip import Clip, ClipOptions
 from captioning.metrics.clipscore import PREFIX, ClipScore, image_score
 from captioning.metrics.over_ranks import READERS, together
 from captioning.rewards.interface import Reward, TrainingImages
@@ -14,28 +15,32 @@ from captioning.rewards.interface import Reward, TrainingImages
 class ClipFit(Reward):
     """2.5 * max(cos(caption, image), 0): a hundredth of the metric CLIPScore.
 
-    What CLIP makes of an image is kept, as the next epochs ask for it again.
+    An image's features are kept for the next epochs.
     """
 
+    title = "CLIPScore"
+    Options = ClipOptions
     on_device = True
 
-    def __init__(self, images: TrainingImages):
-        self.files, self.seen = images.files, {}
-        self.clip = together(lambda: Clip(images.clip_model, images.device))
+    def __init__(self, images: TrainingImages, **options: Any):
+        super().__init__(images, **options)
+        self.files, self.features = images.files, {}
+        self.clip = together(lambda: Clip(self.options.clip_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         with torch.autocast(torch.device(self.clip.device).type, enabled=False):
-            self._look_at([i for i in dict.fromkeys(image_ids) if i not in self.seen])
-            ids, _ = self.clip.encode([PREFIX + said.text for group in captions for said in group])
-            said = self.clip.text_features(ids).cpu().numpy()
+            self._encode([i for i in dict.fromkeys(image_ids) if i not in self.features])
+            texts = [PREFIX + sampled.text for group in captions for sampled in group]
+            ids, _ = self.clip.encode(texts)
+            vectors = self.clip.text_features(ids).cpu().numpy()
         count = len(captions[0])
-        seen = np.repeat([self.seen[image_id] for image_id in image_ids], count, axis=0)
-        return image_score(said, seen, ClipScore.weight).reshape(-1, count)
+        images = np.repeat([self.features[image_id] for image_id in image_ids], count, axis=0)
+        return image_score(vectors, images, ClipScore.weight).reshape(-1, count)
 
-    def _look_at(self, image_ids) -> None:
+    def _encode(self, image_ids) -> None:
         if not image_ids:
             return
         with ThreadPoolExecutor(READERS) as pool:
             pixels = list(pool.map(lambda i: self.clip.read_image(self.files[i]), image_ids))
         features = self.clip.image_features(torch.stack(pixels)).cpu().numpy()
-        self.seen.update(zip(image_ids, features))
+        self.features.update(zip(image_ids, features))

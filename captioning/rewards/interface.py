@@ -1,50 +1,50 @@
-"""What a reward is given and what it returns."""
+"""What a reward declares, receives and returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from captioning.data.annotations import ImageId
+from captioning.metrics.options import Options
 
 
-class Said(NamedTuple):
-    """A caption that a captioner drew; ended: whether it came to its end, or was cut off."""
+class Sampled(NamedTuple):
+    """A sampled caption; ended: whether it has an end token, or was cut off."""
 
     text: str
     ended: bool
 
 
 class TrainingImages(NamedTuple):
-    """What rewards may know of the images that are trained on.
-
-    captions: as they were written; files: where the images are; facts_file, clip_model, device:
-    the configuration's.
-    """
+    """The images that are trained on: their captions as written, their files; the run's device."""
 
     captions: Mapping[ImageId, Sequence[str]]
     files: Mapping[ImageId, Path]
-    facts_file: Optional[Path]
-    clip_model: str
     device: str
 
 
 class Reward(ABC):
-    """A number for each caption, the more the better. All processes make theirs together, which
-    raises UserError for a file that is missing or wrong.
+    """A number for each caption, the higher the better.
 
-    on_device: whether a model computes it on the run's device, and so in the run's own process.
+    title: in messages and reports; Options: its configuration keys; required: the options that must
+    differ from their defaults; on_device: whether a model computes it on the run's device, and so
+    in the run's own process. All processes call the constructor together. It raises UserError for a
+    file that is missing or wrong.
     """
 
+    title: str
+    Options: type[Options] = Options
+    required: tuple[str, ...] = ()
     on_device = False
 
-    @abstractmethod
-    def __init__(self, images: TrainingImages): ...
+    def __init__(self, images: TrainingImages, **options: Any):
+        self.options = self.Options.checked(options)
 
     @abstractmethod
     def __call__(
-        self, image_ids: Sequence[ImageId], captions: Sequence[Sequence[Said]]
+        self, image_ids: Sequence[ImageId], captions: Sequence[Sequence[Sampled]]
     ) -> np.ndarray:
-        """float64 (B, k), of k captions of each of B images."""
+        """float64 (B, k), for k captions of each of B images."""

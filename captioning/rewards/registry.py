@@ -1,19 +1,21 @@
-"""The rewards by name."""
+"""The rewards by name. A new one is a module and a line here."""
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
-from captioning.rewards.cider import CiderD
-from captioning.rewards.clipscore import ClipFit
-from captioning.rewards.facts import TrueFacts
-from captioning.rewards.interface import Reward
+from captioning.metrics.options import missing_options
+from captioning.runtime.registry import load
 
-REWARDS: dict[str, type[Reward]] = {"cider": CiderD, "clipscore": ClipFit, "facts": TrueFacts}
-TITLES = {"cider": "CIDEr-D", "clipscore": "CLIPScore", "facts": "true facts"}
+REWARDS: dict[str, str] = {
+    "cider": "captioning.rewards.cider:CiderD",
+    "clipscore": "captioning.rewards.clipscore:ClipFit",
+    "facts": "captioning.rewards.facts:TrueFacts",
+}
 
 
 def check_rewards(weights: Mapping[str, float]) -> None:
-    """Raise ValueError, in one line, for a name that there is not or a weight that is none."""
+    """Raise ValueError, in one line, for an unknown name or an impossible weight."""
     if not weights:
         raise ValueError(f"reward is empty; name one or more of {', '.join(REWARDS)}")
     for name, weight in weights.items():
@@ -21,3 +23,12 @@ def check_rewards(weights: Mapping[str, float]) -> None:
             raise ValueError(f"reward {name!r} is unknown; choose from {', '.join(REWARDS)}")
         if not 0 < weight < math.inf:
             raise ValueError(f"reward {name!r} has weight {weight!r}; give a number above 0")
+
+
+def check_options(weights: Mapping[str, float], config: Any) -> None:
+    """Raise ValueError, in one line, for a reward without an option that it requires."""
+    for name in weights:
+        reward = load(REWARDS[name])
+        for option in missing_options(reward.required, reward.Options, config):
+            meaning = reward.Options.model_fields[option].description
+            raise ValueError(f"reward: {name} needs {option}: {meaning}")

@@ -235,16 +235,6 @@ def broadcast_from_main(value: Any) -> Any:
     return values[0]
 
 
-def each_rank_in_turn(value: Any) -> Iterator[Any]:
-    """Every rank's value in order of rank, on every rank, one at a time."""
-    for source in range(world_size()):
-        values = [value]
-        if dist.is_initialized():
-            with waits_for_others():
-                dist.broadcast_object_list(values, src=source)
-        yield values[0]
-
-
 @contextmanager
 def first_on_each_machine() -> Iterator[None]:
     """The first process of a machine runs the block before the others, who find its downloads."""

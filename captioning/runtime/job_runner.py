@@ -1,9 +1,10 @@
-"""Work of one program in processes side by side, which share its imports; each has a log.
+"""Jobs of one program in parallel processes that share its imports; each has a log file.
 
-They are forked from a process that has imported what they need and does nothing else, so that each
-begins at once and no thread of the program's is forked.
+A server process, which has imported what the jobs need and does nothing else, forks them: they
+start at once, and no thread of the program's is forked.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from pathlib import Path
@@ -22,13 +22,13 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED
 from captioning.runtime.progress import heard_by, say
 
-STOPPED = 3  # exit code: asked to stop, it has saved
-SECONDS_TO_SAVE = 60.0  # after which a job that was asked to stop is killed
+STOPPED = 3  # exit code: it was asked to stop and has saved
+SECONDS_TO_SAVE = 600.0  # after which a job that was asked to stop is killed
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Job(NamedTuple):
-    """do: can be pickled, and returns an exit code, or None for 0; log: its output is added."""
+    """do: can be pickled, and returns an exit code, or None for 0; log: output is appended."""
 
     name: str
     do: Callable[[], Optional[int]]
@@ -36,45 +36,78 @@ class Job(NamedTuple):
     environment: Mapping[str, str] = {}
 
 
+class Observer:
+    """What `run_jobs` reports; a subclass shows it."""
+
+    def began(self, job: Job) -> None:
+        """A job was started. Its environment includes that of its slot."""
+
+    def progressed(self, name: str, description: str, share: float) -> None:
+        """A job's progress bar, by its description, has reached a share from 0 to 1."""
+
+    def ended(self, name: str, reason: Optional[str]) -> None:
+        """A job has ended. reason: why it failed."""
+
+    def poll(self) -> None:
+        """Called several times a second."""
+
+
 @dataclass(eq=False)
 class _Running:
     job: Job
+    slot: Mapping[str, str]
     process: multiprocessing.process.BaseProcess
     reports: connection.Connection
-    log_began: int  # bytes of the log that are of earlier times
-    hears: bool = False  # a request to stop: earlier it would die of it, and others wait for it
+    log_began: int  # bytes of the log that earlier runs wrote
+    handles_signals: bool = False  # before that, a signal would kill it
     asked: bool = False
 
-    def listen(self, heard: Callable[[str, str, float], None]) -> None:
-        with suppress(EOFError):
+    def receive(self, observer: Observer) -> None:
+        with contextlib.suppress(EOFError):
             while self.reports.poll():
-                told = self.reports.recv()
-                if told is None:
-                    self.hears = True
+                report = self.reports.recv()
+                if report is None:
+                    self.handles_signals = True
                 else:
-                    heard(self.job.name, *told)
+                    observer.progressed(self.job.name, *report)
 
     def ask_to_stop(self) -> None:
-        """Once, as soon as it hears."""
-        if self.hears and not self.asked:
+        """Once, as soon as it handles signals."""
+        if self.handles_signals and not self.asked:
             self.process.terminate()  # SIGTERM
             self.asked = True
 
+    def reason(self) -> Optional[str]:
+        """Why an ended job failed: its error line, or how it ended; None for exit code 0."""
+        code = self.process.exitcode
+        if code == 0:
+            return None
+        if code == STOPPED:
+            return "it was stopped by another program; the same command goes on from here"
+        with open(self.job.log, "rb") as file:
+            file.seek(self.log_began)
+            lines = file.read().decode(errors="replace").splitlines()
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        if errors:
+            return errors[-1]
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"it ended with {how}; its last lines are in {self.job.log}"
+
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     known = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
 def prepare(modules: Sequence[str]) -> None:
-    """Let the process from which jobs are forked begin to import these, beside what comes now."""
-    _CONTEXT.set_forkserver_preload(list(modules))
-    _begin_server()
+    """Start the server, which imports these modules while this process does something else."""
+    _CONTEXT.set_forkserver_preload(["captioning.runtime.job_server", *modules])
+    _start_server()
 
 
-def _begin_server() -> None:
-    """Have the process that forks jobs, deaf to signals for all: it ends with this one."""
+def _start_server() -> None:
+    """Start the server, if there is none. It ignores signals, and ends with this process."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.SIGNALS}
     try:
         forkserver.ensure_running()
@@ -90,7 +123,7 @@ def ranks_of(job: Job, count: int) -> list[Job]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    if sys.platform == "linux":  # else gloo asks for the machine's name, which not all can resolve
+    if sys.platform == "linux":  # otherwise gloo resolves the machine's name, which can fail
         group["GLOO_SOCKET_IFNAME"] = "lo"
     group["WORLD_SIZE"] = str(count)
     ranks = []
@@ -103,85 +136,70 @@ def ranks_of(job: Job, count: int) -> list[Job]:
 
 def run_jobs(
     jobs: Sequence[Job],
-    at_once: int,
-    heard: Callable[[str, str, float], None],
-    meanwhile: Callable[[], None],
-) -> None:
-    """Do all jobs, so many at once; where one fails the others are asked to save and end.
+    slots: Sequence[Mapping[str, str]],
+    observer: Observer,
+    keep_going: bool = False,
+) -> dict[str, str]:
+    """Run all jobs, one in each slot at a time; return why, by name, for those that failed.
 
-    Those that then take longer than SECONDS_TO_SAVE are killed.
-
-    heard: is told a job's name, what its progress bar is called, and its share from 0 to 1.
-    meanwhile: is called again and again. Raises UserError for a job that failed, Stopped when this
-    process was asked to stop and all have saved, KeyboardInterrupt after Ctrl-C twice.
+    slots: environment variables for the job in each. keep_going: a failed job ends no other;
+    otherwise the others are asked to save and stop, and UserError says why. A job that takes longer
+    than SECONDS_TO_SAVE for that is killed. Raises Stopped when this process was asked to stop and
+    all jobs have saved, KeyboardInterrupt at once after Ctrl-C twice.
     """
-    _begin_server()
-    waiting, running = list(jobs), []
-    failed: list[tuple[_Running, int]] = []
-    ask_until = None  # by when those that were asked to stop must have ended
+    _start_server()
+    waiting, free, running = list(jobs), list(slots), []
+    failures: dict[str, str] = {}
+    cause = None  # of the first failure
+    deadline = None  # for jobs that were asked to stop
     with signals.watch():
         try:
-            while running or (waiting and ask_until is None):
-                while waiting and len(running) < at_once and ask_until is None:
-                    running.append(_start(waiting.pop(0)))
+            while running or (waiting and deadline is None):
+                while waiting and free and deadline is None:
+                    running.append(_start(waiting.pop(0), free.pop(0)))
+                    observer.began(running[-1].job)
                 connection.wait([each.process.sentinel for each in running], 0.1)
                 for each in list(running):
-                    each.listen(heard)
+                    each.receive(observer)
                     code = each.process.exitcode
-                    if code is not None:
-                        running.remove(each)
-                        each.reports.close()
-                        of_itself = (
-                            code == STOPPED and ask_until is None and not signals.stop_requested()
-                        )
-                        if code not in (0, STOPPED) or of_itself:
-                            failed.append((each, code))
-                meanwhile()
-                if ask_until is None and (signals.stop_requested() or failed):
-                    ask_until = time.monotonic() + SECONDS_TO_SAVE
+                    if code is None:
+                        continue
+                    running.remove(each)
+                    free.append(each.slot)
+                    each.reports.close()
+                    if code == STOPPED and (deadline is not None or signals.stop_requested()):
+                        continue
+                    name, reason = each.job.name, each.reason()
+                    if reason:
+                        failures[name] = reason
+                        if code == FAILED or cause is None:  # others may have failed because of it
+                            cause = reason if code == FAILED else f"{name} failed: {reason}"
+                    observer.ended(name, reason)
+                observer.poll()
+                if deadline is None and (signals.stop_requested() or (cause and not keep_going)):
+                    deadline = time.monotonic() + SECONDS_TO_SAVE
                     if signals.stop_requested():
                         say(f"stopping by {signals.stop_requested()}: saving")
-                if ask_until is not None:
+                if deadline is not None:
                     for each in running:
                         each.ask_to_stop()
-                    if running and time.monotonic() > ask_until:
+                    if running and time.monotonic() > deadline:
                         names = ", ".join(dict.fromkeys(each.job.name for each in running))
-                        say(f"killed, for want of an end within {SECONDS_TO_SAVE:g} s: {names}")
+                        say(f"killed, as they did not end within {SECONDS_TO_SAVE:g} s: {names}")
                         break
         finally:
-            for each in running:  # Ctrl-C twice, one that hangs, or a bug here
+            for each in running:  # Ctrl-C twice, a job that hangs, or a bug here
                 each.process.kill()
                 each.process.join()
         if signals.stop_requested():
             raise signals.Stopped
-    if failed:
-        failed.sort(key=lambda pair: pair[1] != FAILED)  # it says why; others may have lost it
-        raise UserError(_why(*failed[0]))
+    if cause and not keep_going:
+        raise UserError(cause)
+    return failures
 
 
-def why_failed(code: int, log: Path, log_began: int = 0) -> str:
-    """The line in which a process said what is wrong, or how it ended.
-
-    log_began: the bytes of the log that are of earlier times.
-    """
-    with open(log, "rb") as file:
-        file.seek(log_began)
-        lines = file.read().decode(errors="replace").splitlines()
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if errors:
-        return errors[-1]
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return f"it ended with {how}; its last lines are in {log}"
-
-
-def _why(run: _Running, code: int) -> str:
-    if code == STOPPED:
-        return f"{run.job.name} was stopped by another program; the same command goes on from here"
-    reason = why_failed(code, run.job.log, run.log_began)
-    return reason if code == FAILED else f"{run.job.name} failed: {reason}"
-
-
-def _start(job: Job) -> _Running:
+def _start(job: Job, slot: Mapping[str, str]) -> _Running:
+    job = job._replace(environment={**job.environment, **slot})
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with open(job.log, "ab") as log:
         began = log.tell()
@@ -189,24 +207,28 @@ def _start(job: Job) -> _Running:
     process = _CONTEXT.Process(target=_do, args=(job, theirs))
     process.start()
     theirs.close()
-    return _Running(job, process, ours, began)
+    return _Running(job, slot, process, ours, began)
 
 
 def _do(job: Job, reports: connection.Connection) -> None:
-    """In the process of a job."""
+    """Run in the process of a job."""
     os.setsid()  # Ctrl-C is for the program, which passes it on once
     os.environ.update(job.environment)
     os.environ[signals.PARENT] = str(os.getppid())
-    # It forks jobs and ends once nobody holds this: with the program, then, not with the last job.
+    # The server ends once nobody holds this: it should end with the program, not with the last job.
     os.close(forkserver._forkserver._forkserver_alive_fd)
-    # Data is loaded as in a program of its own, by processes that leave no semaphores behind.
+    # A job's data loaders start their workers as in any program: no semaphores are left behind.
     multiprocessing.set_start_method(None, force=True)
     with open(job.log, "ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+
+    def report(description: str, share: float) -> None:
+        _send(reports, (description, share))
+
     code = 1
     try:
-        with signals.watch(), heard_by(_sender(reports)):
+        with signals.watch(), heard_by(report):
             _send(reports, None)
             code = job.do() or 0
             code = code or (STOPPED if signals.stop_requested() else 0)
@@ -219,13 +241,9 @@ def _do(job: Job, reports: connection.Connection) -> None:
         os._exit(code)
 
 
-def _sender(reports: connection.Connection) -> Callable[[str, float], None]:
-    return lambda description, share: _send(reports, (description, share))
-
-
-def _send(reports: connection.Connection, told: Optional[tuple[str, float]]) -> None:
-    """told: what a bar is called and its share; None for a job that hears a request to stop."""
+def _send(reports: connection.Connection, report: Optional[tuple[str, float]]) -> None:
+    """report: a bar's description and share; None once the job handles signals."""
     try:
-        reports.send(told)
-    except OSError:  # the program is gone; the process that forked this one can outlive it a while
+        reports.send(report)
+    except OSError:  # the program is gone; the server may outlive it for a while
         signals.launcher_died()

@@ -1,9 +1,11 @@
-"""How a program of one process or several ends: well, asked to stop, with one line, in a bug.
+"""How a program ends: done, stopped by a signal, with one error line, or with a bug's traceback.
 
-Of several processes the one that caused an error is heard first, and one that hangs is ended.
+With several processes, the one that caused an error prints it first, and one that hangs is ended.
 """
 
 import atexit
+import contextlib
+import faulthandler
 import gc
 import logging
 import multiprocessing
@@ -16,7 +18,6 @@ from typing import Callable, NoReturn, Optional
 
 import torch.distributed as dist
 
-from captioning import COLLECTED
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.progress import say
@@ -25,52 +26,45 @@ FAILED, INTERRUPTED = 2, 130  # exit codes: after one line for the user, and aft
 HEAD_START_S = 10
 
 
-def exit_code(program: Callable[[], Optional[int]]) -> int:
-    """As `exit_code_unwatched`, and 0 when a signal asked it to end early; see `stopping`.
+def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:
+    """Run a program and return its exit code: FAILED after the one line of a UserError.
 
     program: returns an exit code, or None for 0.
+    interrupted: by default signals ask the program to save and stop, which is success (see
+    `signals`). With a text they are not watched: Ctrl-C prints it and returns INTERRUPTED.
     """
-    with signals.watch():
-        return exit_code_unwatched(program)
-
-
-def exit_code_unwatched(program: Callable, interrupted: Optional[str] = None) -> int:
-    """Run it, signals left as they are; its exit code, or FAILED after the line of a UserError.
-
-    interrupted: where it is given, Ctrl-C ends in this line (none for "") and INTERRUPTED.
-    """
-    gc.set_threshold(*COLLECTED)  # all is imported
-    try:
-        return program() or 0
-    except (signals.Stopped, KeyboardInterrupt) as stop:
-        if interrupted:
-            print(interrupted, file=sys.stderr)
-        if isinstance(stop, KeyboardInterrupt):
-            _leave_the_others(INTERRUPTED)
-        if interrupted is not None:
-            return INTERRUPTED
-        if isinstance(stop, KeyboardInterrupt):
+    gc.enable()  # `tune_process` has disabled it for the imports
+    with signals.watch() if interrupted is None else contextlib.nullcontext():
+        try:
+            return program() or 0
+        except (signals.Stopped, KeyboardInterrupt) as stop:
+            if interrupted:
+                print(interrupted, file=sys.stderr)
+            if isinstance(stop, KeyboardInterrupt):
+                _leave_the_others(INTERRUPTED)
+            if interrupted is not None or isinstance(stop, KeyboardInterrupt):
+                return INTERRUPTED
+            reason = signals.stop_requested() or "another process"
+            say(f"stopped by {reason}; the same command goes on from here")
+            return 0
+        except UserError as error:
+            line = visible(f"error: {error}")
+            if not distributed.is_main():  # rank 0 may have the same error, and prints it alone
+                _wait_for_the_cause()
+                line = f"[rank {distributed.rank()}] {line}"
+            print(line, file=sys.stderr, flush=True)
+            _leave_the_others(FAILED)
+            return FAILED
+        except Exception:
+            if distributed.announced() > 1:
+                _end_after_a_bug()
             raise
-        reason = signals.stop_requested() or "another process"
-        say(f"stopped by {reason}; the same command goes on from here")
-    except UserError as error:
-        line = visible(f"error: {error}")
-        if not distributed.is_main():  # rank 0 may have the same one, and prints it alone
-            _wait_for_the_cause()
-            line = f"[rank {distributed.rank()}] {line}"
-        print(line, file=sys.stderr, flush=True)
-        _leave_the_others(FAILED)
-        return FAILED
-    except Exception:
-        _end_after_a_bug()
-        raise
-    finally:
-        distributed.stop()
-    return 0
+        finally:
+            distributed.stop()
 
 
 def show_warnings() -> None:
-    """Let what is logged be seen, a line each."""
+    """Print logged warnings, one line each."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -82,9 +76,9 @@ class _Formatter(logging.Formatter):
 
 
 def leave(code: int) -> NoReturn:
-    """End the process, all that was registered to be done at its end done.
+    """End the process at once, after the functions registered with atexit.
 
-    What it holds is left to the system: to take libraries and weights apart takes a second.
+    Freeing libraries and weights one by one takes a second; the system does it faster.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -93,47 +87,46 @@ def leave(code: int) -> NoReturn:
 
 
 def _leave_the_others(code: int) -> None:
-    """End the process at once if it is in a group, whose others may wait for it in a collective.
+    """End the process if it is in a group: the other processes may wait for it in a collective.
 
-    NCCL's `distributed.stop` would wait for them; only success and Stopped are reached by all.
+    `distributed.stop` would wait for them with NCCL; all processes reach only success and Stopped.
     """
     if dist.is_initialized():
-        for child in multiprocessing.active_children():  # whose end `leave` would wait for
+        for child in multiprocessing.active_children():  # `leave` would wait for their end
             child.kill()
         leave(code)
 
 
 def _wait_for_the_cause() -> None:
-    """Before an error is shown: the process whose error may have caused it goes first.
+    """Before an error is printed, let the process that caused it print its own.
 
-    A process that loses another in mid-collective fails with a traceback that says nothing; the
-    launcher ends it in this time, after the other has shown the cause.
+    When one process fails, a collective raises an uninformative error in the others. They wait here
+    until the launcher ends them, which it does after the first has failed.
     """
     until = time.monotonic() + HEAD_START_S
     while distributed.announced() > 1 and time.monotonic() < until:
-        if signals.stop_requested():  # by the launcher, which has seen the other end
+        if signals.stop_requested():  # by the launcher
             sys.stderr.flush()
             os._exit(1)
         time.sleep(0.1)
 
 
-def _end_after_a_bug() -> None:
-    """In a handler, in one of several processes: show the traceback and end.
+def _end_after_a_bug() -> NoReturn:
+    """In an except block of one of several processes: print the traceback, and end the process.
 
     At once, since the traceback keeps the distributed model alive; see `distributed.stop`.
     """
-    if distributed.announced() > 1:
-        silent = ", ".join(map(str, _silent_ranks()))
-        if silent:
-            line = f"error: [rank {distributed.rank()}] waited in vain for rank {silent}"
-            print(line, file=sys.stderr)
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    silent = ", ".join(map(str, _silent_ranks()))
+    if silent:
+        line = f"error: [rank {distributed.rank()}] waited in vain for rank {silent}"
+        print(line, file=sys.stderr)
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _silent_ranks() -> list[int]:
-    """After `_wait_for_the_cause`, those that have not failed as well: they are gone or hang."""
+    """After `_wait_for_the_cause`, the ranks that have not failed too: they are gone or hang."""
     if not dist.is_initialized():
         _wait_for_the_cause()
         return []
@@ -143,28 +136,27 @@ def _silent_ranks() -> list[int]:
         _wait_for_the_cause()
         ranks = range(distributed.world_size())
         return [other for other in ranks if not store.check([f"failed/{other}"])]
-    except RuntimeError:  # the launcher, which keeps the store, is gone
+    except RuntimeError:  # the launcher, which holds the store, is gone
         return []
 
 
 class Watchdog:
-    """Expects a `beat` every `seconds`, in training and generation on several processes.
+    """Ends this process where it calls no `beat` for `seconds`; only with several processes.
 
-    A process that waits for the others is not at fault, and left alone: the one that hangs is to
-    be seen, and ended, first. Then those that wait fail as well. One whose GPU hangs waits for it
-    as for the others: it is not accused, and all are ended by NCCL's timeout (`limit_waits`).
+    A process that waits for the others is not at fault: it fails after the one that hangs has been
+    named and ended. A process whose GPU hangs waits for the GPU, which looks the same: NCCL's
+    timeout ends all processes then (`limit_waits`).
     """
 
     def __init__(self, seconds: float):
         self.seconds = seconds
         self._last: Optional[float] = None
-        self._watched = threading.get_ident()
         self._ended = threading.Event()
         if distributed.world_size() > 1:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self) -> None:
-        """Say that the work goes on."""
+        """Report that work goes on."""
         self._last = time.monotonic()
 
     def pause(self) -> None:
@@ -179,11 +171,10 @@ class Watchdog:
             last = self._last
             late = last is not None and time.monotonic() - last > self.seconds
             if late and not distributed.waiting:
-                lines = traceback.format_stack(sys._current_frames().get(self._watched))
+                faulthandler.dump_traceback()
                 print(
-                    f"{''.join(lines)}error: [rank {distributed.rank()}] hangs: it has done no "
-                    f"step for more than {self.seconds:g} s (rank_timeout), and is where the lines "
-                    "above say",
+                    f"error: [rank {distributed.rank()}] hangs: it has done no step for more than "
+                    f"{self.seconds:g} s (rank_timeout), and is where the lines above say",
                     file=sys.stderr,
                     flush=True,
                 )

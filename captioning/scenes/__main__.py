@@ -1,7 +1,12 @@
-"""Draw a small captioned world.
+"""Make a small data set of drawn scenes with captions.
 
 python -m captioning.scenes --output data/scenes --seed 0
 """
+
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
 
 import argparse
 import sys
@@ -9,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.runtime.program import exit_code_unwatched
+from captioning.runtime.program import exit_code
+from captioning.runtime.progress import say
 from captioning.scenes.make import make_scenes
 
 
@@ -19,11 +25,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
 
-    def draw() -> None:
-        drawn = make_scenes(arguments.output, arguments.seed)
-        print(f"{arguments.output} {'is drawn' if drawn else 'is there already'}", file=sys.stderr)
+    def program() -> None:
+        made = make_scenes(arguments.output, arguments.seed)
+        say(f"{arguments.output} {'is drawn' if made else 'is there already'}")
 
-    return exit_code_unwatched(draw)
+    return exit_code(program, "stopped")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What is said of a scene by annotators, and the facts that a caption states, true of it or not.
+"""Captions of a scene by simulated annotators, and the facts that a caption states, true or not.
 
 A caption is read word by word, so that a captioner's broken grammar can be scored as well. Each
-noun is a mention of one object; adjectives belong to the noun after them, places to the one before.
-A specific word states more than a general one: "crimson" says red and dark, "tiny" small and tiny.
-Words that state nothing ("a", "and", "with") are passed over, and a fact said twice counts once.
+noun mentions one object; adjectives belong to the noun after them, places to the one before. A
+specific word states more than a general one: "crimson" states red and dark, "tiny" small and tiny.
+Words that state nothing ("a", "and", "with") are skipped, and a repeated fact counts once.
 """
 
 import random
@@ -14,10 +14,10 @@ from typing import NamedTuple, Optional
 
 from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
 
-# How much each of the five says, from 0 to 1.
+# The detail of each of the five, from 0 to 1.
 ANNOTATORS = (0.0, 0.1, 0.2, 0.4, 0.9)
 
-PATIENCE = 9  # words after which no further thing is named
+MOST_WORDS = 9  # after them no further thing is mentioned
 
 OBJECT_NOUNS = ("shape", "thing", "object")
 SYNONYMS = {
@@ -36,9 +36,9 @@ SYNONYMS = {
 
 
 def describe(scene: Scene, detail: float, rng: random.Random) -> str:
-    """One caption, all of it true, by an annotator who says so much (0 to 1).
+    """Return one true caption by an annotator of this detail (0 to 1).
 
-    Detail decides how many things are named, with which properties, and how specific the words
+    Detail decides how many things are mentioned, with which properties, and how specific the words
     are: "shape" or "circle", "red" or "crimson", "on the left" or "in the upper left corner".
     """
 
@@ -52,7 +52,7 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
     else:
         text = _phrase(things[0], True, chance, rng)
         for before, thing in zip(things, things[1:] if not in_short else ()):
-            if len(text.split()) > PATIENCE:
+            if len(text.split()) > MOST_WORDS:
                 break
             joint = _true_relation(before, thing, rng) if chance(0.05, 0.6) else None
             text += f" {joint or 'and'} {_phrase(thing, joint is None, chance, rng)}"
@@ -62,7 +62,7 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
 
 
 def describe_all(scene: Scene, rng: random.Random) -> list[str]:
-    """A caption of each of the annotators."""
+    """Return one caption by each annotator."""
     return [describe(scene, detail, rng) for detail in ANNOTATORS]
 
 
@@ -109,7 +109,7 @@ def _synonym(word: str, rng: random.Random) -> str:
 
 
 def _named(words) -> Iterator[tuple[str, str]]:
-    """Each word with its synonyms, as (what is written, what is meant)."""
+    """Yield (synonym, word) for each synonym of each word."""
     return ((name, word) for word in words for name in SYNONYMS.get(word, (word,)))
 
 
@@ -129,9 +129,9 @@ OF_SCENE = {**dict(_named(GROUNDS)), **{count: count for count in COUNTS}}
 
 
 class Fact(NamedTuple):
-    """What one word states: `what` of mention `subject`, or of the scene (None).
+    """What one word states: `what` about mention `subject`, or about the scene (None).
 
-    A relation has another mention for its `other`.
+    A relation is to the mention `other`.
     """
 
     what: str
@@ -140,7 +140,7 @@ class Fact(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """words: the caption's, each with the facts that it states; mentions: how many there are."""
+    """words: those of a caption, each with the facts that it states. mentions: their number."""
 
     words: tuple[tuple[str, tuple[Fact, ...]], ...]
     mentions: int
@@ -150,7 +150,7 @@ class Statement(NamedTuple):
 
 
 def read_caption(caption: str) -> Statement:
-    """The facts that each word of a caption states."""
+    """Return the facts that each word of a caption states."""
     words = caption.split()
     stated: list[tuple[Fact, ...]] = []
     noun = -1  # the last mention; adjectives belong to the next one
@@ -172,7 +172,7 @@ def read_caption(caption: str) -> Statement:
             facts = (Fact(OF_SCENE[key], None),)
         stated.append(facts)
     mentions = noun + 1 + open_adjective
-    # A relation to nothing, at a caption's end, states nothing.
+    # A relation at a caption's end has no other mention, and states nothing.
     whole = [
         tuple(fact for fact in facts if fact.other is None or fact.other < mentions)
         for facts in stated
@@ -187,22 +187,20 @@ def _relation(word: str, following: list[str]) -> Optional[str]:
 
 
 def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
-    """Those of the stated facts that hold, mentions taken for the things that suit them best.
+    """Return the stated facts that hold, with mentions matched to things as well as possible.
 
-    No two mentions are the same thing: of three mentions in a scene with two things, one is wrong
-    altogether.
+    Each mention is another thing: of three mentions in a scene with two things, one is wrong.
     """
     facts = statement.facts()
-    best: frozenset[Fact] = frozenset()
-    for things in _assignments(_distinct_mentions(statement, scene), len(scene.things)):
-        true = frozenset(fact for fact in facts if _holds(fact, things, scene))
-        if len(true) > len(best):
-            best = true
-    return best
+    matches = _matches(_distinct_mentions(statement, scene), len(scene.things))
+    return max(
+        (frozenset(fact for fact in facts if _holds(fact, match, scene)) for match in matches),
+        key=len,
+    )
 
 
 def most_true(facts: Iterable[Fact], scene: Scene) -> int:
-    """A number that `true_facts` cannot exceed, found sooner: any thing will do for any mention."""
+    """Return an upper bound of `true_facts` that is fast: any thing may be any mention."""
     possible = _of_things(scene)
     return sum(
         fact.what in (scene.facts() if fact.subject is None else possible) or fact.other is not None
@@ -215,53 +213,52 @@ def _of_things(scene: Scene) -> frozenset[str]:
 
 
 def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
-    """The mentions that can matter, since something of them can be true.
+    """Return the mentions about which something can be true.
 
-    Of those of which the same is said there are no more than things: a captioner that repeats
-    itself would cost the cube of its mentions.
+    Of mentions with the same facts only as many are kept as there are things. Otherwise the cost
+    of a captioner that repeats itself would be the cube of its mentions.
     """
     possible = _of_things(scene)
-    said: dict[int, list[tuple]] = {mention: [] for mention in range(statement.mentions)}
+    stated: dict[int, list[tuple]] = {mention: [] for mention in range(statement.mentions)}
     for fact in statement.facts():
         if fact.subject is not None:
-            said[fact.subject].append((fact.what, fact.other))
+            stated[fact.subject].append((fact.what, fact.other))
             if fact.other is not None:
-                said[fact.other].append((fact.what, fact.subject))
-    alike = Counter()
+                stated[fact.other].append((fact.what, fact.subject))
+    alike: Counter[frozenset] = Counter()
     kept = []
-    for mention, what in said.items():
-        key = frozenset(what)
+    for mention, facts in stated.items():
+        key = frozenset(facts)
         alike[key] += 1
-        can_be_true = any(name in possible or other is not None for name, other in key)
+        can_be_true = any(what in possible or other is not None for what, other in key)
         if can_be_true and alike[key] <= len(scene.things):
             kept.append(mention)
     return kept
 
 
-def _assignments(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
-    """Every way to take mentions for things, {mention: thing}, as many of them as there can be."""
+def _matches(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
+    """Yield every largest one-to-one match, {mention: thing}."""
     if len(mentions) <= things:
         for chosen in permutations(range(things), len(mentions)):
             yield dict(zip(mentions, chosen))
     else:
-        for named in permutations(mentions, things):
-            yield {mention: thing for thing, mention in enumerate(named)}
+        for chosen in permutations(mentions, things):
+            yield dict(zip(chosen, range(things)))
 
 
-def _holds(fact: Fact, things: dict[int, int], scene: Scene) -> bool:
+def _holds(fact: Fact, match: dict[int, int], scene: Scene) -> bool:
     if fact.subject is None:
         return fact.what in scene.facts()
-    subject = things.get(fact.subject)
-    if subject is None:
+    if fact.subject not in match:
         return False
+    subject = scene.things[match[fact.subject]]
     if fact.other is None:
-        return fact.what in scene.things[subject].facts()
-    other = things.get(fact.other)
-    return other is not None and RELATIONS[fact.what](scene.things[subject], scene.things[other])
+        return fact.what in subject.facts()
+    return fact.other in match and RELATIONS[fact.what](subject, scene.things[match[fact.other]])
 
 
 def mark(caption: str, scene: Scene) -> list[tuple[str, Optional[bool]]]:
-    """Each word of the caption with whether what it states is true, None if it states nothing."""
+    """Return each word with whether its facts are true, None if it states none."""
     statement = read_caption(caption)
     true = true_facts(statement, scene)
     return [

@@ -1,22 +1,21 @@
-"""Draw a captioned data set, in the annotation format that training reads.
+"""Make a captioned data set of drawn scenes, in the annotation format that training reads.
 
 images/scene_000000.png, ...
 scenes_{train,val,test}.json   images, each with five captions
-scenes.json                    what is in each image: seed, version and, by image id, the scene
+scenes.json                    seed, version and, by image id, the content of each scene
 vocab.txt                      the words of the captions, for the tokeniser
-vocab_pieces.txt               the same and `##word` of those that begin one, for first_token_shift
+vocab_pieces.txt               these and `##word` for each first word, for first_token_shift
 """
 
 import math
 import random
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Optional
 
 from PIL import Image, ImageDraw
 
-from captioning.files.reading import read_json, read_text
+from captioning.files.reading import read_json
 from captioning.files.writing import refusals_told, write_json, write_text
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
@@ -26,11 +25,10 @@ from captioning.scenes.world import RADIUS, Scene, Thing, random_scene
 SPLITS = {"train": 6000, "val": 150, "test": 300}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PROMPT = "a picture of"
-PIECES = "vocab_pieces.txt"
-VERSION = 1  # of the world: another one draws other scenes from the same seed
+VERSION = 1  # of the world; another one makes other scenes from the same seed
 
 SIDE = 96  # pixels
-OVERSAMPLED = 2  # drawn so many times as large, then made smaller, for smooth edges
+OVERSAMPLED = 2  # factor by which an image is drawn larger and then reduced, for smooth edges
 UNIT = SIDE * OVERSAMPLED / 48  # the world is 48 wide
 
 SHADES = {
@@ -45,7 +43,7 @@ SHADES = {
     "plum": (98, 24, 98),
     "violet": (190, 110, 248),
 }
-# Of the ground itself and of the marks on it.
+# The colours of the ground and of the marks on it.
 GROUNDS = {
     "sand": ((226, 206, 160), (204, 180, 130)),
     "grass": ((158, 186, 138), (128, 164, 110)),
@@ -53,8 +51,8 @@ GROUNDS = {
     "snow": ((244, 247, 250), (222, 230, 240)),
     "stone": ((172, 172, 176), (142, 142, 150)),
 }
-_STAR = [(2 * math.pi * (i / 10), 0.4 if i % 2 else 1.0) for i in range(10)]  # turned by, radius
-POLYGONS = {  # of radius 1, around the origin
+_STAR = [(2 * math.pi * (i / 10), 0.4 if i % 2 else 1.0) for i in range(10)]  # angle, radius
+POLYGONS = {  # of radius 1 around the origin
     "square": [[(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)]],
     "triangle": [[(0, -1), (1, 0.85), (-1, 0.85)]],
     "cross": [
@@ -67,35 +65,32 @@ POLYGONS = {  # of radius 1, around the origin
 
 
 def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS) -> bool:
-    """Write the data set into `folder`, which appears last; False if it is there already.
+    """Write the data set into `folder`, which appears when complete; False if it exists already.
 
-    splits: how many scenes by split. The same seed gives the same files. Raises UserError if the
-    folder holds something else.
+    splits: the number of scenes by split. The same seed gives the same files. Raises UserError if
+    the folder holds something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
     with refusals_told(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
-            content = _read(path) if path.exists() else None
-            if content is None or content["made_from"] != made_from:
-                raise UserError(
-                    f"{folder} holds something other than the scenes of seed {seed} and "
-                    f"{sum(splits.values())} images: move it away, or name another folder"
-                )
-            if not (folder / PIECES).exists():  # drawn before there was one
-                _write_pieces(folder, splits)
-            return False
-        _draw_all(folder, made_from)
+            if path.exists() and _read(path)["made_from"] == made_from:
+                return False
+            raise UserError(
+                f"{folder} holds something other than the scenes of seed {seed} and "
+                f"{sum(splits.values())} images: move it away, or name another folder"
+            )
+        _make_all(folder, made_from)
     return True
 
 
-def _draw_all(folder: Path, made_from: dict) -> None:
-    seed, splits = made_from["seed"], made_from["splits"]
+def _make_all(folder: Path, made_from: dict) -> None:
+    splits = made_from["splits"]
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     (temporary / "images").mkdir(parents=True)
-    rng = random.Random(seed)
-    words, scenes = set(PROMPT.split()), {}
+    rng = random.Random(made_from["seed"])
+    words, first_words, scenes = set(PROMPT.split()), set(), {}
     with progress(sum(splits.values()), "drawing scenes") as bar:
         for split, count in splits.items():
             entries = []
@@ -105,32 +100,27 @@ def _draw_all(folder: Path, made_from: dict) -> None:
                 draw(scene, rng).save(temporary / name, compress_level=1)
                 captions = describe_all(scene, rng)
                 entries.append({"image": name, "caption": captions, "image_id": number})
-                words.update(word for caption in captions for word in caption.split())
+                for first, *others in map(str.split, captions):
+                    first_words.add(first)
+                    words.update([first, *others])
                 scenes[number] = [scene.ground, *scene.things]
                 bar.update()
             write_json(entries, temporary / f"scenes_{split}.json")
-    write_text("\n".join([*SPECIAL_TOKENS, *sorted(words)]) + "\n", temporary / "vocab.txt")
-    _write_pieces(temporary, splits)
+    vocabulary = "\n".join([*SPECIAL_TOKENS, *sorted(words)]) + "\n"
+    write_text(vocabulary, temporary / "vocab.txt")
+    # In a separate file: a larger vocabulary would change the demo captioner's random weights.
+    pieces = "".join(f"##{word}\n" for word in sorted(first_words))
+    write_text(vocabulary + pieces, temporary / "vocab_pieces.txt")
     write_json({"made_from": made_from, "scenes": scenes}, temporary / "scenes.json")
     temporary.replace(folder)
 
 
-def _write_pieces(folder: Path, splits: Iterable[str]) -> None:
-    """In a file of its own: a larger vocabulary would draw the demo's captioner other weights."""
-    files = [folder / f"scenes_{split}.json" for split in splits]
-    captions = [text for path in files for entry in read_json(path) for text in entry["caption"]]
-    first = sorted({caption.split()[0] for caption in captions})
-    pieces = "".join(f"##{word}\n" for word in first)
-    write_text(read_text(folder / "vocab.txt") + pieces, folder / PIECES)
-
-
 def read_scenes(path: Path) -> dict[int, Scene]:
-    """What is in each image, by image id. Raises UserError for a file of another kind."""
-    content = _read(path)
+    """Return the content of each image by image id. Raises UserError for a file of another kind."""
     try:
         return {
             int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
-            for number, (ground, *things) in content["scenes"].items()
+            for number, (ground, *things) in _read(path)["scenes"].items()
         }
     except (TypeError, ValueError, AttributeError):
         raise UserError(
@@ -138,13 +128,16 @@ def read_scenes(path: Path) -> dict[int, Scene]:
         ) from None
 
 
-def _read(path: Path) -> Optional[dict]:
+def _read(path: Path) -> dict:
+    """Return the content of scenes.json, with None for what another kind of file lacks."""
     found = read_json(path)
-    return found if isinstance(found, dict) and {"made_from", "scenes"} <= found.keys() else None
+    return {
+        key: found.get(key) if isinstance(found, dict) else None for key in ("made_from", "scenes")
+    }
 
 
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
-    """RGB, SIDE x SIDE; `rng` moves the things a little and strews marks on the ground."""
+    """Return an RGB image, SIDE x SIDE; `rng` shifts the things slightly and places the marks."""
     side = SIDE * OVERSAMPLED
     image = Image.new("RGB", (side, side), GROUNDS[scene.ground][0])
     canvas = ImageDraw.Draw(image)
@@ -179,7 +172,7 @@ def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random) -
         canvas.ellipse(box, colour)
     elif thing.shape == "ring":
         canvas.ellipse(box, outline=colour, width=round(0.4 * r * UNIT))
-    elif thing.shape == "heart":  # two circles and what joins them in a point
+    elif thing.shape == "heart":  # two circles above a triangle
         for side in (-0.48, 0.48):
             left, top = x + r * (side - 0.5), y - 0.9 * r
             canvas.ellipse(_scaled([(left, top), (left + r, top + r)]), colour)

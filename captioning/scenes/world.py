@@ -1,4 +1,4 @@
-"""What a scene consists of, and the facts that are true of it."""
+"""Scenes: their things, and the facts that are true of them."""
 
 import math
 import random
@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "heart")
-# Each colour in two shades, the dark one first.
+# Two shades of each colour, the dark one first.
 SHADES = {
     "crimson": ("red", "dark"),
     "coral": ("red", "light"),
@@ -46,7 +46,7 @@ class Thing(NamedTuple):
 
     @cache  # noqa: B019 - there are only so many different things
     def facts(self) -> frozenset[str]:
-        """All that is true of it alone: a shade is a colour as well, a tiny thing small."""
+        """Return what is true of the thing alone; a shade is also a colour, tiny is also small."""
         return frozenset(
             ["object", self.shape, *SHADES[self.shade], *SIZES[self.size], *self.place()]
         )
@@ -67,7 +67,7 @@ class Scene(NamedTuple):
     things: tuple[Thing, ...]
 
     def facts(self) -> frozenset[str]:
-        """What can be truly said of the scene as a whole."""
+        """Return what is true of the scene as a whole."""
         return frozenset([self.ground, COUNTS[len(self.things) - 1]])
 
 
@@ -81,7 +81,7 @@ RELATIONS = {
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """A scene whose things differ in size and lie in cells that are far enough apart."""
+    """Return a scene whose things differ in size and do not overlap."""
     pick = rng.choice
     while True:
         sizes = rng.sample(list(SIZES), rng.randint(1, MOST_THINGS))

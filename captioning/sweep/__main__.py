@@ -10,13 +10,20 @@ one that was stopped goes on. One run a GPU, as many at once as there are GPUs; 
 The folder gets frontier.svg, table.md, report.html, and a folder and a log a run.
 """
 
+if __name__ == "__main__":
+    from captioning.runtime.start import tune_process
+
+    tune_process()  # before torch is imported
+
 import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
+from captioning import train
 from captioning.config import Config, load_config
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
@@ -25,13 +32,14 @@ from captioning.report.page import write_report
 from captioning.report.runs import Run
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import FAILED, exit_code_unwatched
+from captioning.runtime.job_runner import Job
+from captioning.runtime.program import FAILED, exit_code
 from captioning.runtime.progress import say
 from captioning.sweep import variants
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
-from captioning.sweep.one_run import without_pretrained
+from captioning.sweep.one_run import train_and_score, without_pretrained
 from captioning.sweep.over_seeds import over_seeds
-from captioning.sweep.programs import Program, run_programs, slots
+from captioning.sweep.parallel_runs import run_in_slots, slots
 from captioning.training.validation_history import is_done
 
 PRETRAIN = "pretrain"
@@ -79,26 +87,26 @@ class Sweep:
         """The variants that are trained and scored."""
         return [v for v in self.variants if is_done(self.trained[v.name], self.scored[v.name])]
 
-    def train(self, jobs: Optional[int]) -> dict[str, str]:
-        """Do what is not done, `jobs` at a time; why, by name, of the runs that failed."""
+    def train(self, parallel: Optional[int]) -> dict[str, str]:
+        """Do what is not done, `parallel` at a time; why, by name, of the runs that failed."""
         finished = self.done()
         left = [variant for variant in self.variants if variant not in finished]
         say(f"runs in {self.folder}: {len(self.variants)}, of which {len(finished)} are done")
         if not left:
             return {}
-        free = slots(self.trained[left[0].name].device, jobs)
+        free = slots(self.trained[left[0].name].device, parallel)
         if self.pretrain:
-            program = ["-m", "captioning.train", "--config", self.pretrain]
-            failed = run_programs([self._program(PRETRAIN, program, ())], free[:1])
+            job = self._job(PRETRAIN, train.main, self.pretrain, ())
+            failed = run_in_slots([job], free[:1])
             if failed:
                 raise UserError(f"{PRETRAIN} failed: {failed[PRETRAIN]}")
-        program = ["-m", "captioning.sweep.one_run", "--config", self.config]
-        return run_programs([self._program(v.name, program, v.overrides) for v in left], free)
+        jobs = [self._job(v.name, train_and_score, self.config, v.overrides) for v in left]
+        return run_in_slots(jobs, free)
 
-    def _program(self, name: str, program: list[str], overrides: Sequence[str]) -> Program:
-        folder = ["--output_dir", str(self.folder / name)]
-        command = [sys.executable, *program, *folder, *self._overrides(name, overrides)]
-        return Program(name, command, self.folder / f"{name}.log")
+    def _job(self, name: str, do: Callable, config: str, overrides: Sequence[str]) -> Job:
+        arguments = ["--config", config, "--output_dir", str(self.folder / name)]
+        arguments += self._overrides(name, overrides)
+        return Job(name, partial(do, arguments), self.folder / f"{name}.log")
 
     def _load(self, config: str, name: str, overrides: Sequence[str]) -> Config:
         return load_config(config, overrides, {"output_dir": str(self.folder / name)})
@@ -180,7 +188,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """0; 2 after lines that say what is wrong or which runs failed; 130 when it was stopped."""
     arguments = build_parser().parse_intermixed_args(argv)
     stopped = "stopped; the same command goes on from here"
-    return exit_code_unwatched(lambda: _run(arguments), stopped)
+    return exit_code(lambda: _run(arguments), stopped)
 
 
 def _run(arguments: argparse.Namespace) -> int:

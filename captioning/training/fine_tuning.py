@@ -1,8 +1,7 @@
-"""Fine-tuning, step by step: set up, train an epoch, save it, evaluate it, keep the best."""
+"""Fine-tuning: set up, then train an epoch, save it, validate it, keep the best."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from itertools import islice
 from typing import Any, Optional, Union
@@ -24,7 +23,8 @@ from captioning.data import (
     read_split,
     training_loader,
 )
-from captioning.data.original_randaugment import check_opencv
+from captioning.data.loader import Batch
+from captioning.data.randaugment import check_opencv
 from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import captioner_from, preprocessing_of
@@ -34,17 +34,17 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import Watchdog
 from captioning.runtime.progress import progress, say
 from captioning.training import sharding
-from captioning.training.nonfinite_report import Evidence
+from captioning.training.nonfinite_report import NotFiniteError, nonfinite_error
 from captioning.training.optimiser import build_optimizer
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
-from captioning.training.run_state import Place, RunState, place_of
+from captioning.training.run_state import Progress, RunState, progress_of
 from captioning.training.schedule import scheduled_rate
-from captioning.training.selection import Selection, check_select, held_epoch, told, with_select
+from captioning.training.selection import Selection, check_select, held_epoch, summary, with_select
 from captioning.training.self_critical import SelfCritical, rewards_of, start_of
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
-from captioning.training.step import COUNTED, NotFiniteError, Stepped, TrainingStep
+from captioning.training.step import COUNTED, Stepped, TrainingStep
 from captioning.training.validation_history import (
     check_monitor,
     evaluation_name,
@@ -53,7 +53,7 @@ from captioning.training.validation_history import (
     why_over,
 )
 
-# What torch calls it; the first is the name that came later, of which the other warns.
+# Newer versions of torch have renamed the argument and warn of the old name.
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")
 SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
 
@@ -61,8 +61,8 @@ SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel)
 class FineTuning:
     """One run of a configuration on one device or many; `run` does all of it.
 
-    Set-up is in this order: what can be missing is missed before anything is loaded, and nothing is
-    written before it is clear where the run begins.
+    Set-up reports everything that is missing before anything is loaded, and writes nothing before
+    it is known where the run starts.
     """
 
     def __init__(self, config: Config, device: torch.device):
@@ -73,35 +73,36 @@ class FineTuning:
         self.folder = self.output.folder
         self.precision = Precision(config.precision, device)
         self._find_data()
-        checkpoint = self._find_beginning()
+        checkpoint = self._find_start()
         self._build_model(checkpoint)
-        self._watch(began=self.place if checkpoint else None)
+        self.log = RunLog(self.folder, self.progress.epoch, self._steps_done())
+        self.watchdog = Watchdog(config.rank_timeout)
 
     def run(self) -> None:
         try:
             if self.after_epoch:
-                self._evaluate(self.place.epoch - 1)  # if the run ended before it could
-            for epoch in range(self.place.epoch, self.config.max_epoch):
+                self._validate(self.progress.epoch - 1)  # if the run was stopped before it
+            for epoch in range(self.progress.epoch, self.config.max_epoch):
                 over = distributed.broadcast_from_main(why_over(self.config, self.folder, epoch))
                 if over:
-                    if over != self.over:  # not yet said
+                    if over != self.over:  # not yet printed
                         say(over)
                     break
                 found = history(self.folder, epoch, self.config.monitor)
                 self.monitored = distributed.broadcast_from_main(found)
                 self._train_epoch(epoch)
                 self.state.save_epoch(self.folder, epoch)
-                self._keep()
-                self._evaluate(epoch)
+                self._store()
+                self._validate(epoch)
             if not self.over:
-                for line in told(self.folder):
+                for line in summary(self.folder):
                     say(line)
         finally:
             self.close()
         self.output.keep()
 
     def close(self) -> None:
-        """End the loader's workers, close the log and let go of the distributed model; see
+        """End the loader's workers, close the log and release the distributed model, see
         `distributed.stop`."""
         self.loader.close()
         self.watchdog.end()
@@ -109,6 +110,117 @@ class FineTuning:
         if self.rewards:
             self.rewards.close()
         self.step.model = self.learner
+
+    # Training
+
+    def _train_epoch(self, epoch: int) -> None:
+        config, first = self.config, epoch * self.steps
+        self.captioner.begin_epoch(epoch)
+        self.step.model.train()
+        if self.progress.epoch != epoch:
+            self.progress = Progress(epoch)
+        batches = self._batches()
+        sums = Counter(self.progress.sums)
+        images = config.batch_size * distributed.world_size() * config.accumulation_steps
+        description = f"epoch {epoch + 1}/{config.max_epoch}"
+        with progress(self.steps * images, description) as bar:
+            bar.update(self.progress.steps * images)
+            for step in range(self._steps_done(), first + self.steps):
+                self.watchdog.beat()
+                rate = self._set_learning_rate(epoch, step)
+                stepped = self._optimiser_step(batches, step)
+                stop = stepped.sums.pop("stop_requested")
+                sums.update(stepped.sums)
+                self.progress = Progress(epoch, step + 1 - first, dict(sums))
+                means = _means(stepped.sums)
+                bar.set_postfix(_rounded(means), refresh=False)
+                bar.update(images)
+                if (step + 1) % config.log_every == 0:
+                    values = {**means, "learning_rate": rate, **stepped.values}
+                    self.log.write("step", step + 1, values, epoch=epoch)
+                if stop or self._saves_after(step + 1):
+                    self.state.save_step(self.folder, self.progress, step + 1)
+                    self._store()
+                if stop:
+                    raise signals.Stopped
+        self.watchdog.pause()
+        means, skipped = _means(sums), int(sums["skipped_images"])
+        self.log.write("epoch", epoch, means, skipped_images=skipped)
+        parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
+        say(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
+
+    def _batches(self) -> Iterator[Batch]:
+        """The remaining batches of the epoch, on the device."""
+        epoch, done, _ = self.progress
+        per_step = self.config.accumulation_steps
+        self.loader.set_epoch(epoch, done * per_step)
+        rest = islice(self.loader, (self.steps - done) * per_step)
+        return iter(Prefetcher(rest, self.device, self.preprocessing.normalise))
+
+    def _steps_done(self) -> int:
+        return self.progress.epoch * self.steps + self.progress.steps
+
+    def _set_learning_rate(self, epoch: int, step: int) -> float:
+        waits = plateaus(self.monitored, self.config.lr_patience)
+        rate = scheduled_rate(self.config, epoch, step, self.steps, waits)
+        for group, share in zip(self.optimizer.param_groups, self.rate_shares):
+            group["lr"] = rate * share
+        return rate
+
+    def _optimiser_step(self, batches: Iterator[Batch], step: int) -> Stepped:
+        """One step. One that is not finite ends the run, with a checkpoint from before it."""
+        try:
+            return self.step(batches, step)
+        except NotFiniteError as problem:
+            self.watchdog.pause()
+            again = " with resume=auto" if self.config.resume == "never" else ""
+            repeat = f"the same command{again} repeats the step"
+            try:
+                if self.progress.steps:  # otherwise the run or the epoch begins with this step
+                    self.state.save_step(self.folder, self.progress, step)
+                self._store()
+            except UserError as refused:
+                repeat = str(refused)
+            batches = self.step.batches
+            raise nonfinite_error(str(problem), step + 1, batches, self.config, repeat) from None
+
+    def _saves_after(self, done: int) -> bool:
+        """Whether a checkpoint is due after so many steps; the end of an epoch has its own."""
+        every = self.config.checkpoint_every
+        return every is not None and done % every == 0 and done % self.steps != 0
+
+    def _store(self) -> None:
+        """Upload what has been written, if the run goes to an object store."""
+        self.watchdog.pause()
+        self.log.flush()
+        self.output.keep()
+
+    # After an epoch
+
+    def _validate(self, epoch: int) -> None:
+        """Score the validation split, unless a stopped run has; keep the best checkpoint."""
+        name = evaluation_name(epoch)
+        due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
+        if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
+            captioner = sharding.undivided(self.captioner, self.config, self.device)
+            # A resumed run samples the same captions.
+            torch.manual_seed(
+                derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
+            )
+            self.evaluation.run(captioner, name)
+        distributed.main_alone(lambda: self._select(epoch, due))
+        self._store()
+
+    def _select(self, epoch: int, due: bool) -> None:
+        line = self.selection.keep(epoch + 1)
+        scores = read_scores(self.folder, evaluation_name(epoch))
+        if scores is not None and not self.log.has("val", epoch):
+            self.log.write("val", epoch, scores, selected=held_epoch(self.folder))
+            monitor = self.config.monitor
+            if self.config.monitors and MetricSum.parse(monitor).of(scores) is None:
+                say(f"no {monitor} here: {self.config.monitors} does not count this epoch")
+        if line and due:
+            say(line)
 
     # Set-up
 
@@ -122,18 +234,17 @@ class FineTuning:
             check_opencv()
         self.preprocessing = preprocessing_of(config)
         with distributed.first_on_each_machine():
-            samples = read_split(config, "train")
+            self.samples = read_split(config, "train")
             division = described_division(config) if config.split else None
         if division:
             say(division)
-        self.loader = self._build_loader(samples)
+        self.loader = self._build_loader(self.samples)
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         if not self.steps:
             raise UserError(
                 f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
                 f"{len(self.loader)} batches; lower it or batch_size"
             )
-        self.samples = samples
 
     def _build_loader(self, samples: Union[Sequence[Sample], Shards]) -> TrainingLoader:
         config = self.config
@@ -161,13 +272,15 @@ class FineTuning:
             self.preprocessing.join,
         )
 
-    def _find_beginning(self) -> Optional[dict[str, Any]]:
-        """The checkpoint to go on from. A run that is over keeps the record of how it ran."""
+    def _find_start(self) -> Optional[dict[str, Any]]:
+        """The checkpoint to resume from. A run that is over keeps its record."""
         self.output.begin()
         checkpoint = starting_point(self.config, self.output)
         self.config = with_select(self.config, checkpoint, self.evaluation)
         self.selection = Selection(self.config.select, self.folder)
-        epochs = place_of(checkpoint).epoch if checkpoint else 0
+        self.progress = progress_of(checkpoint) if checkpoint else Progress()
+        self.after_epoch = checkpoint is not None and "within" not in checkpoint
+        epochs = self.progress.epoch
         over = checkpoint and distributed.is_main() and why_over(self.config, self.folder, epochs)
         self.over = distributed.broadcast_from_main(over or None)
         self.rewards = None
@@ -180,20 +293,21 @@ class FineTuning:
         return checkpoint
 
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
-        """Captioner, optimiser and step, as they were where the checkpoint was saved."""
+        """The captioner, the optimiser and the step, restored from the checkpoint if any."""
+        config = self.config
         self.captioner = self._build_captioner(checkpoint)
         self.learner = self.captioner
         if self.rewards:
             with distributed.first_on_each_machine():
-                start = start_of(self.config, self.device)
-            self.learner = SelfCritical(self.captioner, self.config, self.rewards, start)
-        model = self._wrap(self.learner)
-        self.optimizer, self.rate_shares = build_optimizer(self.captioner, self.config)
-        self.step = TrainingStep(self.config, model, self.learner, self.optimizer, self.precision)
-        self.state = RunState(self.config, self.captioner, self.optimizer, self.precision)
-        self.place = self.state.restore(checkpoint) if checkpoint else Place()
-        self.after_epoch = checkpoint is not None and "within" not in checkpoint
-        self.monitored: list[float] = []  # by the validations so far
+                start = start_of(config, self.device)
+            self.learner = SelfCritical(self.captioner, config, self.rewards, start)
+        model = self._distribute()
+        self.optimizer, self.rate_shares = build_optimizer(self.captioner, config)
+        self.step = TrainingStep(config, model, self.learner, self.optimizer, self.precision)
+        self.state = RunState(config, self.captioner, self.optimizer, self.precision)
+        if checkpoint:
+            self.state.restore(checkpoint)
+        self.monitored: list[float] = []  # of the validations so far
 
     def _build_captioner(self, resumed: Optional[dict[str, Any]]) -> nn.Module:
         config = self.config
@@ -210,137 +324,31 @@ class FineTuning:
             say(loaded)
         return captioner
 
-    def _wrap(self, learner: nn.Module) -> nn.Module:
-        group = distributed.limit_waits(self.config.rank_timeout)
-        if self.config.sharding == "fsdp":
+    def _distribute(self) -> nn.Module:
+        """The learner on the device: sharded, in DistributedDataParallel, or itself."""
+        learner, config = self.learner, self.config
+        group = distributed.limit_waits(config.rank_timeout)
+        if config.sharding == "fsdp":
             return sharding.divided(learner, group, self.device, self.precision.dtype)
         learner.to(self.device)
-        if self.config.compile:
+        if config.compile:
             self.captioner.compile_parts()
         if group is None:
             return learner
-        devices = [self.device] if self.device.type == "cuda" else None
+        # Running averages of a norm must be equal on all ranks; integer buffers never change.
+        sync = any(buffer.is_floating_point() for buffer in learner.buffers())
         return DistributedDataParallel(
             learner,
-            device_ids=devices,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
             process_group=group,
             find_unused_parameters=self.captioner.has_unused_parameters,
-            gradient_as_bucket_view=True,  # rather than each of them twice
-            # A norm's running averages must be alike; position ids, say, never change.
-            **{SYNC_BUFFERS: any(b.is_floating_point() for b in learner.buffers())},
+            gradient_as_bucket_view=True,  # saves a copy of the gradient
+            **{SYNC_BUFFERS: sync},
         )
-
-    def _watch(self, began: Optional[Place]) -> None:
-        """What looks on: the log, the watchdog, and the evidence of a step that fails."""
-        self.evidence = Evidence(self.state, self.learner, self.loader, self.precision, began)
-        done = self.place.epoch * self.steps + self.place.steps
-        self.log = RunLog(self.folder, self.place.epoch, done)
-        self.watchdog = Watchdog(self.config.rank_timeout)
-
-    # Training
-
-    def _train_epoch(self, epoch: int) -> None:
-        config = self.config
-        self.captioner.begin_epoch(epoch)
-        self.step.model.train()
-        place = self.place if self.place.epoch == epoch else Place(epoch)
-        batches = self._batches(place)
-        images = config.batch_size * distributed.world_size() * config.accumulation_steps
-        description = f"epoch {epoch + 1}/{config.max_epoch}"
-        summed, self.place = Counter(place.sums), place
-        first = epoch * self.steps
-        with progress(self.steps * images, description) as bar:
-            bar.update(place.steps * images)
-            for step in range(first + place.steps, first + self.steps):
-                self.watchdog.beat()
-                rate = self._set_learning_rate(epoch, step)
-                sums, norm = self._optimiser_step(batches, step)
-                stop = sums.pop("asked_to_stop")
-                summed.update(sums)
-                self.place = Place(epoch, step + 1 - first, dict(summed))
-                means = _means(sums)
-                bar.set_postfix(_rounded(means), refresh=False)
-                bar.update(images)
-                if (step + 1) % config.log_every == 0:
-                    values = {**means, "learning_rate": rate, "grad_norm": norm}
-                    self.log.write("step", step + 1, values, epoch=epoch)
-                if stop or self._is_checkpoint(step + 1):
-                    self.state.save_step(self.folder, self.place, step + 1)
-                    self._keep()
-                if stop:
-                    raise signals.Stopped
-        self.watchdog.pause()
-        means, skipped = _means(summed), int(summed["skipped_images"])
-        self.log.write("epoch", epoch, means, skipped_images=skipped)
-        parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
-        say(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
-
-    def _batches(self, place: Place):
-        """Those of the epoch that are still to come, on the device."""
-        per_step = self.config.accumulation_steps
-        self.loader.set_epoch(place.epoch, place.steps * per_step)
-        rest = islice(self.loader, (self.steps - place.steps) * per_step)
-        return iter(Prefetcher(rest, self.device, self.preprocessing.normalise))
-
-    def _optimiser_step(self, batches, step: int) -> Stepped:
-        """One step, or the end of the run with what is known of a step that failed."""
-        try:
-            return self.step(batches, step)
-        except NotFiniteError as problem:
-            self.watchdog.pause()
-            error = self.evidence.error(str(problem), step, self.place, self.step.kept)
-            with suppress(UserError):  # what a store refuses is here, and this line tells more
-                self._keep()
-            raise error from None
-
-    def _is_checkpoint(self, done: int) -> bool:
-        """Whether one is due after so many steps; the end of an epoch has its own."""
-        every = self.config.checkpoint_every
-        return every is not None and done % every == 0 and done % self.steps != 0
-
-    def _set_learning_rate(self, epoch: int, step: int) -> float:
-        waits = plateaus(self.monitored, self.config.lr_patience)
-        rate = scheduled_rate(self.config, epoch, step, self.steps, waits)
-        for group, share in zip(self.optimizer.param_groups, self.rate_shares):
-            group["lr"] = rate * share
-        return rate
-
-    def _keep(self) -> None:
-        """Bring what has been written to the store, where the run goes to one."""
-        self.watchdog.pause()
-        self.log.flush()
-        self.output.keep()
-
-    # After an epoch
-
-    def _evaluate(self, epoch: int) -> None:
-        """Score the validation split, unless a stopped run has; keep the best checkpoint."""
-        name = evaluation_name(epoch)
-        due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
-        if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
-            captioner = sharding.undivided(self.captioner, self.config, self.device)
-            # Sampled captions, too, are those of a run that was never stopped.
-            torch.manual_seed(
-                derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
-            )
-            self.evaluation.run(captioner, name)
-        distributed.main_alone(lambda: self._after_evaluation(epoch, due))
-        self._keep()
-
-    def _after_evaluation(self, epoch: int, due: bool) -> None:
-        line = self.selection.keep(epoch + 1)
-        scores = read_scores(self.folder, evaluation_name(epoch))
-        if scores is not None and not self.log.has("val", epoch):
-            self.log.write("val", epoch, scores, selected=held_epoch(self.folder))
-            monitor = self.config.monitor
-            if self.config.monitors and MetricSum.parse(monitor).of(scores) is None:
-                say(f"no {monitor} here: {self.config.monitors} does not count this epoch")
-        if line and due:
-            say(line)
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Sums over tokens to means."""
+    """Means over tokens of sums over tokens."""
     tokens = max(sums["tokens"], 1)
     return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTED)}
 

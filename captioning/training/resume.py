@@ -1,4 +1,4 @@
-"""Where a run begins: anew, or at the newest checkpoint of the run in its folder."""
+"""Where a run starts: from the beginning, or from the newest checkpoint in its folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,16 +6,18 @@ from typing import Any, Optional
 
 from pydantic import ValidationError
 
-from captioning.config import Config, keys_of
+from captioning.config import Config, keys_of, parse_config
 from captioning.models import checkpoints
+from captioning.rewards.registry import REWARDS
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
+from captioning.runtime.registry import load
 from captioning.training.output_folder import OutputFolder, free_name
-from captioning.training.run_state import batches, batches_of, place_of
+from captioning.training.run_state import batch_sizes, progress_of, saved_batch_sizes
 from captioning.training.validation_history import why_over
 
-# Schedules of which every epoch's rate depends on how many epochs there will be.
+# Schedules whose rate in each epoch depends on the number of epochs.
 SPANNING = ("cosine", "cosine_steps", "cosine_restarts")
 
 # Signs of an earlier run in a folder.
@@ -25,11 +27,11 @@ REMAINS = ("checkpoint_*.pth", "weights_*.pth", "log.jsonl", "result")
 def starting_point(
     config: Config, output: Optional[OutputFolder] = None
 ) -> Optional[dict[str, Any]]:
-    """The checkpoint to go on from, None for a new run; the same on every process.
+    """The checkpoint to resume from, None for a new run; the same on every process.
 
-    output: where the run goes, begun. Rank 0 decides. What an earlier run left where a new one
-    begins is moved aside, not lost. Raises UserError where the settings are not those of the run
-    that would be resumed.
+    output: the run's folder, on which `begin` was called. Rank 0 decides. Files of an earlier run
+    in the folder of a new one are moved aside. Raises UserError where the settings differ from
+    those of the run that would be resumed.
     """
     output = output or OutputFolder(config.output_dir)
     folder = output.folder
@@ -49,22 +51,21 @@ def starting_point(
     if name is None:
         return None
     content = content or checkpoints.read(Path(output.here(name)))
-    over = why_over(config, folder, place_of(content).epoch) if distributed.is_main() else None
+    over = why_over(config, folder, progress_of(content).epoch) if distributed.is_main() else None
     say(over or f"resuming from {name}")
     return content
 
 
 def _keys_of_rewards(config: Config) -> list[str]:
-    """What a reward is made of, where in a run without rewards they only score."""
-    made_of = {"clipscore": "clip_model", "facts": "facts_file"}
-    return [key for name, key in made_of.items() if name in (config.reward or ())]
+    """The rewards' options: they change the results, while metrics' options only score."""
+    return [key for name in config.reward or () for key in load(REWARDS[name]).Options.model_fields]
 
 
 def _check_settings(config: Config, content: dict[str, Any]) -> None:
-    """Refuse what makes another run: keys of the role "run", and "length" under a cosine."""
+    """Refuse changes of keys of the role "run", and of "length" under a cosine."""
     try:
-        # Keys that came later have their defaults.
-        before = Config.model_validate(content["config"]).model_dump()
+        # Keys that a newer version has added get their defaults.
+        before = parse_config(content["config"]).model_dump()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
@@ -74,9 +75,11 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     now = config.model_dump()
 
     def changes(role: str, more: Sequence[str] = ()) -> str:
-        changed = [key for key in (*keys_of(role), *more) if before[key] != now[key]]
+        keys = (*keys_of(role, type(config)), *more)
+        # Of another captioner's run only the shared keys can be compared.
+        changed = [key for key in keys if key in before and before[key] != now[key]]
         if now["skip_bad_images"] and "skip_bad_images" in changed:
-            changed.remove("skip_bad_images")  # without it no bad image was met so far
+            changed.remove("skip_bad_images")  # the run has met no bad image so far
         return "; ".join(f"{key} was {before[key]!r}, is {now[key]!r}" for key in changed)
 
     others = changes("run", _keys_of_rewards(config))
@@ -85,10 +88,10 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
             f"{_named(config)} had other settings ({others}); give another output_dir, "
             "or resume=never, which moves that run aside"
         )
-    place = place_of(content)
-    begun = place.epoch + (place.steps > 0)
+    progress = progress_of(content)
+    begun = progress.epoch + (progress.steps > 0)
     if begun > config.max_epoch:
-        verb = "run" if begun == place.epoch else "begun"
+        verb = "run" if begun == progress.epoch else "begun"
         raise UserError(
             f"max_epoch is {config.max_epoch}, but {_named(config)} has {verb} {begun} epochs; "
             "give another output_dir, or resume=never, which moves that run aside"
@@ -100,7 +103,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
             "rates; set it as it was, or give resume=never, which moves that run aside, and from "
             "the start an lr_schedule whose past does not change (exponential or plateau)"
         )
-    if changes("length") and config.teacher_forcing_middle is not None:
+    if changes("length") and getattr(config, "teacher_forcing_middle", None) is not None:
         raise UserError(
             f"{_named(config)} was to be of another length ({changes('length')}): with "
             "teacher_forcing_middle its epochs so far would have read other words; set it as it "
@@ -109,13 +112,13 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 
 
 def _check_batches(config: Config, content: dict[str, Any]) -> None:
-    """The steps still to come must take the images that they would have taken."""
-    before, now = batches_of(content), batches(config)
-    if before is None:  # of an older version, which kept it within an epoch alone
+    """Refuse another number of images a step, which would change the remaining batches."""
+    before, now = saved_batch_sizes(content), batch_sizes(config)
+    if before is None:  # of an older version, which saved it within an epoch only
         return
     loaded = [b["batch_size"] * b["processes"] for b in (before, now)]
     taken = [size * b["accumulation_steps"] for size, b in zip(loaded, (before, now))]
-    # Captions of similar length are put together in what is loaded at once.
+    # bucket_batches sorts captions by length within the images that are loaded at once.
     if taken[0] == taken[1] and (loaded[0] == loaded[1] or not config.bucket_batches):
         return
     was, is_now = (", ".join(f"{value} {key}" for key, value in b.items()) for b in (before, now))

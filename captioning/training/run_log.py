@@ -1,4 +1,8 @@
-"""What a run leaves to read: its configuration, JSON lines, TensorBoard curves, a progress bar."""
+"""The log of a run: its configuration and command, JSON lines, TensorBoard curves.
+
+To log another value of a step, add it to the parts of the loss or to `Stepped.values` (`step.py`).
+It gets a TensorBoard curve, and with a line in CURVES one in the report.
+"""
 
 import contextlib
 import errno
@@ -19,7 +23,14 @@ from captioning.files.writing import refusals_told, write_json, write_text
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
 
-# An address in a word: in quotes up to the next, else up to what ends an item, or to another one.
+# Values of steps that the report draws beside the objectives: title, label of the axis.
+CURVES = {
+    "reward": ("Reward in training", "reward a caption"),
+    "length": ("Length in training", "words a sampled caption"),
+    "kl": ("KL to the start", "nats a caption"),
+}
+
+# An address in a word: up to the closing quote, else to the end of a list item or the next address.
 _ADDRESS = re.compile(
     r"""(["'])?\w[\w+.-]*://.*?"""
     r"""(?=(?(1)\1|(?:[\]}]*(?:,\s|$)|[\s,\[\]{}"']+\w[\w+.-]*://))|$)""",
@@ -28,7 +39,7 @@ _ADDRESS = re.compile(
 
 
 def command(words: Sequence[str]) -> str:
-    """As a shell takes it, with addresses, wherever in a word they are, without their secrets."""
+    """A command line for a shell. Addresses, anywhere in a word, are without their secrets."""
     return shlex.join(_ADDRESS.sub(lambda found: without_secrets(found[0]), w) for w in words)
 
 
@@ -48,11 +59,11 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
 
 
 class RunLog:
-    """log.jsonl and tensorboard/ in a run's folder, from the first line on; on rank 0 alone.
+    """log.jsonl and tensorboard/ in a run's folder, created by the first `write`, on rank 0 alone.
 
-    epoch, step: where the run goes on. What an earlier process logged of later ones is removed, so
-    that the log is that of a run that was never stopped; without them all is kept but a line that
-    a kill cut off. Raises UserError where the folder cannot be written.
+    epoch, step: where the run resumes. Later lines of an earlier process are removed, so that the
+    log equals that of a run that was never stopped. Raises UserError where the folder cannot be
+    written.
     """
 
     def __init__(self, folder: Path, epoch: float = math.inf, step: float = math.inf):
@@ -65,7 +76,7 @@ class RunLog:
         self.written = {(line["event"], line["step"]) for line in self.kept}
 
     def has(self, event: str, step: int) -> bool:
-        """Whether there is such a line; False on every rank but 0."""
+        """Whether there is such a line; False on other ranks than 0."""
         return (event, step) in self.written
 
     def _open(self) -> None:
@@ -100,7 +111,7 @@ class RunLog:
         self.written.add((event, step))
 
     def flush(self) -> None:
-        """Let what was written be in the files."""
+        """Write TensorBoard's buffer to its file."""
         if self.file is not None:
             with contextlib.suppress(OSError):  # as in `close`
                 self.board.flush()
@@ -108,12 +119,12 @@ class RunLog:
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
-            with contextlib.suppress(OSError):  # a full disk, of which `write` has told
+            with contextlib.suppress(OSError):  # a full disk, for which `write` has raised an error
                 self.board.close()
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a log.jsonl, of which there may be none; one that was cut off is passed over."""
+    """The lines of a log.jsonl, if it exists, without a line that a kill cut off."""
     if path.exists():
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):

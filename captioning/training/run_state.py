@@ -1,7 +1,7 @@
-"""What a checkpoint holds of a run: weights, optimiser, loss scaling and the place in an epoch.
+"""What a checkpoint holds of a run: weights, optimiser, loss scale and the progress in an epoch.
 
-No random generator is among it: order, augmentation, dropout and sampled captions are drawn from
-generators that are seeded anew by seed, epoch, index or step, and rank, see `data/randomness.py`.
+It holds no state of random generators: order, augmentation, dropout and sampled captions use
+generators that are seeded by seed, epoch, index or step, and rank, see `data/randomness.py`.
 """
 
 from pathlib import Path
@@ -22,10 +22,10 @@ from captioning.training.validation_history import evaluation_name
 from smile import Objective
 
 
-class Place(NamedTuple):
-    """How far a run is: in `epoch`, of which so many optimiser steps are done.
+class Progress(NamedTuple):
+    """The current epoch, and how many optimiser steps of it are done.
 
-    sums: what the epoch's log line is made of, by name, so far.
+    sums: the values of the epoch's log line, summed so far, by name.
     """
 
     epoch: int = 0
@@ -33,16 +33,16 @@ class Place(NamedTuple):
     sums: dict[str, float] = {}  # noqa: RUF012 - of a tuple, never changed
 
 
-def place_of(content: dict[str, Any]) -> Place:
-    """The place at which to go on from a checkpoint's content."""
+def progress_of(content: dict[str, Any]) -> Progress:
+    """Where to resume from a checkpoint's content."""
     within = content.get("within")
     if within is None:
-        return Place(content["epoch"] + 1)
-    return Place(content["epoch"], within["steps"], within["sums"])
+        return Progress(content["epoch"] + 1)
+    return Progress(content["epoch"], within["steps"], within["sums"])
 
 
-def batches(config: Config) -> dict[str, int]:
-    """What decides which images a step of this run takes, by what the user may set."""
+def batch_sizes(config: Config) -> dict[str, int]:
+    """The settings whose product is the images of a step."""
     return {
         "batch_size": config.batch_size,
         "processes": distributed.world_size(),
@@ -50,13 +50,13 @@ def batches(config: Config) -> dict[str, int]:
     }
 
 
-def batches_of(content: dict[str, Any]) -> Optional[dict[str, int]]:
-    """Those of the run that saved a checkpoint's content, None where it did not keep them."""
+def saved_batch_sizes(content: dict[str, Any]) -> Optional[dict[str, int]]:
+    """The `batch_sizes` in a checkpoint's content; None in some of older versions."""
     return content.get("batches") or content.get("within", {}).get("batches")
 
 
 class RunState:
-    """The parts of a run that training changes."""
+    """The state that training changes: restored from checkpoints and saved in them."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class RunState:
         self.config, self.captioner = config, captioner
         self.optimizer, self.scaler = optimizer, precision.scaler
 
-    def restore(self, content: dict[str, Any]) -> Place:
-        """Put the content of a checkpoint in place; where to go on. Raises UserError."""
+    def restore(self, content: dict[str, Any]) -> None:
+        """Load the content of a checkpoint. Raises UserError."""
         try:
             for group in content["optimizer"]["param_groups"]:
-                group["fused"] = True  # also where an older run was not
+                group["fused"] = True  # also for a run of a version without it
             if "parts" in content:
                 groups = content["optimizer"]["param_groups"]
                 sharding.load_parts(self.captioner, self.optimizer, content["parts"], groups)
@@ -89,46 +89,45 @@ class RunState:
                 f"({one_line(error, 150)}); give another output_dir, or "
                 "resume=never, which moves that run aside"
             ) from error
-        return place_of(content)
 
     def save_epoch(self, folder: Path, epoch: int) -> None:
-        """Write the checkpoint of an epoch that is done; all ranks. Raises UserError on all."""
+        """Write the checkpoint of a complete epoch; all ranks. Raises UserError on all."""
         weights = None
         if self.config.keep_checkpoints == "all":
             weights = checkpoints.weights_path(folder, epoch)
         self._save(checkpoints.epoch_path(folder, epoch), {"epoch": epoch}, epoch, weights)
 
-    def save_step(self, folder: Path, place: Place, step: int) -> None:
-        """Write that of a place within an epoch, after `step` steps of the run."""
-        within = {"steps": place.steps, "sums": place.sums}
-        path = checkpoints.step_path(folder, place.epoch, step)
-        self._save(path, {"epoch": place.epoch, "within": within}, place.epoch)
+    def save_step(self, folder: Path, progress: Progress, step: int) -> None:
+        """Write a checkpoint within an epoch, after `step` steps of the run; as `save_epoch`."""
+        within = {"steps": progress.steps, "sums": progress.sums}
+        path = checkpoints.step_path(folder, progress.epoch, step)
+        self._save(path, {"epoch": progress.epoch, "within": within}, progress.epoch)
 
     def _save(
-        self, path: Path, place: dict[str, Any], epoch: int, weights: Optional[Path] = None
+        self, path: Path, progress: dict[str, Any], epoch: int, weights: Optional[Path] = None
     ) -> None:
-        """Write a checkpoint, and before it the weights alone, so that none lacks them."""
+        """Write a checkpoint, and before it the weights alone, so that no epoch lacks them."""
         distributed.share_buffers(self.captioner)
         keep = self.config.keep_checkpoints
         content = {
             "config": self.config.model_dump(),
-            **place,
+            **progress,
             **self.captioner.saved_beside_weights(),
         }
         training = {
             "scaler": self.scaler.state_dict(),
-            "batches": batches(self.config),
+            "batches": batch_sizes(self.config),
             "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
         }
-        # Scores are of weights that are no more.
+        # Existing scores are of other weights.
         distributed.main_alone(lambda: remove_scores(path.parent, evaluation_name(epoch)))
-        write = self._write_parts if self.config.checkpoint_format == "sharded" else self._write
+        write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
         write(content, training, path, weights)
         least = checkpoints.LEAST if keep == "all" else keep
         distributed.main_alone(lambda: checkpoints.remove_oldest(path.parent, least))
 
     def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
-        """As files, which rank 0 writes."""
+        """As files that rank 0 writes."""
         model = sharding.whole_weights(self.captioner, distributed.is_main())
         optimizer = sharding.whole(self.optimizer.state_dict(), distributed.is_main())
 
@@ -140,8 +139,8 @@ class RunState:
 
         distributed.main_alone(save)
 
-    def _write_parts(self, content, training, path: Path, weights: Optional[Path]) -> None:
-        """As folders, to which each rank writes what it has."""
+    def _write_sharded(self, content, training, path: Path, weights: Optional[Path]) -> None:
+        """As folders, to which each rank writes its shards."""
         model, moments = sharding.named_tensors(self.captioner, self.optimizer)
         optimizer = {"param_groups": self.optimizer.state_dict()["param_groups"]}
         rest = {"model": {}, **content}
@@ -150,5 +149,5 @@ class RunState:
         save_sharded({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
 
     def _objectives(self) -> list[Objective]:
-        """The captioner's, whose last losses truncation goes by."""
+        """The captioner's; `truncation` depends on its recent losses."""
         return [part for part in self.captioner.modules() if isinstance(part, Objective)]

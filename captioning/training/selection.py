@@ -1,8 +1,7 @@
-"""Which epoch of a run is captioned with and scored: `select`, and the record of what it found.
+"""The epoch that `select` prefers, whose weights are kept as checkpoint_best.pth.
 
-selected.json, in the run's folder: {"select": "last" or metrics, "epoch": whose weights
-checkpoint_best.pth are, from 0 on, "epochs": [{"epoch", "value" by `select`, "scores"}, ...]} of
-the epochs that were validated.
+selected.json, in the run's folder: {"select": "last" or metrics, "epoch": of checkpoint_best.pth,
+from 0 on, "epochs": [{"epoch", "value" by `select`, "scores"}, ...] of the validated epochs}.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from captioning.config.objectives import trained_by
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.metric_sum import MetricSum
-from captioning.metrics.score_table import COLUMNS
+from captioning.metrics.registry import all_metrics
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
@@ -24,11 +23,11 @@ from captioning.training.validation_history import evaluation_name, why_not
 
 RECORD = "selected.json"
 BLIPS = "CIDEr + Bleu_4"
-LENGTH = "cap_len"  # which tells beside CIDEr what an epoch has won or lost
+LENGTH = "cap_len"  # shown beside the metrics, since CIDEr depends on it
 
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
-    """Raise UserError where `select` names metrics that cannot be had."""
+    """Raise UserError where `select` names metrics that will not be computed."""
     if config.select not in (None, LAST) and (reason := why_not(config.select, evaluation)):
         raise UserError(f"select is {config.select}, but {reason}; name other metrics, or last")
 
@@ -36,16 +35,16 @@ def check_select(config: Config, evaluation: SplitEvaluation) -> None:
 def with_select(
     config: Config, checkpoint: Optional[Mapping[str, Any]], evaluation: SplitEvaluation
 ) -> Config:
-    """The configuration with `select` said. checkpoint: that of the run that goes on, if one does.
+    """The configuration with a value for `select`. checkpoint: that of the resumed run, if any.
 
-    Without a value a run goes on as it has begun. A new one that is trained with MLE alone has
-    BLIP's rule, any other the last epoch: CIDEr and BLEU punish what SMILE is for.
+    A resumed run keeps its value. The default of a new run is BLIP's rule where it trains with MLE
+    alone, otherwise the last epoch: CIDEr and BLEU punish the longer captions of SMILE.
     """
     select = config.select
     if select is None:
         blips = BLIPS if "coco" in config.metrics else LAST
         of_new = blips if trained_by(config) == ["mle"] else LAST
-        # Older versions had no key, and knew one rule.
+        # Older versions had no such key, and used BLIP's rule.
         select = checkpoint["config"].get("select", blips) if checkpoint else of_new
         if select != LAST and (reason := why_not(select, evaluation)):
             say(f"the last epoch will be selected, not the best by {select}: {reason}")
@@ -54,7 +53,7 @@ def with_select(
 
 
 class Validated(NamedTuple):
-    """An epoch, from 0 on; what it has by `select`, if anything; its scores."""
+    """A validated epoch, from 0 on; its value by `select`, None for "last"; its scores."""
 
     epoch: int
     value: Optional[float]
@@ -62,14 +61,14 @@ class Validated(NamedTuple):
 
 
 class Selection:
-    """The epoch of a run that `select`, "last" or metrics, prefers. Rank 0 alone asks."""
+    """The epoch of a run that `select`, "last" or metrics, prefers. For rank 0 alone."""
 
     def __init__(self, select: str, folder: Path):
         self.select, self.folder = select, folder
         self.metrics = None if select == LAST else MetricSum.parse(select)
 
     def epoch(self, epochs: int) -> int:
-        """Of so many, the best by its metrics; of equals, and without any, the latest."""
+        """The best of the first `epochs` by the metrics; the latest of equals, and without any."""
         return _best(self.validated(epochs), epochs)
 
     def validated(self, epochs: int) -> list[Validated]:
@@ -78,10 +77,9 @@ class Selection:
         return [Validated(e, by and by.of(scores), scores) for e, scores in found if scores]
 
     def keep(self, epochs: int) -> Optional[str]:
-        """Let checkpoint_best.pth be the selected epoch's, and record it; a line on what changed.
+        """Make checkpoint_best.pth that of the selected epoch, and record it; a line on changes.
 
-        Another `select` may prefer an epoch whose weights are there no more: then nothing changes.
-        Raises UserError.
+        Nothing changes if the weights of that epoch have been removed. Raises UserError.
         """
         validated = self.validated(epochs)
         newest, selected = epochs - 1, _best(validated, epochs)
@@ -112,7 +110,7 @@ def _best(validated: list[Validated], epochs: int) -> int:
 
 
 def held_epoch(folder: Path) -> Optional[int]:
-    """The epoch whose weights checkpoint_best.pth are; None where they cannot be read."""
+    """The epoch of checkpoint_best.pth; None where it cannot be read."""
     best = checkpoints.best(folder)
     if best is None:
         return None
@@ -125,7 +123,7 @@ def held_epoch(folder: Path) -> Optional[int]:
 
 
 def read_record(folder: Path) -> Optional[dict[str, Any]]:
-    """What selected.json holds; None where there is none, as of older versions, or another file."""
+    """The content of selected.json; None where it is missing, as in older versions, or invalid."""
     try:
         record = read_json(folder / RECORD)
         if record["select"] != LAST:
@@ -138,7 +136,7 @@ def read_record(folder: Path) -> Optional[dict[str, Any]]:
 
 
 def shown_metrics(record: Mapping[str, Any]) -> list[str]:
-    """Those that tell of the choice: its own, or where there are none BLIP's, and the length."""
+    """The metrics to show: those of `select`, for "last" BLIP's, and the length."""
     metrics = BLIPS if record["select"] == LAST else record["select"]
     names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH])
     return [n for n in names if any(n in each["scores"] for each in record["epochs"])]
@@ -150,8 +148,8 @@ def in_words(record: Mapping[str, Any]) -> str:
     return f"epoch {record['epoch'] + 1}, {by}"
 
 
-def told(folder: Path) -> Iterator[str]:
-    """Lines on what was selected, by what, and what every validated epoch had."""
+def summary(folder: Path) -> Iterator[str]:
+    """Lines on the selected epoch, and the scores of every validated epoch."""
     record = read_record(folder)
     if record is None:
         return
@@ -159,7 +157,7 @@ def told(folder: Path) -> Iterator[str]:
     for each in record["epochs"]:
         cells = [] if each["value"] is None else [f"{each['value']:.3f}"]
         for name in shown_metrics(record):
-            column, score = COLUMNS[name], each["scores"].get(name)
+            column, score = all_metrics()[name], each["scores"].get(name)
             value = "none" if score is None else f"{score:.{column.decimals}f}"
             cells.append(f"{column.title} {value}")
         chosen = "  (selected)" if each["epoch"] == record["epoch"] else ""

@@ -1,7 +1,7 @@
-"""Self-critical training: captions are drawn, and made likelier by how much they beat a baseline.
+"""Self-critical training: captions are sampled, and made likelier by how much they beat a baseline.
 
-SCST (Rennie et al. 2017, arXiv 1612.00563) takes the greedy caption for a baseline, a later form
-(arXiv 2003.09971) the mean of an image's other samples.
+The baseline is the greedy caption's reward in SCST (Rennie et al. 2017, arXiv 1612.00563), the mean
+of an image's other samples in a later form (arXiv 2003.09971).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +16,21 @@ from captioning.config import Config
 from captioning.data import Sample
 from captioning.metrics.diversity import words
 from captioning.models.build import captioner_from
-from captioning.rewards.interface import Said, TrainingImages
+from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
 from captioning.rewards.workers import Rewards
+from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
 from smile import ObjectiveOutput
 
 
 class SelfCritical(nn.Module):
-    """A captioner, and what a step of self-critical training asks of it.
+    """A captioner whose forward is a step of self-critical training.
 
-    The captioner draws, and tells its likelihoods, in evaluation mode: so it is asked about what
-    it drew. Its likelihood part, if there is an objective, is in training mode as ever.
+    Captions are sampled, and their likelihoods computed, in evaluation mode: both come from the
+    same distribution. The objective beside the reward, if any, is computed in training mode.
 
-    start: where the KL is to, None without. sampled: what is kept of the last batch's captions.
+    start: the captioner that the KL is measured from, None without it.
     """
 
     def __init__(
@@ -41,10 +42,9 @@ class SelfCritical(nn.Module):
     ):
         super().__init__()
         self.captioner, self.config, self.rewards = captioner, config, rewards
-        self._start = [start]  # of a list, lest its weights are taken for some that learn
-        self.sampled: list[list[dict[str, Any]]] = []
+        self._start = [start]  # in a list, so that its weights are not registered as parameters
         whole = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": config.max_tokens}
-        self.greedily = DecodingSettings(num_beams=1, **whole)
+        self.greedy = DecodingSettings(num_beams=1, **whole)
         self.sampling = DecodingSettings(
             sample=True,
             num_return=config.reward_samples,
@@ -57,32 +57,32 @@ class SelfCritical(nn.Module):
     ) -> ObjectiveOutput:
         """The loss whose expected gradient is that of minus the expected reward of a caption.
 
-        To the reward belongs -reward_kl * log(p / p at the start), the mean of which is the KL's.
-        A loss is a mean over captions of sums over their tokens, since the mean over tokens would
-        have another gradient. tokens: the captions that were drawn.
+        The reward includes -reward_kl * log(p / p of the start), whose mean is the KL. The loss is
+        a mean over captions of sums over their tokens: a mean over tokens would have another
+        gradient. tokens: the number of sampled captions.
         """
         config, captioner = self.config, self.captioner
         with _evaluating(captioner):
             encoded = captioner.encode(image)
-            drawn = captioner.generate_from(encoded, self.sampling)
-            asked = self.rewards.ask(image_ids, self._said(drawn))
-            asked_of_best = None
+            sampled = captioner.generate_from(encoded, self.sampling)
+            pending = self.rewards.ask(image_ids, self._captions(sampled))
+            pending_greedy = None
             if config.reward_baseline == "greedy":
-                best = captioner.generate_from(encoded, self.greedily)
-                asked_of_best = self.rewards.ask(image_ids, self._said(best))
-            # What autocast has kept of weights while captions were drawn has no gradient.
+                greedy = captioner.generate_from(encoded, self.greedy)
+                pending_greedy = self.rewards.ask(image_ids, self._captions(greedy))
+            # The casts of weights that autocast cached during generation have no gradient.
             torch.clear_autocast_cache()
-            ids = drawn.token_ids.clone()
+            ids = sampled.token_ids.clone()
             temperature = config.reward_temperature
             logprobs = captioner.log_likelihoods(encoded, ids, temperature).sum(-1)  # (B, k)
-            ratio = logprobs.detach() - self._at_start(image, ids, logprobs)
+            ratio = logprobs.detach() - self._logprobs_of_start(image, ids, logprobs)
         likelihood = captioner(image, captions) if config.objective else None
 
-        found = asked.found()
-        rewards = self._weighed(found, logprobs)
+        found = pending()
+        rewards = self._weighted(found, logprobs)
         valued = rewards - config.reward_kl * ratio
-        if asked_of_best:
-            baseline = self._weighed(asked_of_best.found(), logprobs).expand_as(rewards)
+        if pending_greedy:
+            baseline = self._weighted(pending_greedy(), logprobs).expand_as(rewards)
         else:
             baseline = (valued.sum(1, keepdim=True) - valued) / (valued.size(1) - 1)
         loss = -((valued - baseline) * logprobs).mean()
@@ -93,55 +93,51 @@ class SelfCritical(nn.Module):
         parts["baseline"] = baseline.mean()
         if config.reward_kl:
             parts["kl"] = ratio.mean()
-        lengths = [float(words(text)) for group in drawn.captions for text in group]
+        lengths = [float(words(text)) for group in sampled.captions for text in group]
         parts["length"] = logprobs.new_tensor(lengths).mean()
         if likelihood is not None:
             loss = loss + likelihood.loss
             parts.update(likelihood.parts)
-        self._keep(drawn, rewards)
         return ObjectiveOutput(loss, parts, torch.tensor(rewards.numel(), device=loss.device))
 
-    def _said(self, drawn: Generated) -> list[list[Said]]:
-        ended = (drawn.token_ids == self.captioner.tokenizer.end).any(-1).tolist()
-        return [[Said(*one) for one in zip(*both)] for both in zip(drawn.captions, ended)]
+    def _captions(self, generated: Generated) -> list[list[Sampled]]:
+        ended = (generated.token_ids == self.captioner.tokenizer.end).any(-1).tolist()
+        pairs = zip(generated.captions, ended)
+        return [[Sampled(*one) for one in zip(*of_image)] for of_image in pairs]
 
-    def _at_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
-        """What the captioner that training began with finds captions, (B, k); if it is there."""
+    def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
+        """The captions' log-probabilities under `start`, (B, k); `logprobs` without it."""
         (start,) = self._start
         if start is None:
             return logprobs.detach()
         with torch.no_grad():
-            of_each = start.log_likelihoods(
+            of_tokens = start.log_likelihoods(
                 start.encode(image), ids, self.config.reward_temperature
             )
         torch.clear_autocast_cache()
-        return of_each.sum(-1)
+        return of_tokens.sum(-1)
 
-    def _weighed(self, found: Mapping[str, Any], like: Tensor) -> Tensor:
+    def _weighted(self, found: Mapping[str, Any], like: Tensor) -> Tensor:
         """(B, k), the weighted sum of rewards."""
         return like.new_tensor(sum(w * found[name] for name, w in self.config.reward.items()))
 
-    def _keep(self, drawn: Generated, rewards: Tensor) -> None:
-        pairs = zip(drawn.captions, rewards.tolist())
-        self.sampled = [
-            [{"caption": c, "reward": r} for c, r in zip(*of_image)] for of_image in pairs
-        ]
-
 
 def rewards_of(config: Config, samples: Sequence[Sample], device: torch.device) -> Rewards:
-    """Those of a configuration, ready for the images of its training split. Raises UserError."""
+    """The rewards of a configuration, for the images of its training split. Raises UserError."""
     images = TrainingImages(
         {sample.image_id: sample.captions for sample in samples},
         {sample.image_id: Path(config.image_root, sample.image) for sample in samples},
-        config.facts_path,
-        config.clip_model,
         str(device),
     )
-    return Rewards({name: REWARDS[name](images) for name in config.reward}, config.num_workers)
+    kinds = {name: load(REWARDS[name]) for name in config.reward}
+    rewards = {
+        name: kind(images, **kind.Options.from_config(config)) for name, kind in kinds.items()
+    }
+    return Rewards(rewards, config.num_workers)
 
 
 def start_of(config: Config, device: torch.device) -> Optional[nn.Module]:
-    """The captioner as the run began, for its KL; None where it is not asked for."""
+    """The captioner that training starts from, for the KL; None without reward_kl."""
     if not (config.reward and config.reward_kl):
         return None
     captioner, _ = captioner_from(config, config.pretrained)

@@ -5,17 +5,16 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import torch
 from torch import nn
 
 from captioning.config import Config
-from captioning.data import Sample, annotation_paths, read_split, references
-from captioning.files.local_copies import local, located
+from captioning.data import Sample, read_split, references
 from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Evaluator, Settings
-from captioning.metrics.registry import build_evaluators
+from captioning.metrics.registry import build_evaluators, options_of
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, write_scores
 from captioning.models.generation import caption_images
@@ -37,9 +36,10 @@ class SplitEvaluation:
         self.config, self.split, self.folder, self.device = config, split, folder, device
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
-            self.references = references(config, split)
+            self.references = references(config, split, self.samples)
             settings = metric_settings(config, self.samples, str(device))
-            self.evaluators = build_evaluators(config.metrics, settings)
+            options = options_of(config.metrics, config)
+            self.evaluators = build_evaluators(config.metrics, settings, **options)
         self.unavailable: dict[str, str] = {}  # why, by metric; rank 0 scores, and knows
         if distributed.is_main():
             for evaluator in self.evaluators:
@@ -82,48 +82,10 @@ class SplitEvaluation:
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
-    """What a configuration says to the metrics of a split with these samples."""
+    """What the metrics of a configuration share on a split with these samples."""
     root = Path(config.image_root)
-    return Settings(
-        spice=config.spice,
-        spice_timeout=config.spice_timeout,
-        spice_heap=config.spice_heap,
-        facts_file=config.facts_path,
-        train_captions=config.train_captions_path,
-        images={sample.image_id: root / sample.image for sample in samples},
-        clip_model=config.clip_model,
-        ppl_model=config.ppl_model,
-        judge_url=config.judge_url,
-        judge_model=config.judge_model,
-        pool=_pool(config),
-        pool_root=root,
-        device=device,
-        **object_settings(config),
-    )
-
-
-def object_settings(config: Config) -> dict[str, Any]:
-    """What a configuration says of objects, by the names of `Settings`."""
-    return {
-        "objects": config.objects_paths,
-        "synonyms": located(config.ann_root, config.synonyms) if config.synonyms else None,
-        "singular": config.singular,
-    }
-
-
-def _pool(config: Config) -> Optional[Path]:
-    """The file or folder of `pool`, the annotation file where it names a split."""
-    if config.pool in ("train", "val", "test"):
-        if config.split:
-            raise UserError(f"pool: {config.pool} is a part of train_file; name a list of images")
-        first, *others = annotation_paths(config, config.pool)
-        if others:
-            raise UserError(
-                f"pool: {config.pool} is of {1 + len(others)} annotation files; name a list "
-                "of its images, one a line"
-            )
-        return first
-    return local(config.pool) if config.pool else None
+    images = {sample.image_id: root / sample.image for sample in samples}
+    return Settings(images, root, device=device)
 
 
 def remove_scores(folder: Path, name: str) -> None:

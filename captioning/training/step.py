@@ -1,8 +1,8 @@
-"""One optimiser step: forward and weigh, reduce, judge, apply."""
+"""One optimiser step: forward and backward on accumulated batches, check, update."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,31 +12,27 @@ from captioning.data.loader import Batch
 from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
 from captioning.runtime import distributed, signals
-from captioning.training.nonfinite_report import KeptBatch, inputs_of, what_is_not_finite
+from captioning.training.nonfinite_report import BatchReport, NotFiniteError, what_is_not_finite
 from captioning.training.optimiser import clip_gradients
 from captioning.training.sharding import begin_step
 from smile import ObjectiveOutput
 
-COUNTED = ("skipped_images", "asked_to_stop")  # what is summed over batches and not over tokens
+# Summed over batches; all other values are means over tokens.
+COUNTED = ("skipped_images", "stop_requested")
 
 
 class Stepped(NamedTuple):
     """sums: over all batches and ranks, by name: tokens, the loss and its parts times tokens,
-    COUNTED; norm: of the gradient, before it was clipped."""
+    COUNTED. values: what else is logged of the step."""
 
     sums: dict[str, float]
-    norm: float
-
-
-class NotFiniteError(Exception):
-    """The "reward", "loss" or "gradient" is not finite, and the weights are as they were."""
+    values: dict[str, float]
 
 
 class TrainingStep:
-    """Trains `model`, the learner itself or that of several processes, on accumulated batches.
+    """Trains `model`, the learner or its DistributedDataParallel, on accumulated batches.
 
-    learner: the captioner, or what draws captions of it for a reward.
-    kept: what the batches of the last step were, for whoever has to explain it.
+    learner: the captioner, or its `SelfCritical`. batches: reports of the last step's batches.
     """
 
     def __init__(
@@ -50,63 +46,65 @@ class TrainingStep:
         self.config, self.model, self.learner = config, model, learner
         self.optimizer, self.precision, self.scaler = optimizer, precision, precision.scaler
         self.count = config.accumulation_steps
-        self.kept: list[KeptBatch] = []
+        self.batches: list[BatchReport] = []
 
     def __call__(self, batches: Iterator[Batch], step: int) -> Stepped:
-        """Take so many batches and one step, the `step`th of the run from 0 on.
+        """Take the batches of one step, the `step`th of the run from 0 on.
 
-        Every labelled token counts alike, whichever batch or process it is in: the mean of a batch
-        is weighted by its tokens, relative to those of the first batch on all processes that has
-        any, and the gradient is put right at the end where there were further ones. Raises
+        Every labelled token has the same weight, whichever batch or process it is in: the mean of a
+        batch is weighted by its tokens over all processes, relative to the first batch that has
+        any, and the gradient is corrected at the end where there were further batches. Raises
         NotFiniteError on all ranks.
         """
-        self.kept = []
+        self.batches = []
         if self.model is self.learner:
             begin_step(self.learner)
         totals: list[Tensor] = []  # of each batch, over all ranks
         reference = torch.zeros((), dtype=torch.float64, device=self.precision.device)
         for number in range(self.count):
             batch = next(batches)
-            with self._synchronised(number):
+            with self._gradient_sync(number):
                 output = self._forward(batch, step * self.count + number)
-                totals.append(distributed.sum_over_ranks(self._weighed(output, batch)))
+                totals.append(distributed.sum_over_ranks(self._sums(output, batch)))
                 reference = reference.where(reference > 0, totals[-1][0])
-                # A GPU that waits for the others' sums is given only so many kernels in advance.
+                # The kernel queue of a GPU is limited: this may block until other ranks catch up.
                 with distributed.waits_for_others():
                     self._backward(output, reference)
         with distributed.waits_for_others():
             norm = self._reduced_gradient(totals, reference)
-            # The host waits for a GPU here, for all that is said or decided of the step, and within
-            # forward where the objective looks for the labels. What NCCL has to sum was only put
-            # into its queue before.
+            # The only synchronisation with a GPU, except where the objective reads the labels. All
+            # that is logged and decided is copied at once.
             *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
-        width = len(totals[0])
-        sums = [values[i : i + width] for i in range(0, len(values), width)]
-        names = ["tokens", *self.kept[-1].parts, *COUNTED]
-        problem = what_is_not_finite(sums, norm, self.scaler, names)
+        names = ["tokens", *self.batches[-1].parts, *COUNTED]
+        width = len(names)
+        sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]
+        problem = what_is_not_finite(sums, norm, self.scaler)
         if problem:
             raise NotFiniteError(problem)
         self._apply()
-        return Stepped(dict(zip(names, map(sum, zip(*sums)))), norm)
+        whole = {name: sum(of_batch[name] for of_batch in sums) for name in names}
+        return Stepped(whole, {"grad_norm": norm})
 
-    def _synchronised(self, number: int):
-        """Processes add their gradients at the last of the batches alone."""
+    def _gradient_sync(self, number: int):
+        """Ranks sum their gradients at the last batch only."""
         alone = self.model is self.learner
         return nullcontext() if alone or number == self.count - 1 else self.model.no_sync()
 
     def _forward(self, batch: Batch, number: int) -> ObjectiveOutput:
-        """Dropout and all else that is random depend on the batch's number and the rank alone."""
-        seed = derived_seed("step", self.config.seed, number, distributed.rank())
-        torch.manual_seed(seed)
+        """Dropout and sampling depend on the batch's number and the rank alone."""
+        torch.manual_seed(derived_seed("step", self.config.seed, number, distributed.rank()))
+        inputs: list[Any] = [batch["image"], batch["captions"]]
+        if self.config.reward:
+            inputs.append(batch["image_id"])
         with self.precision.autocast():
-            output = self.model(*inputs_of(batch, self.config))
-        sampled = self.learner.sampled if self.config.reward else None
-        self.kept.append(KeptBatch.of(batch, seed, output, sampled))
+            output = self.model(*inputs)
+        parts = {"loss": output.loss.detach(), **output.parts}
+        self.batches.append(BatchReport(batch["image_id"], parts))
         return output
 
-    def _weighed(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
-        """This rank's sums of the batch that was kept last, float64 (n,)."""
-        parts = self.kept[-1].parts
+    def _sums(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
+        """This rank's sums of the last batch, float64 (n,), in the order of their names."""
+        parts = self.batches[-1].parts
         means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
         counted = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()
         counted = counted.to(self.precision.device, non_blocking=True)
@@ -117,7 +115,7 @@ class TrainingStep:
         self.scaler.scale(output.loss * weight.float()).backward()
 
     def _reduced_gradient(self, totals: list[Tensor], reference: Tensor) -> Tensor:
-        """Make the gradient that of the mean over all tokens, clipped; its norm before that."""
+        """Make the gradient that of the mean over all tokens, and clip it; its norm before."""
         self.scaler.unscale_(self.optimizer)
         correction = reference / sum(totals)[0].clamp(min=1) if self.count > 1 else None
         return clip_gradients(self.optimizer, self.config, correction)

@@ -1,41 +1,146 @@
-"""transformers' own BLIP with the same weights: the same logits and the same greedy captions."""
+"""transformers' own BLIP from a converted folder: the same names, numbers and captions."""
 
 import pytest
 import torch
 import transformers
 
-from BLIP.convert import save_hf
+from BLIP.convert import captioner_of, hf_config, main, read_hf, save_hf, settings_of, to_hf_names
+from BLIP.med import read_med_config
+from BLIP.vit import VIT_SIZES
+from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
+from smile import Objective
+from tests.BLIP.test_convert import same
 
 pytestmark = pytest.mark.skipif(
     not hasattr(transformers, "BlipForConditionalGeneration"),
     reason=f"transformers {transformers.__version__} has no BLIP",
 )
+TIED = {
+    "text_decoder.cls.predictions.decoder.weight",
+    "text_decoder.cls.predictions.decoder.bias",
+}
+LENGTHS = {"max_length": 20, "min_length": 5}
+TEXTS = ["a picture of a red ball", "the dogs", "a man with a box", "cat"]
+
+
+def loaded(path):
+    return transformers.BlipForConditionalGeneration.from_pretrained(path).eval()
+
+
+def inputs_of(captioner, size=48, scale=1.0):
+    tokens, mask = captioner.tokenizer.encode(TEXTS, 40)
+    image = scale * torch.randn(len(TEXTS), 3, size, size)
+    return {"pixel_values": image, "input_ids": tokens, "attention_mask": mask}
+
+
+def assert_same_logits(captioner, model, inputs):
+    image, tokens, mask = inputs.values()
+    ours = captioner.text_decoder.logits(tokens, mask, captioner.visual_encoder(image))
+    expected = model(**inputs).logits
+    torch.testing.assert_close(ours[mask == 1], expected[mask == 1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("image_size", [48, 96])
 @torch.no_grad()
 def test_same_logits_and_same_greedy_captions(make_captioner, image_size, tmp_path):
-    captioner, image = make_captioner(image_size=image_size), torch.randn(4, 3, *[image_size] * 2)
+    captioner = make_captioner(image_size=image_size)
     save_hf(captioner, tmp_path)
-    model = transformers.BlipForConditionalGeneration.from_pretrained(tmp_path).eval()
-    texts = ["a picture of a red ball", "the dogs", "a man with a box", "cat"]
-    tokens, mask = captioner.tokenizer.encode(texts, 40)
-    ours = captioner.text_decoder.logits(tokens, mask, captioner.visual_encoder(image))
-    output = model(pixel_values=image, input_ids=tokens, attention_mask=mask)
-    torch.testing.assert_close(ours[mask == 1], output.logits[mask == 1], atol=1e-4, rtol=1e-4)
-
+    model, inputs = loaded(tmp_path), inputs_of(captioner, image_size)
+    assert_same_logits(captioner, model, inputs)
     prompt = captioner.prompt_ids.expand(4, -1)
     expected = model.generate(
-        pixel_values=image,
+        pixel_values=inputs["pixel_values"],
         # It cuts the last token, where a tokeniser would have put [SEP].
         input_ids=torch.cat([prompt, torch.full((4, 1), captioner.tokenizer.end)], dim=1),
-        max_length=20,
-        min_length=5,
         num_beams=1,
         do_sample=False,
+        **LENGTHS,
     )
-    settings = DecodingSettings(num_beams=1, max_length=20, min_length=5)
-    generated = captioner.generate_details(image, settings).token_ids[:, 0]
+    settings = DecodingSettings(num_beams=1, **LENGTHS)
+    generated = captioner.generate_details(inputs["pixel_values"], settings).token_ids[:, 0]
     assert generated.tolist() == expected[:, : generated.size(1)].tolist()
     assert (expected[:, generated.size(1) :] == captioner.tokenizer.pad).all()
+
+
+@pytest.mark.parametrize("vit", ["base", "large"])
+@torch.no_grad()
+def test_full_width_both_ways(make_captioner, vit, tmp_path):
+    sizes = {**VIT_SIZES[vit], "depth": 2}
+    captioner = make_captioner(vit=sizes, med_config={"num_hidden_layers": 2})
+    save_hf(captioner, tmp_path / "hf")
+    model, problems = transformers.BlipForConditionalGeneration.from_pretrained(
+        tmp_path / "hf", output_loading_info=True
+    )
+    assert not any(problems.values()), problems
+    assert_same_logits(captioner, model.eval(), inputs_of(captioner))
+    model.save_pretrained(tmp_path / "saved by transformers")
+    same(read_hf(tmp_path / "saved by transformers")["model"], captioner.state_dict())
+
+
+@pytest.mark.parametrize("vit", ["base", "large"])
+def test_every_name_and_shape_of_base_and_large(make_captioner, vit):
+    with torch.device("meta"):
+        captioner = make_captioner(vit=vit, image_size=384, med_config={})
+        config = transformers.BlipConfig(**hf_config(captioner))
+        expected = transformers.BlipForConditionalGeneration(config).state_dict()
+    state = to_hf_names(captioner.state_dict())
+    assert {k: v.shape for k, v in state.items()} == {
+        key: value.shape for key, value in expected.items() if key not in TIED
+    }
+    assert len(captioner.state_dict()) == {"base": 474, "large": 618}[vit]
+    settings = settings_of(hf_config(captioner))
+    assert (settings["vit"], settings["image_size"]) == (vit, 384)
+    assert read_med_config(settings["med_config"]) == read_med_config({})
+
+
+def test_the_folder_captions_a_photo_with_its_processor(make_captioner, shared_data, tmp_path):
+    captioner = make_captioner()
+    save_hf(captioner, tmp_path)
+    photo = load_image(sorted((shared_data / "photos/coco").glob("*.jpg"))[0])
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path)
+    assert isinstance(processor, transformers.BlipProcessor)
+    inputs = processor(images=photo, text="a picture of", return_tensors="pt")
+    image = evaluation_transform(48)(photo).unsqueeze(0)
+    # Theirs resizes with torchvision, ours with Pillow: a level of 255 is 0.015.
+    torch.testing.assert_close(inputs.pixel_values, image, atol=0.04, rtol=0)
+    generated = loaded(tmp_path).generate(**inputs, **LENGTHS, num_beams=1, do_sample=False)
+    caption = processor.decode(generated[0], skip_special_tokens=True)
+    ours = captioner.generate(image, DecodingSettings(num_beams=1, **LENGTHS))[0]
+    assert len(ours.split()) > 2 and caption == f"a picture of {ours}"
+
+
+def test_the_tokeniser_of_the_folder_is_ours(make_captioner, tmp_path):
+    captioner = make_captioner()
+    save_hf(captioner, tmp_path)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), captioner.tokenizer
+    for text in ("A picture of a man, and dogs", "a box with the ball."):
+        assert theirs(text).input_ids[1:-1] == ours.ids(text)
+    assert (len(theirs), theirs.bos_token_id) == (len(ours), ours.start)
+    assert theirs.convert_tokens_to_ids("[ENC]") == ours.bert.token_to_id("[ENC]")
+
+
+@torch.no_grad()
+def test_the_loss_of_the_folder_is_blips_if_padding_is_excluded(make_captioner, tmp_path):
+    """Labels are smoothed by 0.1; transformers scores padding unless labels say -100."""
+    captioner = make_captioner(objective=Objective("mle", label_smoothing=0.1))
+    save_hf(captioner, tmp_path)
+    model, inputs = loaded(tmp_path), inputs_of(captioner)
+    image, tokens, mask = inputs.values()
+    labels = tokens.masked_fill(mask == 0, -100)
+    ours = captioner.text_decoder(tokens, mask, captioner.visual_encoder(image), labels).loss
+    torch.testing.assert_close(model(**inputs, labels=labels).loss, ours)
+    assert not torch.isclose(model(**inputs, labels=tokens).loss, ours)
+
+
+@torch.no_grad()
+def test_a_folder_that_transformers_made_gives_its_logits(make_captioner, vocabulary, tmp_path):
+    """Its default of layer_norm_eps, 1e-5, is not BLIP's."""
+    config = hf_config(make_captioner())
+    del config["vision_config"]["layer_norm_eps"]
+    model = transformers.BlipForConditionalGeneration(transformers.BlipConfig(**config)).eval()
+    model.save_pretrained(tmp_path / "hf")
+    assert main(["from-hf", str(tmp_path / "hf"), str(tmp_path / "again.pth")]) == 0
+    again = captioner_of(str(tmp_path / "again.pth"), tokenizer=str(vocabulary))
+    assert again.visual_encoder.norm.eps == 1e-5
+    assert_same_logits(again, model, inputs_of(again, scale=0.01))  # so that the epsilon matters

@@ -5,7 +5,7 @@ import torch
 
 from BLIP.kernels import attention as module
 from BLIP.kernels import matmul
-from BLIP.kernels.attention import FEW_QUERIES, MANY_QUERIES, _kept, attention
+from BLIP.kernels.attention import FEW_QUERIES, MANY_QUERIES, _dropout_mask, attention
 
 B, HEADS, PLACES, D = 3, 2, 70, 16
 
@@ -17,7 +17,7 @@ def quick(request, monkeypatch):
     Of many queries a head is a part of its own, of fewer all heads of an image are one.
     """
     monkeypatch.setattr(module, "IN_CACHE", 2 * MANY_QUERIES * PLACES - 1)
-    monkeypatch.setattr(matmul, "QUICK", request.param == "oneDNN" and matmul.LENDS)
+    monkeypatch.setattr(matmul, "ONEDNN_FP32", request.param == "oneDNN" and matmul.HAS_ONEDNN)
     monkeypatch.setattr(matmul, "AMX", request.param == "AMX")
 
 
@@ -106,7 +106,7 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
 def test_each_place_is_dropped_with_the_same_probability(probability):
     """Four are drawn at a time: none of the four is dropped more or less than the others."""
     torch.manual_seed(0)
-    kept = _kept((1000, 1003), probability, torch.device("cpu"))
+    kept = _dropout_mask((1000, 1003), probability, torch.device("cpu"))
     dropped = (~kept).flatten()[: 4 * (kept.numel() // 4)].view(-1, 4)
     expected = probability * len(dropped)
     assert (dropped.sum(0) - expected).abs().max() < 5 * expected**0.5

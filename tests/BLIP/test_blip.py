@@ -44,12 +44,12 @@ def test_without_gradients_a_cpu_encodes_as_many_images_at_a_time_as_its_cache_h
     make_captioner,
 ):
     """577 places of 4 * 768 numbers an image of BLIP-base."""
-    assert vit.ImageEncoder().at_once == 2
+    assert vit.ImageEncoder().images_at_once == 2
     encoder = make_captioner().visual_encoder.eval()
     image, seen = torch.randn(5, 3, 48, 48), []
     encoder.blocks[0].register_forward_hook(lambda m, i, o: seen.append(len(i[0])))
     together = encoder(image)
-    encoder.at_once = 2
+    encoder.images_at_once = 2
     with torch.no_grad():
         torch.testing.assert_close(encoder(image), together.detach())
     assert seen == [5, 2, 2, 1]

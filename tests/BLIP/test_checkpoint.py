@@ -1,15 +1,15 @@
-"""Checkpoints: read safely, loaded completely, refused with one line."""
+"""Checkpoints: every format, and the differences of the released files.
 
-import collections
-import os
-import pickle
+What is refused is in tests/captioning/bad_input/test_checkpoints.py.
+"""
+
+import re
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from BLIP.weights.checkpoint import CheckpointError, load_weights, read_checkpoint
-from BLIP.weights.safe_load import LeftOut
 
 TIED = (
     "text_decoder.cls.predictions.decoder.weight",
@@ -73,73 +73,10 @@ def test_another_image_size_resizes_the_position_embedding(make_captioner):
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda s: s.pop("visual_encoder.norm.weight"), "1 keys missing (visual_encoder.norm.weig"),
-        (lambda s: s.update({"visual_encoder.oops": torch.ones(1)}), "1 unexpected (visual_encode"),
-        (lambda s: s.update({"visual_encoder.cls_token": torch.ones(1, 1, 7)}), "cls_token is (1"),
-        (
-            lambda s: s.update({"visual_encoder.pos_embed": torch.ones(1, 13, 32)}),
-            "cannot be resiz",
-        ),
-        (lambda s: s.update({"visual_encoder.pos_embed": torch.ones(1, 5, 8)}), "pos_embed is (1"),
-    ],
+    ("shape", "message"), [((1, 13, 32), "cannot be resiz"), ((1, 5, 8), "pos_embed is (1, 10, 8)")]
 )
-def test_a_file_of_another_model_is_refused_whole(make_captioner, damage, message):
+def test_a_position_embedding_that_does_not_fit_is_refused(make_captioner, shape, message):
     captioner = make_captioner()
-    before = {k: v.clone() for k, v in captioner.state_dict().items()}
-    state = {k: v + 1 for k, v in before.items()}
-    damage(state)
-    with pytest.raises(CheckpointError) as error:
+    state = {**captioner.state_dict(), "visual_encoder.pos_embed": torch.ones(shape)}
+    with pytest.raises(CheckpointError, match=re.escape(message)):
         load_weights(captioner, state, "file.pth")
-    assert message in str(error.value) and str(error.value).startswith("file.pth")
-    assert "\n" not in str(error.value)
-    torch.testing.assert_close(captioner.state_dict(), before)
-
-
-class Attack:
-    """A pickle that runs code when it is read."""
-
-    def __reduce__(self):
-        return os.mkdir, ("attacked",)
-
-
-def test_code_in_a_file_does_not_run(make_captioner, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = written(tmp_path / "a.pth", {"model": make_captioner().state_dict(), "config": Attack()})
-    with pytest.raises(CheckpointError, match="set trust_checkpoint: true"):
-        read_checkpoint(path)
-    assert not (tmp_path / "attacked").exists()
-
-
-def test_of_a_trusted_file_the_objects_are_left_out(make_captioner, tmp_path):
-    config = collections.OrderedDict(vit=pytest.approx)
-    path = written(tmp_path / "a.pth", {"model": make_captioner().state_dict(), "config": config})
-    with pytest.raises(CheckpointError, match="trust_checkpoint"):
-        read_checkpoint(path)
-    content = read_checkpoint(path, trust_checkpoint=True)
-    assert content["config"]["vit"] is LeftOut
-    assert load_weights(make_captioner(), content["model"], path) == ([], [], [])
-
-
-def test_damaged_files_are_one_line_each(make_captioner, tmp_path):
-    whole = tmp_path / "whole.pth"
-    torch.save({"model": make_captioner().state_dict()}, whole)
-    content = whole.read_bytes()
-    save_file({"x": torch.ones(3)}, tmp_path / "whole.safetensors")
-    cases = {
-        "cut.pth": content[: len(content) // 2],
-        "empty.pth": b"",
-        "text.pth": b"<html>404</html>",
-        "list.pth": pickle.dumps([1]),
-        "cut.safetensors": (tmp_path / "whole.safetensors").read_bytes()[:20],
-    }
-    for name, data in cases.items():
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(CheckpointError) as error:
-            read_checkpoint(str(tmp_path / name))
-        assert name in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(CheckpointError, match="does not exist"):
-        read_checkpoint(str(tmp_path / "absent.pth"))
-    with pytest.raises(CheckpointError, match="holds no state dict"):
-        read_checkpoint(written(tmp_path / "no.pth", {"weights": 3}))

@@ -1,35 +1,13 @@
-"""Checkpoints to folders of transformers and back: nothing lost, and the folder captions."""
+"""Checkpoints to folders of transformers and back: nothing is lost, and errors are one line."""
 
 import json
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
-from BLIP.convert import (
-    captioner_of,
-    hf_config,
-    main,
-    read_hf,
-    save_hf,
-    settings_of,
-    to_hf_names,
-)
-from BLIP.med import read_med_config
-from BLIP.weights.checkpoint import CheckpointError, load_weights, read_checkpoint
-from captioning.data.image import evaluation_transform, load_image
-from decoding import DecodingSettings
-from smile import Objective
-
-needs_blip = pytest.mark.skipif(
-    not hasattr(transformers, "BlipForConditionalGeneration"),
-    reason=f"transformers {transformers.__version__} has no BLIP",
-)
-TIED = {
-    "text_decoder.cls.predictions.decoder.weight",
-    "text_decoder.cls.predictions.decoder.bias",
-}
+from BLIP.convert import captioner_of, hf_config, main, read_hf, save_hf, settings_of
+from BLIP.weights.checkpoint import load_weights, read_checkpoint
 
 
 def same(state, other):
@@ -40,10 +18,9 @@ def same(state, other):
 
 @pytest.fixture
 def folder(make_captioner, tmp_path):
-    """A captioner and the folder of transformers that it was written to."""
-    captioner = make_captioner()
-    save_hf(captioner, tmp_path / "hf")
-    return captioner, tmp_path / "hf"
+    """Return a captioner's folder of transformers."""
+    save_hf(make_captioner(), tmp_path / "hf")
+    return tmp_path / "hf"
 
 
 def test_there_and_back_by_the_commands(make_captioner, vocabulary, tmp_path, capsys):
@@ -76,185 +53,79 @@ def test_there_and_back_of_the_recorded_checkpoint(golden, tmp_path):
     same(content["model"], read_checkpoint(source)["model"])
 
 
-@needs_blip
-@pytest.mark.parametrize("vit", ["base", "large"])
-def test_every_name_and_shape_of_base_and_large(make_captioner, vit):
-    with torch.device("meta"):
-        captioner = make_captioner(vit=vit, image_size=384, med_config={})
-        config = transformers.BlipConfig(**hf_config(captioner))
-        expected = transformers.BlipForConditionalGeneration(config).state_dict()
-    state = to_hf_names(captioner.state_dict())
-    assert {k: v.shape for k, v in state.items()} == {
-        key: value.shape for key, value in expected.items() if key not in TIED
-    }
-    assert len(captioner.state_dict()) == {"base": 474, "large": 618}[vit]
-    settings = settings_of(hf_config(captioner))
-    assert (settings["vit"], settings["image_size"]) == (vit, 384)
-    assert read_med_config(settings["med_config"]) == read_med_config({})
+def rewritten(change):
+    """Return a function that changes config.json of a folder."""
+
+    def apply(path):
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(change(config)))
+
+    return apply
 
 
-@needs_blip
-@pytest.mark.parametrize("vit", ["base", "large"])
-@torch.no_grad()
-def test_logits_of_full_width_both_ways(make_captioner, vit, tmp_path):
-    from BLIP.vit import VIT_SIZES
+def reweighted(change):
+    """Return a function that changes the weights of a folder."""
 
-    sizes = {**VIT_SIZES[vit], "depth": 2}
-    captioner = make_captioner(vit=sizes, med_config={"num_hidden_layers": 2})
-    save_hf(captioner, tmp_path / "hf")
-    model, loaded = transformers.BlipForConditionalGeneration.from_pretrained(
-        tmp_path / "hf", output_loading_info=True
-    )
-    assert not any(loaded.values()), loaded
-    image = torch.randn(2, 3, 48, 48)
-    tokens, mask = captioner.tokenizer.encode(["a picture of a red ball", "the dogs"], 40)
-    ours = captioner.text_decoder.logits(tokens, mask, captioner.visual_encoder(image))
-    theirs = model.eval()(pixel_values=image, input_ids=tokens, attention_mask=mask).logits
-    torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], atol=1e-5, rtol=0)
-    model.save_pretrained(tmp_path / "saved by transformers")
-    back = read_hf(tmp_path / "saved by transformers")["model"]
-    same(back, captioner.state_dict())
+    def apply(path):
+        state = load_file(path / "model.safetensors")
+        save_file(change(state), path / "model.safetensors")
+
+    return apply
 
 
-@needs_blip
-def test_folder_captions_a_photo_with_its_processor(folder, shared_data):
-    captioner, path = folder
-    photo = load_image(sorted((shared_data / "photos/coco").glob("*.jpg"))[0])
-    model = transformers.BlipForConditionalGeneration.from_pretrained(path).eval()
-    processor = transformers.AutoProcessor.from_pretrained(path)
-    assert isinstance(processor, transformers.BlipProcessor)
-    inputs = processor(images=photo, text="a picture of", return_tensors="pt")
-    image = evaluation_transform(48)(photo).unsqueeze(0)
-    # Theirs resizes with torchvision, ours with Pillow: a level of 255 is 0.015.
-    torch.testing.assert_close(inputs.pixel_values, image, atol=0.04, rtol=0)
-    length = {"max_length": 20, "min_length": 5}
-    generated = model.generate(**inputs, **length, num_beams=1, do_sample=False)
-    caption = processor.decode(generated[0], skip_special_tokens=True)
-    ours = captioner.generate(image, DecodingSettings(num_beams=1, **length))[0]
-    assert len(ours.split()) > 2 and caption == f"a picture of {ours}"
+MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
 
 
-@needs_blip
-def test_tokenizer_of_the_folder_is_ours(folder):
-    captioner, path = folder
-    theirs = transformers.AutoTokenizer.from_pretrained(path)
-    ours = captioner.tokenizer
-    for text in ("A picture of a man, and dogs", "a box with the ball."):
-        assert theirs(text).input_ids[1:-1] == ours.ids(text)
-    assert (len(theirs), theirs.bos_token_id) == (len(ours), ours.start)
-    assert theirs.convert_tokens_to_ids("[ENC]") == ours.bert.token_to_id("[ENC]")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "config.json").unlink(), "config.json cannot be used"),
+        (rewritten(lambda config: {"model_type": "git"}), "it is of a 'git' model"),
+        (rewritten(lambda config: [config]), "it is of a None model, or not whole"),
+        (rewritten(lambda config: {**config, "text_config": None}), "or not whole"),
+        (
+            rewritten(lambda c: {**c, "text_config": {**c["text_config"], "intermediate_size": 7}}),
+            "in the file and (7,) in the model",
+        ),
+        (lambda path: (path / "model.safetensors").unlink(), "holds no model.safetensors and no"),
+        (reweighted(lambda state: {"a": torch.ones(1)}), "this is no captioner"),
+        (
+            reweighted(lambda state: {k: v for k, v in state.items() if k != MISSING}),
+            "1 keys missing (visual_encoder.blocks.1.mlp.fc1.bias)",
+        ),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_one_line_and_leaves_the_target(
+    folder, tmp_path, capsys, damage, message
+):
+    damage(folder)
+    (tmp_path / "kept.pth").write_bytes(b"kept")
+    assert main(["from-hf", str(folder), str(tmp_path / "kept.pth")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert (tmp_path / "kept.pth").read_bytes() == b"kept"
 
 
-@needs_blip
-@torch.no_grad()
-def test_loss_of_the_folder_is_blips_where_padding_is_left_out(folder):
-    """Labels are smoothed by 0.1; transformers scores padding unless labels say -100."""
-    captioner, path = folder
-    model = transformers.BlipForConditionalGeneration.from_pretrained(path).eval()
-    image = torch.randn(2, 3, 48, 48)
-    tokens, mask = captioner.tokenizer.encode(["a man with a red ball", "the dogs"], 40)
-    inputs = {"pixel_values": image, "input_ids": tokens, "attention_mask": mask}
-    labels = tokens.masked_fill(mask == 0, -100)
-    captioner.text_decoder.objective = Objective("mle", label_smoothing=0.1)
-    ours = captioner.text_decoder(tokens, mask, captioner.visual_encoder(image), labels).loss
-    theirs = model(**inputs, labels=labels).loss
-    torch.testing.assert_close(theirs, ours)
-    assert not torch.isclose(model(**inputs, labels=tokens).loss, ours)
-
-
-def test_what_cannot_be_converted_is_said_in_a_line(folder, tmp_path, capsys):
-    _, path = folder
-    assert main(["to-hf", str(tmp_path / "none.pth"), str(tmp_path / "hf2")]) == 2
-    assert main(["from-hf", str(tmp_path / "nothing"), str(tmp_path / "x.pth")]) == 2
-    (path / "config.json").write_text('{"model_type": "git"}')
-    assert main(["from-hf", str(path), str(tmp_path / "x.pth")]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
-    assert "'git'" in lines[2]
-
-
-def test_folder_without_weights(folder):
-    _, path = folder
-    save_file(
-        {"vision_model.embeddings.class_embedding": torch.ones(1)}, path / "model.safetensors"
-    )
-    with pytest.raises(CheckpointError, match="this is no captioner"):
-        read_hf(path)
-    (path / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="holds no model"):
-        read_hf(path)
-
-
-@needs_blip
-@torch.no_grad()
-def test_a_folder_that_transformers_made_gives_its_logits(make_captioner, vocabulary, tmp_path):
-    """Whose default of layer_norm_eps, 1e-5, is not BLIP's."""
-    captioner = make_captioner()
-    config = hf_config(captioner)
-    del config["vision_config"]["layer_norm_eps"]
-    model = transformers.BlipForConditionalGeneration(transformers.BlipConfig(**config)).eval()
-    model.save_pretrained(tmp_path / "hf")
-    assert main(["from-hf", str(tmp_path / "hf"), str(tmp_path / "again.pth")]) == 0
-    again = captioner_of(str(tmp_path / "again.pth"), tokenizer=str(vocabulary))
-    assert again.visual_encoder.norm.eps == 1e-5
-    image = torch.randn(2, 3, 48, 48) * 0.01  # so that the epsilon is felt
-    tokens, mask = again.tokenizer.encode(["a red ball", "the dogs"], 40)
-    ours = again.text_decoder.logits(tokens, mask, again.visual_encoder(image))
-    theirs = model(pixel_values=image, input_ids=tokens, attention_mask=mask).logits
-    torch.testing.assert_close(ours[mask == 1], theirs[mask == 1], atol=1e-5, rtol=0)
-
-
-def test_a_folder_that_is_not_whole_leaves_what_is_there(folder, tmp_path, capsys):
-    _, path = folder
-    target = tmp_path / "kept.pth"
-    target.write_bytes(b"kept")
-    state = load_file(path / "model.safetensors")
-    missing = next(key for key in state if "layers.1" in key or "layer.1" in key)
-    config = json.loads((path / "config.json").read_text())
-    text = config["text_config"]
-    for wrong in ([config], {**config, "text_config": None}):
-        (path / "config.json").write_text(json.dumps(wrong))
-        assert main(["from-hf", str(path), str(target)]) == 2
-    wider = {**config, "text_config": {**text, "intermediate_size": 7}}
-    (path / "config.json").write_text(json.dumps(wider))
-    assert main(["from-hf", str(path), str(target)]) == 2
-    (path / "config.json").write_text(json.dumps(config))
-    save_file({k: v for k, v in state.items() if k != missing}, path / "model.safetensors")
-    assert main(["from-hf", str(path), str(target)]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4 and all(line.startswith("error: ") for line in lines)
-    assert "config.json makes it (7, " in lines[2] and "no whole captioner" in lines[3]
-    assert target.read_bytes() == b"kept"
-
-
-def test_a_write_that_fails_leaves_what_is_there(folder, tmp_path, monkeypatch, capsys):
-    _, path = folder
-    target = tmp_path / "kept.pth"
-    target.write_bytes(b"kept")
-
-    def full_disk(_, atomic_write):
-        atomic_write.write_bytes(b"half")
+def test_a_write_that_fails_leaves_the_target(folder, tmp_path, monkeypatch, capsys):
+    def full_disk(_, path):
+        path.write_bytes(b"half")
         raise RuntimeError("PytorchStreamWriter failed writing file")
 
+    (tmp_path / "kept.pth").write_bytes(b"kept")
     monkeypatch.setattr(torch, "save", full_disk)
-    assert main(["from-hf", str(path), str(target)]) == 2
-    assert "PytorchStreamWriter failed" in capsys.readouterr().err
-    assert target.read_bytes() == b"kept" and {p.name for p in tmp_path.iterdir()} >= {"kept.pth"}
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".kept")]
-    monkeypatch.undo()
-    assert main(["from-hf", str(path), str(tmp_path / "nowhere" / "x.pth")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    for target in ("kept.pth", "nowhere/x.pth"):
+        assert main(["from-hf", str(folder), str(tmp_path / target)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert (tmp_path / "kept.pth").read_bytes() == b"kept"
+    assert {path.name for path in tmp_path.iterdir()} == {"hf", "kept.pth"}
 
 
-@pytest.mark.parametrize("vit", ["huge", '{"foo": 1}'])
-def test_sizes_that_are_none(folder, vit, tmp_path, capsys):
-    captioner, _ = folder
-    torch.save({"model": captioner.state_dict()}, tmp_path / "a.pth")
-    assert main(["to-hf", str(tmp_path / "a.pth"), str(tmp_path / "b"), "--vit", vit]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_an_error_shows_no_control_characters(tmp_path, capsys):
-    assert main(["to-hf", str(tmp_path / "\x1b]0;title\x07.pth"), str(tmp_path / "folder")]) == 2
-    said = capsys.readouterr().err
-    assert r"\x1b]0;title\x07.pth does not exist" in said and "\x1b" not in said
+@pytest.mark.parametrize("flags", [["--vit", "huge"], ["--vit", '{"foo": 1}'], []])
+def test_a_checkpoint_that_cannot_be_built_is_one_line(make_captioner, tmp_path, capsys, flags):
+    path = tmp_path / ("a.pth" if flags else "\x1b]0;title\x07.pth")
+    if flags:
+        torch.save({"model": make_captioner().state_dict()}, path)
+    assert main(["to-hf", str(path), str(tmp_path / "b"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert "\x1b" not in error and (flags or r"\x1b]0;title\x07.pth does not exist" in error)

@@ -1,6 +1,5 @@
-"""The exported graphs in onnxruntime: the eager model's numbers and captions, on real photos."""
+"""The exported graphs in onnxruntime: the eager model's numbers and captions."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -8,150 +7,85 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch.export import Dim
 
 from BLIP.cached_step import CachedStep
-from BLIP.export import StepGraph, _export, export_onnx, main
+from BLIP.export import SETTINGS, export_onnx, main
 from BLIP.onnx_runner import OnnxCaptioner
 from BLIP.tokenizer import CaptionTokenizer
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.slow
 SIZE = 48
-
-
-class Served:
-    """A captioner of the exported files alone; greedy."""
-
-    def __init__(self, folder):
-        self.encoder, self.step = (
-            onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
-            for name in ("encoder.onnx", "decoder_step.onnx")
-        )
-        self.settings = json.loads((folder / "captioner.json").read_text())
-
-    def begin(self, images):
-        self.image_past = self.encoder.run(None, {"image": images})[0]
-        shape = list(self.settings["empty_past"])
-        shape[2] = len(images)
-        self.past = np.zeros(shape, dtype=np.float32)
-
-    def logits(self, tokens):
-        inputs = {"tokens": tokens, "past": self.past, "image_past": self.image_past}
-        logits, self.past = self.step.run(None, inputs)
-        return logits
-
-    def greedy(self, image, length):
-        self.begin(image)
-        ids = list(self.settings["prompt_ids"])
-        tokens = ids
-        while len(ids) < length and ids[-1] != self.settings["end"]:
-            ids.append(int(self.logits(np.array([tokens]))[0].argmax()))
-            tokens = ids[-1:]
-        return ids
+SHORT = {"max_length": 16, "min_length": 6}
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory, vocabulary):
+def make_exported(tmp_path_factory, vocabulary):
+    """Return a function that builds a captioner and exports its checkpoint into a folder."""
     from BLIP import build_captioner
 
-    torch.manual_seed(0)
-    sizes = {
-        "tokenizer": str(vocabulary),
-        "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4, "initializer_range": 0.3},
-        "med_config": {
-            **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
-            **{"intermediate_size": 48, "max_position_embeddings": 64, "initializer_range": 0.4},
-        },
-    }
-    captioner = build_captioner(**sizes, image_size=SIZE).eval()
-    with torch.no_grad():  # so that some captions end before others
-        captioner.text_decoder.cls["predictions"].bias[captioner.tokenizer.end] = 6
-    folder = tmp_path_factory.mktemp("onnx")
-    torch.save({"model": captioner.state_dict(), "config": sizes}, folder / "checkpoint.pth")
-    assert main([str(folder / "checkpoint.pth"), str(folder)]) == 0
-    return captioner, folder
+    def make(flags=(), words="", **settings):
+        folder = tmp_path_factory.mktemp("onnx")
+        (folder / "words.txt").write_text(vocabulary.read_text() + words)
+        torch.manual_seed(0)
+        sizes = {
+            "tokenizer": str(folder / "words.txt"),
+            "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4, "initializer_range": 0.3},
+            "med_config": {
+                **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
+                **{"intermediate_size": 48, "max_position_embeddings": 64},
+                **{"initializer_range": 0.4},
+            },
+            **settings,
+        }
+        captioner = build_captioner(**sizes, image_size=SIZE).eval()
+        with torch.no_grad():  # so that some captions end before others
+            captioner.text_decoder.cls["predictions"].bias[captioner.tokenizer.end] = 6
+            pieces = [captioner.tokenizer.bert.token_to_id(word) for word in words.split()]
+            captioner.text_decoder.cls["predictions"].bias[pieces] += 12
+        torch.save({"model": captioner.state_dict(), "config": sizes}, folder / "checkpoint.pth")
+        assert main([str(folder / "checkpoint.pth"), str(folder), *flags]) == 0
+        return captioner, folder
+
+    return make
 
 
 @pytest.fixture(scope="module")
-def in_8_bits(exported, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("int8")
-    assert main([str(exported[1] / "checkpoint.pth"), str(folder), "--int8"]) == 0
-    return folder
+def exported(make_exported):
+    return make_exported()
 
 
-@pytest.fixture
-def photos(shared_data):
-    paths = sorted((shared_data / "photos/coco").glob("*.jpg"))[:3]
-    transform = evaluation_transform(SIZE)
-    return torch.stack([transform(load_image(path)) for path in paths])
+@pytest.fixture(scope="module")
+def int8_folder(make_exported):
+    return make_exported(["--int8"])[1]
+
+
+def encoded(folder, images):
+    return OnnxCaptioner(folder).encoder.run(None, {"image": images})[0]
 
 
 @torch.no_grad()
-def test_logits_of_prompt_and_steps(exported, photos):
+def test_logits_of_a_batch_at_the_prompt_and_later_steps(exported):
     captioner, folder = exported
-    served = Served(folder)
-    served.begin(photos.numpy())
-    step = CachedStep(captioner.text_decoder, captioner.visual_encoder(photos), max_length=8)
-    prompts = captioner.prompt_ids.repeat(3, 1)
-    rows, tokens = None, prompts
+    images = torch.randn(3, 3, SIZE, SIZE)
+    runner, image_past = OnnxCaptioner(folder), encoded(folder, images.numpy())
+    shape = list(runner.settings["empty_past"])
+    shape[2] = len(images)
+    past = np.zeros(shape, dtype=np.float32)
+    step = CachedStep(captioner.text_decoder, captioner.visual_encoder(images), max_length=8)
+    rows, tokens = None, captioner.prompt_ids.repeat(3, 1)
     for _ in range(4):
         expected = step(tokens.unsqueeze(1), rows)[:, 0]
-        logits = torch.from_numpy(served.logits(tokens.numpy()))
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        logits, past = runner._step(tokens.numpy(), past, image_past)
+        torch.testing.assert_close(torch.from_numpy(logits), expected, atol=1e-4, rtol=1e-4)
         rows, tokens = torch.arange(3).unsqueeze(1), torch.randint(5, 20, (3, 1))
 
 
-def test_captions_of_photos(exported, photos):
-    captioner, folder = exported
-    served = Served(folder)
-    settings = DecodingSettings(num_beams=1, max_length=16, min_length=1)
-    captions = set()
-    for photo in photos.split(1):
-        expected = captioner.generate_details(photo, settings).token_ids[0, 0].tolist()
-        ids = served.greedy(photo.numpy(), 16)
-        assert ids == expected
-        captions.add(tuple(ids))
-    assert len(captions) > 1  # the images matter
-
-
-def test_a_shifted_first_token_is_a_word_to_the_server(make_captioner, vocabulary, tmp_path):
-    """The decoder alone, of the sizes of `make_captioner`; the images are keys and values."""
-    pieces = tmp_path / "vocab.txt"
-    pieces.write_text(vocabulary.read_text() + "##a\n##the\n")
-    captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
-    words = list(map(captioner.tokenizer.bert.token_to_id, ("##a", "##the")))
-    with torch.no_grad():
-        captioner.text_decoder.cls["predictions"].bias[words] += 12
-    inputs = {
-        "tokens": (torch.zeros(2, 3, dtype=torch.int64), {0: Dim("rows"), 1: Dim("new")}),
-        "past": (torch.zeros(2, 2, 2, 4, 4, 6), {2: Dim("rows"), 4: Dim("done")}),
-        "image_past": (torch.zeros(2, 2, 2, 4, 10, 6), {2: Dim("rows")}),
-    }
-    graph = StepGraph(captioner)
-    _export(graph, tmp_path / "decoder_step.onnx", inputs, ["logits", "new_past"])
-    session = onnxruntime.InferenceSession(tmp_path / "decoder_step.onnx")
-    first = set()
-    for _ in range(8):
-        image_past = torch.randn(2, 2, 1, 4, 10, 6) * 3
-        past, given = torch.zeros(2, 2, 1, 4, 0, 6), captioner.prompt_ids[None]
-        for step in range(4):
-            names = {"tokens": given, "past": past, "image_past": image_past}
-            found = session.run(None, {name: value.numpy() for name, value in names.items()})
-            with torch.no_grad():
-                logits, new_past = graph(given, past, image_past)
-            torch.testing.assert_close(torch.from_numpy(found[0]), logits, atol=1e-4, rtol=1e-4)
-            past, given = new_past, logits.argmax(1, keepdim=True)
-            if step == 0:
-                first.add(captioner.tokenizer.token(int(given)))
-    assert first and first <= {"a", "the"}
-
-
 def test_the_runner_reads_tokens_as_the_tokeniser_does(vocabulary, tmp_path):
-    """Any: punctuation, clitics, pieces, special ones; after a prompt with an apostrophe."""
+    """Punctuation, clitics, pieces, special tokens; after a prompt with an apostrophe."""
     words = tmp_path / "vocab.txt"
     words.write_text(vocabulary.read_text() + "'\ns\nn\nt\nn't\n're\n,\n.\n?\n##a\n")
     tokenizer = CaptionTokenizer(str(words))
@@ -165,62 +99,53 @@ def test_the_runner_reads_tokens_as_the_tokeniser_does(vocabulary, tmp_path):
         assert runner.text(ids.tolist()) == tokenizer.decode(ids)[cut:]
 
 
-def compared(captioner, folder, photos, settings):
-    """Of each photo the runner's best caption, then the captioner's."""
-    runner = OnnxCaptioner(folder, threads=1)
-    for photo in photos.split(1):
-        right = captioner.generate_details(photo, settings)
-        made = runner.generate(
-            photo.numpy(),
-            settings.num_beams,
-            settings.max_length,
-            settings.min_length,
-            settings.length_penalty,
-        )
-        tokens = right.token_ids[0, 0]
-        tokens = tokens[: len(made.tokens)] if len(tokens) > len(made.tokens) else tokens
-        assert runner.text(tokens.tolist()) == right.captions[0][0]
-        yield made.tokens, tokens.tolist(), made.score, float(right.scores[0, 0])
-
-
 @pytest.mark.parametrize(
     "changes",
     [{}, {"num_beams": 1}, {"num_beams": 5, "length_penalty": -1.0}, {"min_length": 14}],
     ids=str,
 )
 def test_the_runner_searches_as_torch_does(exported, changes):
-    """Made-up images, of which each has another caption; some captions end before the others."""
+    """Random images with different captions; some captions end before the others."""
     captioner, folder = exported
-    words = captioner.tokenizer
-    settings = DecodingSettings(**{"max_length": 16, "min_length": 6, **changes})
-    lengths = set()
-    for ours, right, score, expected in compared(
-        captioner, folder, 2 * torch.randn(12, 3, SIZE, SIZE), settings
-    ):
-        assert ours == right
-        # The sum of sixteen words, times its length: digits that single precision has not are lost.
-        assert score == pytest.approx(expected, rel=1e-4) or settings.num_beams == 1
-        lengths.add(len(ours))
-        assert words.pad not in ours
-    assert len(lengths) > 1 or changes.get("min_length") == 14
+    settings = DecodingSettings(**{**SHORT, **changes})
+    names = ("num_beams", "max_length", "min_length", "length_penalty")
+    runner, found = OnnxCaptioner(folder, threads=1), []
+    for image in (2 * torch.randn(12, 3, SIZE, SIZE)).split(1):
+        expected = captioner.generate_details(image, settings)
+        ours = runner.generate(image.numpy(), **{name: getattr(settings, name) for name in names})
+        tokens = expected.token_ids[0, 0, : len(ours.tokens)].tolist()
+        assert ours.tokens == tokens and captioner.tokenizer.pad not in tokens
+        assert runner.text(tokens) == expected.captions[0][0]
+        # A sum of sixteen log-probabilities in float32. The score of greedy search is another one.
+        score = expected.scores[0, 0].item()
+        assert settings.num_beams == 1 or ours.score == pytest.approx(score, rel=1e-4)
+        found.append(tuple(tokens))
+    assert len(set(found)) > 1 and (len(set(map(len, found))) > 1 or "min_length" in changes)
 
 
-def test_int8_is_the_encoders(exported, in_8_bits):
-    """What it makes of images is near, and the decoder's step is as it is without."""
+def test_a_shifted_first_token_is_a_word_outside_the_graph(make_exported):
+    pieces = "##a\n##the\n"
+    captioner, folder = make_exported(words=pieces, first_token_shift=True)
+    runner, start = OnnxCaptioner(folder), len(captioner.prompt_ids)
+    settings, first = DecodingSettings(num_beams=1, **SHORT), set()
+    for image in (3 * torch.randn(8, 3, SIZE, SIZE)).split(1):
+        ids = captioner.generate_details(image, settings).token_ids[0, 0]
+        ours = runner.generate(image.numpy(), num_beams=1, **SHORT).tokens
+        assert ours == captioner.shift.undo(ids, start)[: len(ours)].tolist()
+        first.add(captioner.tokenizer.token(ours[start]))
+    assert first and first <= {"a", "the"}
+
+
+def test_int8_changes_the_encoder_only(exported, int8_folder):
     import onnx
 
-    _, folder = exported
     images = (2 * torch.randn(12, 3, SIZE, SIZE)).numpy()
-    pasts = []
-    for where in (folder, in_8_bits):
-        served = Served(where)
-        served.begin(images)
-        pasts.append(served.image_past)
-    assert 0 < np.abs(pasts[1] - pasts[0]).mean() < 0.05 * np.abs(pasts[0]).mean()
-    nodes = onnx.load(in_8_bits / "encoder.onnx").graph.node
+    exact, ours = (encoded(folder, images) for folder in (exported[1], int8_folder))
+    assert 0 < np.abs(ours - exact).mean() < 0.05 * np.abs(exact).mean()
+    nodes = onnx.load(int8_folder / "encoder.onnx").graph.node
     matrices = [node for node in nodes if node.op_type == "MatMulInteger"]
     assert len(matrices) == 2 * 4 + 2 * 2  # of the blocks; keys and values of the decoder's layers
-    steps = [(where / "decoder_step.onnx").read_bytes() for where in (folder, in_8_bits)]
+    steps = [(path / "decoder_step.onnx").read_bytes() for path in (exported[1], int8_folder)]
     assert steps[0] == steps[1]
 
 
@@ -231,23 +156,24 @@ def test_the_runner_needs_neither_torch_nor_transformers(exported, repository, t
     pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     image = evaluation_transform(SIZE)(load_image(tmp_path / "a.png"))[None]
-    right = captioner.generate_details(image, DecodingSettings()).captions[0][0]
-    script = (
-        "import runpy, sys\n"
-        "try:\n    runpy.run_path(sys.argv[1], run_name='__main__')\n"
+    expected = captioner.generate_details(image, DecodingSettings()).captions[0][0]
+    code = (
+        "import runpy, sys\nsys.argv[:] = sys.argv[1:]\n"
+        "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
         "finally:\n    print({'torch', 'transformers', 'BLIP'} & set(sys.modules))\n"
     )
-    runner = repository / "BLIP" / "onnx_runner.py"
-    code = f"import sys; sys.argv[:] = sys.argv[1:]\n{script.replace('sys.argv[1]', 'sys.argv[0]')}"
-    given = [sys.executable, "-c", code, str(runner), str(folder), "a.png"]
-    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == f"a.png\t{right}\nset()\n", done.stderr
-    missing = subprocess.run([*given[:-1], "b.png"], cwd=tmp_path, capture_output=True, text=True)
-    assert missing.returncode == 2 and missing.stderr.startswith("error: ")
-    assert missing.stderr.count("\n") == 1
+    runner = str(repository / "BLIP" / "onnx_runner.py")
+    for photo, returncode in (("a.png", 0), ("b.png", 2)):
+        command = [sys.executable, "-c", code, runner, str(folder), photo]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == returncode, done.stderr
+        if returncode:
+            assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        else:
+            assert done.stdout == f"a.png\t{expected}\nset()\n"
 
 
-def test_the_runner_sees_16_bits_and_says_what_is_damaged(exported, tmp_path):
+def test_the_runner_reads_16_bits_and_refuses_damaged_graphs(exported, tmp_path):
     from PIL import Image
 
     folder = tmp_path / "damaged"
@@ -255,9 +181,9 @@ def test_the_runner_sees_16_bits_and_says_what_is_damaged(exported, tmp_path):
     ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     Image.fromarray(ramp).save(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as photo:
-        seen = OnnxCaptioner(folder).pixels(photo)
-    right = evaluation_transform(SIZE)(load_image(tmp_path / "a.png"))[None].numpy()
-    assert np.abs(seen - right).max() < 0.02
+        pixels = OnnxCaptioner(folder).pixels(photo)
+    expected = evaluation_transform(SIZE)(load_image(tmp_path / "a.png"))[None].numpy()
+    assert np.abs(pixels - expected).max() < 0.02
     for damage in (lambda path: path.write_bytes(b"no graph"), lambda path: path.unlink()):
         damage(folder / "encoder.onnx")
         with pytest.raises(ValueError, match=r"encoder\.onnx: no graph that can be run") as caught:
@@ -265,15 +191,15 @@ def test_the_runner_sees_16_bits_and_says_what_is_damaged(exported, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_exported_is_said_in_a_line(tmp_path, capsys):
+def test_an_export_that_fails_leaves_the_files_before_it(
+    make_captioner, tmp_path, monkeypatch, capsys
+):
     assert main([str(tmp_path / "none.pth"), str(tmp_path / "onnx")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_an_export_that_breaks_off_leaves_what_was_there(make_captioner, tmp_path, monkeypatch):
-    names = ["captioner.json", "decoder_step.onnx", "encoder.onnx", "vocab.txt"]
-    for name in [*names, "notes.txt"]:
-        (tmp_path / name).write_text("before")
+    names = [SETTINGS, "decoder_step.onnx", "encoder.onnx", "vocab.txt"]
+    before = dict.fromkeys([*names, "notes.txt"], "before")
+    for name, content in before.items():
+        (tmp_path / name).write_text(content)
 
     def export(graph, path, inputs, outputs):
         path.write_text("half")
@@ -286,10 +212,9 @@ def test_an_export_that_breaks_off_leaves_what_was_there(make_captioner, tmp_pat
         full[:] = [name]
         with pytest.raises(OSError, match="No space left"):
             export_onnx(make_captioner(), tmp_path)
-        found = {path.name: path.read_text() for path in tmp_path.iterdir()}
-        assert found == dict.fromkeys([*names, "notes.txt"], "before")
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
     full.clear()
     export_onnx(make_captioner(), tmp_path)
     found = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert sorted(found) == sorted([*names, "notes.txt"]) and found["notes.txt"] == "before"
-    assert "before" not in [found[name] for name in names]
+    assert found.keys() == before.keys()
+    assert [name for name, content in found.items() if content == "before"] == ["notes.txt"]

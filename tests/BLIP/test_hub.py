@@ -1,100 +1,77 @@
-"""Files of the Hugging Face hub: new ones, kept ones, and none."""
+"""Files of the Hugging Face hub: new, cached, and refused."""
 
 import hashlib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from BLIP.weights import download as hub
 
-
-class Calls(list):
-    """What the hub is asked, and, in `siblings`, what it says of its files."""
+URL = "https://huggingface.co/spaces/some/model/resolve/v1/a/b.json"
 
 
 @pytest.fixture
-def hub_calls(monkeypatch, tmp_path):
-    """Return what the hub is asked; it has every repository but those whose name begins with no.
+def stated(monkeypatch, tmp_path):
+    """Return what the hub states about every file, with the `calls`; each file holds b"content"."""
+    hashed = hashlib.sha256(b"content").hexdigest()
+    stated = SimpleNamespace(size=7, etag=hashed, calls=[])
 
-    Every file of it holds b"content".
-    """
-    calls = Calls()
-
-    def repo_info(self, repository, **where):
-        calls.append(("info", repository, where))
-        if repository.startswith("no/"):
+    def metadata(url, timeout):
+        stated.calls.append(url)
+        if "/no/" in url:
             raise ConnectionError("no such repository, or no network")
-        return SimpleNamespace(siblings=siblings)
+        return stated
 
-    def fetch(repository, filename, **where):
-        calls.append(("fetch", repository, filename, where))
+    def fetched(repository, filename, **where):
+        stated.calls.append((repository, filename, where))
         path = tmp_path / filename
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"content")
         return str(path)
 
-    lfs = SimpleNamespace(sha256=hashlib.sha256(b"content").hexdigest())
-    siblings = [SimpleNamespace(rfilename="a/b.json", size=7, lfs=lfs)]
-    calls.siblings = siblings
-
-    monkeypatch.setattr(hub.HfApi, "repo_info", repo_info)
-    monkeypatch.setattr(hub, "hf_hub_download", fetch)
-    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_, **__: object())
-    return calls
+    monkeypatch.setattr(hub, "get_hf_file_metadata", metadata)
+    monkeypatch.setattr(hub, "hf_hub_download", fetched)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    return stated
 
 
-def test_a_file_is_fetched(hub_calls, tmp_path):
+@pytest.mark.parametrize("etag", ["", "0" * 40])  # "": the file's own SHA-256
+def test_a_new_file_is_fetched(stated, tmp_path, etag):
+    stated.etag = etag or stated.etag
     assert hub.hub_file("some/model", "a/b.json", "space", "v1") == tmp_path / "a/b.json"
     where = {"repo_type": "space", "revision": "v1"}
-    assert hub_calls == [
-        ("info", "some/model", {**where, "timeout": hub.HUB_TIMEOUT_S, "files_metadata": True}),
-        ("fetch", "some/model", "a/b.json", where),
-    ]
+    assert stated.calls == [URL, ("some/model", "a/b.json", where)]
 
 
-def test_without_the_hub_nothing_is_tried_again(hub_calls):
-    with pytest.raises(ConnectionError):
-        hub.hub_file("no/model", "config.json")
-    assert [call[0] for call in hub_calls] == ["info"]
-
-
-def test_a_kept_file_needs_no_hub(hub_calls, monkeypatch, tmp_path):
-    monkeypatch.undo()
+def test_without_a_network_a_cached_file_is_used_and_nothing_is_retried(stated, tmp_path):
     folder = tmp_path / "models--no--model"
-    snapshot = folder / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "config.json").write_text("{}")
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("abc")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-
-    def unreachable(self, *_, **__):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr(hub.HfApi, "repo_info", unreachable)
-    cached = hub.hub_file("no/model", "config.json")
-    assert isinstance(cached, Path) and cached.read_text() == "{}"
+    assert hub.hub_file("no/model", "config.json").read_text() == "{}"
     with pytest.raises(ConnectionError):
         hub.hub_file("no/model", "absent.json")
+    assert len(stated.calls) == 2
 
 
-def test_a_file_of_another_hash_is_refused(hub_calls, tmp_path):
-    hub_calls.siblings[0].lfs.sha256 = "0" * 64
+def test_a_file_with_another_hash_is_refused(stated, tmp_path):
+    stated.etag = "0" * 64
     with pytest.raises(ValueError, match=r"b\.json has not the sha256 that the hub states"):
         hub.hub_file("some/model", "a/b.json")
     assert not (tmp_path / "a" / "b.json").exists()
 
 
-def test_a_file_above_the_limit_is_not_fetched(hub_calls):
-    hub_calls.siblings[0].size = hub.LARGEST + 1
+def test_a_file_above_the_limit_is_not_fetched(stated):
+    stated.size = hub.LARGEST + 1
     with pytest.raises(ValueError, match="has 17179869185 bytes, more than the 17179869184"):
         hub.hub_file("some/model", "a/b.json")
-    assert [call[0] for call in hub_calls] == ["info"]
+    assert len(stated.calls) == 1
 
 
-def test_a_hub_without_tls_is_not_asked(hub_calls, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://mirror")
-    with pytest.raises(ValueError, match="HF_ENDPOINT is http://mirror: only https:// is used"):
+def test_a_hub_without_tls_is_not_asked(stated, monkeypatch):
+    template = "http://mirror/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    with pytest.raises(ValueError, match="HF_ENDPOINT gives http://mirror"):
         hub.hub_file("some/model", "a/b.json")
-    assert hub_calls == []
+    assert stated.calls == []

@@ -72,13 +72,13 @@ def test_an_image_has_its_own_scales():
     assert torch.equal(layer(images), alone) and alone.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("to_product", [True, False])
+@pytest.mark.parametrize("before_mkl", [True, False])
 @torch.no_grad()
-def test_half_weights_are_exact_to_their_eleven_bits(to_product):
+def test_half_weights_are_exact_to_their_eleven_bits(before_mkl):
     linear, x = nn.Linear(64, 48), torch.randn(7, 64)
     rounded = nn.functional.linear(x, linear.weight.half().float(), linear.bias)
     before = torch.backends.quantized.engine
-    torch.testing.assert_close(HalfLinear(linear, to_product)(x), rounded, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(HalfLinear(linear, before_mkl)(x), rounded, atol=1e-5, rtol=1e-5)
     assert torch.backends.quantized.engine == before
 
 
@@ -117,7 +117,7 @@ def test_the_images_keys_and_values_are_in_bf16_where_it_is_quick(
         assert type(of_image["key"]) is type(of_image["value"]) is kind
         assert type(of_image["query"]) is type(layer.attention.self["key"]) is HalfLinear
         # Of float32 keys the scores are MKL's.
-        assert of_image["query"].to_product != has and not layer.attention.self["query"].to_product
+        assert of_image["query"].before_mkl != has and not layer.attention.self["query"].before_mkl
     details = captioner.generate_details(images, BEAM)
     torch.testing.assert_close(
         quick.generate_details(images, BEAM).scores, details.scores, atol=0.1, rtol=0.1

@@ -5,7 +5,7 @@ import platform
 import pytest
 import torch
 
-from BLIP.kernels.matmul import has_bf16, may_use, of_mkls_maker
+from BLIP.kernels.matmul import has_bf16, is_intel, isa_allows
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,9 @@ def test_the_processors_maker(tmp_path, monkeypatch, maker, mkls):
     cpuinfo = tmp_path / "cpuinfo"
     lines = ["processor\t: 0", *([f"vendor_id\t: {maker}"] if maker else []), "flags\t\t: avx512f"]
     cpuinfo.write_text("\n".join(lines))
-    assert of_mkls_maker(cpuinfo) is mkls
+    assert is_intel(cpuinfo) is mkls
     monkeypatch.setattr(platform, "processor", lambda: f"Family 6 Model 143, {maker}")
-    assert of_mkls_maker(tmp_path / "none") is mkls
+    assert is_intel(tmp_path / "none") is mkls
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_older_instructions_alone(monkeypatch, most, bf16, amx):
     for has in (True, False):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda has=has: has)
         assert has_bf16() == (has and bf16)
-    assert may_use("AMX") == amx
+    assert isa_allows("AMX") == amx

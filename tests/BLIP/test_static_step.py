@@ -1,4 +1,4 @@
-"""Steps in memory that stays: the tokens of the growing cache, compiled once for all batches."""
+"""Static steps: the tokens of the growing cache, compiled once for all batches."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def uncompiled():
 @pytest.mark.parametrize("images", [5, 1])
 @pytest.mark.parametrize("settings", [BEAM, SAMPLED, GREEDY], ids=["beam", "sampled", "greedy"])
 def test_tokens_and_scores_are_those_of_the_growing_cache(captioner, uncompiled, settings, images):
-    """Batch after batch in the same memory, a smaller one in between."""
+    """Batch after batch in the same cache, a smaller one in between."""
     words, lengths = captioner.tokenizer, set()
     prompt = captioner.prompt_ids
     for seed, batch in enumerate([5, images, 4]):
@@ -51,20 +51,20 @@ def test_tokens_and_scores_are_those_of_the_growing_cache(captioner, uncompiled,
     assert len(lengths) > 1  # or no image was done before another
 
 
-def test_memory_stays_where_it_is(captioner, uncompiled):
-    """A smaller batch takes a part of it; other rows, or more images, take other memory."""
+def test_batches_share_the_cache(captioner, uncompiled):
+    """A smaller batch uses a part; other rows or more images need another cache."""
 
-    def memory_after(batch, settings):
+    def cache_after(batch, settings):
         embeds = torch.randn(batch, 10, 32)
         step = uncompiled(captioner.text_decoder, embeds, settings.max_length)
         prompts = captioner.prompt_ids.expand(batch, -1)
         decode(step, prompts, captioner.tokenizer.end, captioner.tokenizer.pad, settings)
-        return uncompiled.memory
+        return uncompiled.cache
 
-    first = memory_after(3, BEAM)
-    assert memory_after(2, BEAM) is first and memory_after(3, BEAM) is first
-    assert memory_after(3, SAMPLED) is not first
-    assert memory_after(4, BEAM).tokens.shape == (4, 3)
+    first = cache_after(3, BEAM)
+    assert cache_after(2, BEAM) is first and cache_after(3, BEAM) is first
+    assert cache_after(3, SAMPLED) is not first
+    assert cache_after(4, BEAM).tokens.shape == (4, 3)
 
 
 def test_one_compilation_serves_all_batches_and_all_copies(captioner):

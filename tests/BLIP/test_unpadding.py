@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from BLIP import med
-from BLIP.kernels.unpadding import MULTIPLE, RealTokens
+from BLIP.kernels.unpadding import MULTIPLE, Unpadding
 from smile import Objective
 
 CAPTIONS = [["a red ball and a small dogs on the box", "dogs"], ["a man", "the large blue box"]]
@@ -12,14 +12,14 @@ CAPTIONS = [["a red ball and a small dogs on the box", "dogs"], ["a man", "the l
 
 def test_tokens_are_taken_out_of_padding_and_put_back():
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
-    real = RealTokens(mask)
+    unpadding = Unpadding(mask)
     rows = torch.randn(3, 3, 5)
-    tokens = real.of(rows)
+    tokens = unpadding.unpad(rows)
     assert len(tokens) == MULTIPLE
     assert torch.equal(tokens[:6], rows[mask.bool()])
     assert torch.equal(tokens[6:], rows[0, :1].expand(MULTIPLE - 6, 5))
-    assert torch.equal(real.of(real.padded(tokens)), tokens)
-    assert real.padded(tokens).shape == rows.shape
+    assert torch.equal(unpadding.unpad(unpadding.pad(tokens)), tokens)
+    assert unpadding.pad(tokens).shape == rows.shape
 
 
 def trained(captioner, image, captions):
@@ -39,7 +39,7 @@ def test_losses_and_gradients_are_those_of_padded_rows(make_captioner, monkeypat
     layer = captioner.text_decoder.layers[0]
     layer.output.register_forward_hook(lambda module, given, made: lengths.append(made.shape[:-1]))
     ours, our_gradients = trained(captioner, image, CAPTIONS)
-    monkeypatch.setattr(med, "real_tokens", lambda attention_mask: None)
+    monkeypatch.setattr(med, "unpadding_of", lambda attention_mask: None)
     padded, padded_gradients = trained(captioner, image, CAPTIONS)
     torch.testing.assert_close(ours, padded, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(our_gradients, padded_gradients, rtol=1e-9, atol=1e-12)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from baselines import MODELS, ClassicCaptioner, ImageEncoder, Vocabulary
-from baselines.captioner import unseen
+from baselines.captioner import coverage_penalty
 from decoding import DecodingSettings
 from smile import Objective, smile_loss
 
@@ -90,7 +90,7 @@ def test_tied_word_vectors_are_the_output_weights(model):
     assert saved == len(WORDS) * 8
     tied.load_state_dict(tied.state_dict())
     torch.nn.init.normal_(untied.decoder.head.weight)
-    with pytest.raises(ValueError, match="word vectors and output weights are two"):
+    with pytest.raises(ValueError, match="word vectors and output weights differ"):
         tied.load_state_dict(untied.state_dict())
 
 
@@ -119,7 +119,9 @@ def test_what_was_not_looked_at():
     labelled = torch.tensor([[True, True, False], [True, True, True]])
     first = ((1 - 1.25) ** 2 + (1 - 0.75) ** 2) / 2
     second = ((1 - 2) ** 2 + 0) / 2
-    assert unseen(attention, labelled).item() == pytest.approx((2 * first + 3 * second) / 5)
+    assert coverage_penalty(attention, labelled).item() == pytest.approx(
+        (2 * first + 3 * second) / 5
+    )
 
 
 @pytest.mark.parametrize("model", ["attn", "sat"])
@@ -147,7 +149,7 @@ def test_the_penalty_is_a_further_part_of_the_loss(model):
     _, labels, attention = captioner._predict(image, CAPTIONS)
     captioner.attention_penalty = 0.5
     output = captioner(image, CAPTIONS)
-    penalty = unseen(attention, labels != -100)
+    penalty = coverage_penalty(attention, labels != -100)
     assert output.parts.keys() == {"mle", "attention"} and output.tokens == plain.tokens
     torch.testing.assert_close(output.parts["attention"], penalty)
     torch.testing.assert_close(output.loss, plain.loss + 0.5 * penalty)

@@ -94,9 +94,9 @@ def test_weights_from_a_file(tmp_path, suffix):
         (
             "timm/mobilenetv2_035",
             "package",
-            "encoder_weights: package has those of encoder timm/tf",
+            "encoder_weights: package has weights for timm/tf",
         ),
-        ("resnet18", "package", "encoder_weights: package has those of encoder timm/tf"),
+        ("resnet18", "package", "encoder_weights: package has weights for timm/tf"),
         ("mobilenetv2_035", "none", "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_network_that_timm_cannot_make(monkeypatch):
         raise AssertionError(f"not for {size}")
 
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(ValueError, match="cannot make vit_tiny_patch16_224 for image_size 32: not"):
+    with pytest.raises(ValueError, match="cannot build vit_tiny_patch16_224 for image_size 32"):
         ImageEncoder("timm/vit_tiny_patch16_224", image_size=32)
 
 

@@ -2,8 +2,6 @@
 together; and all of it, on a small drawn data set."""
 
 import json
-import subprocess
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from captioning.config import load_config
 from captioning.data import read_annotations, read_split
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
-from tests.soak.launched import Forked
 
 TINY = [
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -102,10 +99,8 @@ def test_the_configuration_has_both_data_sets(repository, shared_data):
 
 
 @pytest.mark.slow
-def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
+def test_all_of_it_and_again(scenes_config, tmp_path, capsys):
     """Two objectives from one start, told and judged; what is done is not done again."""
-    forking = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
-    monkeypatch.setattr("captioning.sweep.programs.subprocess", forking)
     command = ["--config", str(scenes_config), "--seeds", "1", "--objectives", "mle,focal"]
     command += ["--output_dir", str(tmp_path), *TINY]
     assert program.main(command) == 0

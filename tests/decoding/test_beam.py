@@ -1,4 +1,4 @@
-"""Beam search against a plain transcription of its rules, and against transformers 4.15.0."""
+"""Beam search against a plain reference implementation, and against transformers 4.15.0."""
 
 from dataclasses import fields, replace
 
@@ -14,8 +14,22 @@ from decoding import DecodingSettings, decode
 END, PAD = 1, 99
 
 
+def uncached(logits):
+    """Return a step function without a cache. logits: a function of rows (R, n) -> (R, V)."""
+    state = {}
+
+    def step(tokens, rows):
+        flat = tokens.flatten(0, 1)
+        if rows is not None:
+            flat = torch.cat([state["rows"][rows.flatten()], flat], dim=1)
+        state["rows"] = flat
+        return logits(flat).unflatten(0, tokens.shape[:2])
+
+    return step
+
+
 class PrefixModel:
-    """Logits that depend on all tokens of a row and on its prompt, as a step without a cache."""
+    """Logits that depend on all tokens of a row and on its prompt."""
 
     def __init__(self, vocabulary, seed, ends=1.0):
         generator = torch.Generator().manual_seed(seed)
@@ -31,21 +45,11 @@ class PrefixModel:
         return (picked * decay[:, None]).sum(1) + self.prompt_bias[tokens[:, 0]]
 
     def step(self):
-        state = {}
-
-        def call(tokens, rows):
-            b, k, _ = tokens.shape
-            flat = tokens.flatten(0, 1)
-            if rows is not None:
-                flat = torch.cat([state["prefix"][rows.flatten()], flat], dim=1)
-            state["prefix"] = flat
-            return self.logits(flat).view(b, k, -1)
-
-        return call
+        return uncached(self.logits)
 
 
 def reference_beam_search(model, prompt, chosen):
-    """One prompt, in lists: what transformers 4.15.0 does, written out."""
+    """One prompt, in lists, as transformers 4.15.0 searches."""
     size = chosen.num_beams // chosen.num_beam_groups
     first = [(prompt.tolist(), 0.0)] + [(prompt.tolist(), -1e9)] * (size - 1)
     groups = [first] * chosen.num_beam_groups
@@ -101,13 +105,10 @@ def reference_beam_search(model, prompt, chosen):
 
 
 def repeating(tokens, size):
-    """The words with which the last `size` tokens would be some that are there already."""
+    """The words that would complete an n-gram of `size` a second time."""
     begun = tokens[len(tokens) - size + 1 :]
-    return {
-        tokens[i + size - 1]
-        for i in range(len(tokens) - size + 1)
-        if size and tokens[i : i + size - 1] == begun
-    }
+    starts = range(len(tokens) - size + 1 if size else 0)
+    return {tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == begun}
 
 
 def strip(row):
@@ -127,7 +128,7 @@ def searches(draw):
         num_return=draw(st.integers(1, num_beams)),
         max_length=max_length,
         min_length=draw(st.integers(0, max_length)),
-        length_penalty=draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])),
+        length_penalty=draw(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.5, 3.0])),
         no_repeat_ngram_size=draw(st.sampled_from([0, 0, 2, 3])),
         num_beam_groups=groups,
@@ -182,21 +183,12 @@ def test_transformers_4_15_gives_the_same_tokens(seed):
         pad_token_id=0,
         use_cache=False,
     )
-    prefix = {}
-
-    def step(tokens, rows):
-        flat = tokens.flatten(0, 1)
-        prefix["ids"] = (
-            flat if rows is None else torch.cat([prefix["ids"][rows.flatten()], flat], 1)
-        )
-        return model(prefix["ids"]).logits[:, -1].view(*tokens.shape[:2], -1)
-
+    step = uncached(lambda rows: model(rows).logits[:, -1])
     decoded = decode(step, prompts, END, 0, chosen)
     assert decoded.token_ids.flatten(0, 1).tolist() == expected.tolist()
 
 
-def test_finished_prompts_are_not_stepped():
-    """A prompt whose captions end at once leaves; the others go on with their own rows."""
+def test_finished_prompts_are_dropped():
     seen = []
 
     def step(tokens, rows):
@@ -213,11 +205,10 @@ def test_finished_prompts_are_not_stepped():
     assert seen == [3, 3, 2, 2, 2, 2, 2]
 
 
-def test_no_room_after_the_prompt_is_an_error():
+def test_a_prompt_of_max_length_is_an_error():
+    chosen = DecodingSettings(max_length=3, min_length=1)
     with pytest.raises(ValueError, match="max_length is 3, but the prompt alone is 3 tokens"):
-        decode(
-            None, torch.ones(1, 3).long(), END, PAD, DecodingSettings(max_length=3, min_length=1)
-        )
+        decode(None, torch.ones(1, 3).long(), END, PAD, chosen)
 
 
 @pytest.mark.parametrize(
@@ -239,12 +230,12 @@ def test_no_room_after_the_prompt_is_an_error():
         ({"num_beams": 4, "num_beam_groups": 2, "sample": True}, "with num_beams 4 and sample"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(wrong, message):
+def test_impossible_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         DecodingSettings(**wrong)
 
 
-def test_where_no_word_may_follow_there_is_a_caption_all_the_same():
+def test_if_every_word_is_banned_there_still_is_a_caption():
     chosen = DecodingSettings(num_beams=2, max_length=7, min_length=7, no_repeat_ngram_size=1)
     model, prompt = PrefixModel(5, 0), torch.tensor([[2, 3]])
     decoded = decode(model.step(), prompt, END, PAD, chosen)
@@ -253,8 +244,8 @@ def test_where_no_word_may_follow_there_is_a_caption_all_the_same():
     assert decoded.scores.item() < -1e6
 
 
-class Waits(TorchDispatchMode):
-    """Counts what a host waits for a device for: positions, and masks as an index."""
+class Synchronisations(TorchDispatchMode):
+    """Counts operators that make the host wait for a device: nonzero, and masks as an index."""
 
     count = 0
 
@@ -268,9 +259,9 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("changes", [{"num_beams": 3}, {"num_beams": 1}, {"sample": True}])
-def test_a_device_is_waited_for_once_a_step(changes):
+def test_a_step_synchronises_with_the_device_once(changes):
     model = PrefixModel(13, 0, ends=-99)
     chosen = replace(DecodingSettings(num_beams=1, max_length=12, min_length=0), **changes)
-    with Waits() as waits:
+    with Synchronisations() as waits:
         decode(model.step(), torch.tensor([[2, 3], [4, 5]]), END, PAD, chosen)
     assert waits.count == 10

@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling against loops and against the distribution they should follow."""
+"""Greedy decoding and sampling against plain loops, distributions and transformers."""
 
 import importlib
 
@@ -79,13 +79,17 @@ def test_a_seed_repeats_the_samples():
     assert runs[0] == runs[1] != runs[2]
 
 
+def transformers_generation():
+    old = transformers.__version__ == "4.15.0"
+    return importlib.import_module(
+        "transformers.generation_logits_process" if old else "transformers.generation"
+    )
+
+
 @pytest.mark.parametrize("top_k", [0, 1, 3, 50])
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
 def test_warping_equals_that_of_transformers(top_k, top_p):
-    old = transformers.__version__ == "4.15.0"
-    name = "transformers.generation_logits_process" if old else "transformers.generation"
-    library = importlib.import_module(name)
-
+    library = transformers_generation()
     scores = 3 * torch.randn(2, 4, 60)
     chosen = DecodingSettings(sample=True, top_k=top_k, top_p=top_p, temperature=0.7)
     expected = library.TemperatureLogitsWarper(0.7)(None, scores.flatten(0, 1))
@@ -101,8 +105,7 @@ def test_warping_equals_that_of_transformers(top_k, top_p):
 @pytest.mark.parametrize("typical_p", [0.1, 0.6, 0.95, 1.0])
 def test_min_p_and_typical_p_are_those_of_transformers(min_p, typical_p):
     """After top_k, as `generate` has them."""
-    from transformers import generation as library
-
+    library = transformers_generation()
     torch.manual_seed(0)
     scores = 3 * torch.randn(2, 40, 60)
     chosen = DecodingSettings(sample=True, top_k=20, top_p=1.0, min_p=min_p, typical_p=typical_p)
@@ -119,9 +122,7 @@ def test_min_p_and_typical_p_are_those_of_transformers(min_p, typical_p):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_repeats_are_banned_as_in_transformers(size):
-    old = transformers.__version__ == "4.15.0"
-    name = "transformers.generation_logits_process" if old else "transformers.generation"
-    banned = importlib.import_module(name).NoRepeatNGramLogitsProcessor(size)
+    banned = transformers_generation().NoRepeatNGramLogitsProcessor(size)
     torch.manual_seed(0)
     chosen = DecodingSettings(no_repeat_ngram_size=size, min_length=0)
     for length in (1, 2, 3, 12):
@@ -130,7 +131,7 @@ def test_repeats_are_banned_as_in_transformers(size):
         torch.testing.assert_close(adjust(scores, tokens, END, chosen).flatten(0, 1), expected)
 
 
-def test_words_are_those_of_torch_multinomial():
+def test_draws_are_those_of_torch_multinomial():
     for seed in range(20):
         torch.manual_seed(seed)
         probabilities = torch.randn(8, 300).mul(3).softmax(-1)
@@ -142,7 +143,7 @@ def test_words_are_those_of_torch_multinomial():
         assert torch.equal(torch.rand(4), after)
 
 
-def test_what_is_not_finite_draws_a_word_whose_score_tells():
+def test_logits_that_are_not_finite_give_scores_that_are_not():
     def step(tokens, rows):
         return torch.full((1, tokens.size(1), 5), float("nan"))
 

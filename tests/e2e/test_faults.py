@@ -73,7 +73,7 @@ def test_a_process_that_hangs_is_shown_where_it_does(config, tmp_path):
     run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(hang))
     assert run.wait(60) == [1, 1]
     assert "error: [rank 1] hangs: it has done no step for more than 6 s" in run.said()
-    assert "time.sleep(100)" in run.said() and "[rank 0] hangs" not in run.said()
+    assert " in hang" in run.said() and "[rank 0] hangs" not in run.said()
 
 
 def sum_as_nccl(where):

@@ -8,7 +8,7 @@ import torch
 from BLIP import BlipCaptioner
 from captioning.models import checkpoints
 from captioning.training.fine_tuning import FineTuning
-from tests.soak.runs import Run, be_quick, difference, last_step, write_config
+from tests.soak.runs import Run, be_quick, difference, write_config
 
 TWO = ("batch_size=4", "rank_timeout=20")
 
@@ -68,21 +68,16 @@ def test_one_of_two_stops_both_with_its_line(config, tmp_path, what, fail):
     run = Run(config, tmp_path / "run", *TWO, processes=2, hook=hook)
     assert run.wait(60) == [2, 2], run.said()
     images = json.loads((tmp_path / "images").read_text())
-    assert f"error: the {what} is not finite at step 5 (rank 1 had images {images})" in run.said()
-    assert "Traceback" not in run.said() and last_step(tmp_path / "run") == 4
-
-    folder = tmp_path / "run" / "not_finite_step00000005"
-    report = json.loads((folder / "not_finite.json").read_text())
-    first, second = (batches for (batches,) in report["ranks"])
-    assert second["image_ids"] == images and first["image_ids"] != images
-    assert first["seed"] != second["seed"]  # ranks draw dropout of their own
-    assert isinstance(first["parts"]["loss"], float) and first["again"]["gradients"] == []
-    assert second["again"]["gradients"] == report["gradients"] != []
-    assert (second["parts"]["loss"] == "nan") == (what == "loss")
-    assert checkpoints.read(folder / "checkpoint_00_step00000004.pth")["within"]["steps"] == 4
+    # The gradient is summed over the ranks, so that the images of both are named.
+    ranks = "(" if what == "loss" else "(rank 0 had images ["
+    assert f"error: the {what} is not finite at step 5 {ranks}" in run.said()
+    assert f"rank 1 had images {images})" in run.said()
+    assert "Traceback" not in run.said()
+    saved = checkpoints.read(tmp_path / "run" / "checkpoint_00_step00000004.pth")
+    assert saved["within"]["steps"] == 4
 
     if what == "loss":
-        # Nothing was lost by the inquiry: without the fault the run goes on to its usual end.
+        # Nothing is lost: without the fault the run goes on to its usual end.
         assert Run(config, tmp_path / "run", *TWO, processes=2).wait() == [0, 0]
         assert Run(config, tmp_path / "whole", *TWO, processes=2).wait() == [0, 0]
         assert difference(tmp_path / "whole", tmp_path / "run") is None

@@ -1,4 +1,4 @@
-"""scripts/setup.sh, tried in copies of the scripts that ask for a package of a few bytes."""
+"""scripts/setup.sh, in copies of the scripts that require a package of a few bytes; no network."""
 
 import os
 import shutil
@@ -6,76 +6,197 @@ import signal
 import socket
 import subprocess
 import sys
+import zipfile
 
 import pytest
+import uv
 
-from tests.e2e.setup_project import Project, assert_refused, fill, write_disk, write_program
+VARIABLES = ("VENV", "PYTHON", "LATEST", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")
+AS_OTHER_VERSION = 'case "$*" in *version_info*) echo {};; *) exit {};; esac'
 
-needs_flock = pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
+
+class Project:
+    """A folder with the scripts, its own requirements, and programs that are first on PATH."""
+
+    def __init__(self, root):
+        self.root, self.venv = root, root / ".venv"
+        self.interpreter, self.log = self.venv / "bin" / "python", self.venv / "setup.log"
+
+    def write(self, name, *lines):
+        (self.root / f"{name}.txt").write_text("\n".join(lines) + "\n")
+
+    def start(self, *arguments, **variables):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
+        for name in VARIABLES:
+            kept.pop(name, None)
+        kept["PATH"] = f"{self.root / 'bin'}{os.pathsep}{kept['PATH']}"
+        kept.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", UV_HTTP_RETRIES="0")
+        kept.update(PIP_FIND_LINKS=str(self.root / "wheels"), UV_CACHE_DIR=str(self.root / "cache"))
+        kept.update({name: str(value) for name, value in variables.items()})
+        return subprocess.Popen(
+            ["bash", str(self.root / "scripts" / "setup.sh"), *arguments],
+            env={name: value for name, value in kept.items() if value != ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def set_up(self, *arguments, **variables):
+        process = self.start(*arguments, **variables)
+        output, errors = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def versions(self):
+        found = self.venv.glob("lib/python*/site-packages/tiny_*.dist-info")
+        return dict(path.stem.split("-") for path in found)
+
+
+def write_wheel(folder, name, version, files=None):
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": "",
+        **(files or {}),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            entry = zipfile.ZipInfo(path)
+            entry.external_attr = 0o100755 << 16  # an executable file
+            wheel.writestr(entry, text)
+
+
+def write_program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def fill(root, repository):
+    """Make a project that requires tiny-package 1.0, of two versions in a folder of wheels."""
+    shutil.copytree(repository / "scripts", root / "scripts")
+    (root / "wheels").mkdir()
+    for name, version in (("package", "1.0"), ("package", "1.1"), ("tool", "1.0")):
+        write_wheel(root / "wheels", f"tiny_{name}", version)
+    write_program(root / "bin" / "python3", f'exec "{sys.executable}" "$@"')
+    write_program(root / "bin" / "uv", f'exec "{uv.find_uv_bin()}" "$@"')
+    project = Project(root)
+    for more in ("app", "cluster", "dev"):
+        project.write(f"requirements-{more}", "-r requirements.txt", "tiny-tool==1.0")
+    project.write("requirements", "tiny-package>=1.0", 'absent; python_version < "3"')
+    project.write(
+        "requirements-lock",
+        'tiny-package==1.0 ; python_full_version >= "3"',
+        'tiny-package==1.1 ; python_full_version < "3"',
+        "package-of-another-platform==3.0",
+    )
+    return project
+
+
+def assert_refused(result, *words, code=1):
+    lines = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (code, "")
+    assert [line.startswith("error: ") for line in lines].count(True) == 1
+    assert lines[-1].startswith("error: ") and all(str(word) in lines[-1] for word in words)
 
 
 @pytest.fixture
 def bare(tmp_path, repository):
-    """A project in which nothing was set up yet."""
+    """A project in which nothing has been set up."""
     return fill(tmp_path / "project", repository)
 
 
 @pytest.fixture(scope="module")
 def first_call(tmp_path_factory, repository):
-    """A project that was set up once, and how that call ended. Not to be changed."""
+    """A project that was set up once, and the result of that call. Not to be changed."""
     project = fill(tmp_path_factory.mktemp("first") / "project", repository)
     return project, project.set_up()
 
 
 @pytest.fixture
 def installed(tmp_path, first_call):
-    """A project of the test's own that was set up before."""
+    """A copy of the project that was set up, for the test to change."""
     shutil.copytree(first_call[0].root, tmp_path / "project", symlinks=True)
     return Project(tmp_path / "project")
 
 
-def test_makes_an_environment_and_prints_its_interpreter(first_call):
+def test_makes_an_environment_of_the_locked_versions_and_prints_its_interpreter(first_call):
     project, result = first_call
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"{project.interpreter}\n"
-    assert "installing" in result.stderr
-    assert project.has("tiny_package") and not project.has("tiny_tool")
+    assert "the versions of requirements-lock.txt" in result.stderr
+    assert project.versions() == {"tiny_package": "1.0"}
 
 
 def test_second_call_installs_nothing(installed):
     installed.log.unlink()
+    installed.write("requirements-lock", "tiny-package==1.1")  # what satisfies is left unchanged
     result = installed.set_up()
     assert (result.stdout, result.stderr) == (f"{installed.interpreter}\n", "")
     assert not installed.log.exists()
 
 
-@pytest.mark.parametrize("more", ["dev", "app"])
-def test_what_only_some_need_is_added_to_the_same_environment(installed, more):
+@pytest.mark.parametrize("more", ["app", "cluster", "dev"])
+def test_more_requirements_are_added_to_the_same_environment(installed, more):
     (installed.venv / "kept").touch()
-    result = installed.set_up(more)
-    assert result.returncode == 0, result.stderr
-    assert installed.has("tiny_package") and installed.has("tiny_tool")
+    assert installed.set_up(more).returncode == 0
+    assert installed.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
     assert (installed.venv / "kept").exists()
 
 
-def test_unknown_argument_is_refused(installed):
-    assert_refused(installed.set_up("develop"), "develop")
+def test_unknown_argument_is_refused(bare):
+    assert_refused(bare.set_up("develop"), "develop")
+
+
+def test_latest_takes_what_the_requirements_allow(bare):
+    bare.write("requirements-lock", "tiny-package==1.0.5")  # which is no longer there
+    assert_refused(bare.set_up(), bare.log, "LATEST=1")
+    result = bare.set_up(LATEST="1")
+    assert "the newest versions" in result.stderr and bare.versions() == {"tiny_package": "1.1"}
+
+
+def test_uv_is_installed_where_there_is_none(bare):
+    (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+    program = f'#!/bin/sh\nexec "{uv.find_uv_bin()}" "$@"\n'
+    write_wheel(bare.root / "wheels", "uv", "1.0", {"uv-1.0.data/scripts/uv": program})
+    assert bare.set_up().returncode == 0
+    assert bare.versions() == {"tiny_package": "1.0"} and (bare.venv / "bin" / "uv").exists()
+    assert bare.set_up().stderr == ""
+
+
+def test_the_users_constraints_hold_beside_the_lock(installed, tmp_path):
+    write_wheel(installed.root / "wheels", "tiny_tool", "1.1")
+    installed.write("requirements-dev", "-r requirements.txt", "tiny-tool")
+    (tmp_path / "mine.txt").write_text("tiny-tool==1.0\n")
+    result = installed.set_up("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
+    assert result.returncode == 0, result.stderr
+    assert installed.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
 
 
 @pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
-def test_active_environment_that_satisfies_is_used(bare, first_call, variable):
+@pytest.mark.parametrize("has_uv", [True, False], ids=["uv", "pip"])
+def test_active_environment_that_satisfies_is_used(bare, first_call, variable, has_uv):
     active, _ = first_call
+    if not has_uv:
+        (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
     result = bare.set_up(**{variable: active.venv})
     assert (result.stdout, result.stderr) == (f"{active.interpreter}\n", "")
     assert not bare.venv.exists()
 
 
-def test_active_environment_that_does_not_satisfy_is_named_and_left(installed, tmp_path):
-    write_program(tmp_path / "active" / "bin" / "python", f'exec "{sys.executable}" "$@"')
-    result = installed.set_up(VIRTUAL_ENV=tmp_path / "active")
-    assert result.stdout == f"{installed.interpreter}\n"
-    assert len(result.stderr.splitlines()) == 1
-    assert f"{tmp_path / 'active'} lacks tiny-package==1.0" in result.stderr
+@pytest.mark.parametrize("has_uv", [True, False], ids=["uv", "pip"])
+def test_active_environment_that_does_not_satisfy_is_named_and_left(bare, first_call, has_uv):
+    active, _ = first_call
+    bare.write("requirements", "tiny-package==1.1")
+    bare.write("requirements-lock")
+    if not has_uv:
+        (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+    result = bare.set_up(VIRTUAL_ENV=active.venv)
+    assert f"the active environment {active.venv} lacks tiny-package==1.1: using" in result.stderr
+    assert active.versions() == {"tiny_package": "1.0"}
 
 
 def test_active_environment_of_an_old_python_is_left(installed, tmp_path):
@@ -98,7 +219,7 @@ def test_venv_passes_over_the_active_environment(installed, first_call):
         ("exit 127", ["does not run"]),
         ("echo 2.7", ["Python 2.7", "3.9 or later"]),
         ("echo 3.8", ["Python 3.8", "3.9 or later"]),
-        ('case "$*" in *version_info*) echo 3.11;; *) exit 1;; esac', ["python3.11-venv"]),
+        (AS_OTHER_VERSION.format("3.11", 1), ["python3.11-venv"]),
     ],
     ids=["absent", "broken", "python2", "too-old", "no-venv-module"],
 )
@@ -111,30 +232,22 @@ def test_unusable_python_is_refused(bare, program, words):
 
 
 def test_the_page_refuses_python_39_before_anything_is_installed(bare):
-    python = write_program(
-        bare.root / "bin" / "my-python",
-        'case "$*" in *version_info*) echo 3.9;; *) exit 0;; esac',
-    )
-    result = bare.set_up("app", PYTHON=python)
-    assert (result.returncode, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: the web page needs Python 3.10 or later")
-    assert "PYTHON=python3.11" in line
+    python = write_program(bare.root / "bin" / "my-python", AS_OTHER_VERSION.format("3.9", 0))
+    words = ("the web page needs Python 3.10 or later", "PYTHON=python3.11")
+    assert_refused(bare.set_up("app", PYTHON=python), *words, code=2)
     assert not bare.venv.exists()
 
 
 def test_python_of_another_version_than_the_environment_is_refused(installed):
-    python = write_program(
-        installed.root / "bin" / "my-python",
-        'case "$*" in *version_info*) echo 3.99;; *) exit 0;; esac',
-    )
+    python = write_program(installed.root / "bin" / "my-python", AS_OTHER_VERSION.format("3.99", 0))
     assert_refused(installed.set_up(PYTHON=python), "holds Python", "VENV")
-    assert installed.has("tiny_package")
+    assert installed.versions()
 
 
 def test_full_disk_is_refused(bare):
-    write_disk(bare.root, free_gigabytes=1)
-    assert_refused(bare.set_up(), "1 GB", "VENV")
+    line = "error: failed to write: No space left on device (os error 28)"
+    write_program(bare.root / "bin" / "uv", f'[ "$1" = --version ] || {{ echo "{line}"; exit 2; }}')
+    assert_refused(bare.set_up(), "the disk is full", "VENV")
 
 
 def test_folder_that_is_no_environment_is_refused(bare):
@@ -145,69 +258,45 @@ def test_folder_that_is_no_environment_is_refused(bare):
 
 
 def test_unreachable_index_is_one_line_and_keeps_the_environment(installed):
-    installed.require("tiny-package==1.0", "another-package")
-    index = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
-    result = installed.set_up(**index)
-    assert_refused(result, "cannot reach the package index", installed.log)
+    installed.write("requirements", "tiny-package==1.0", "another-package")
+    result = installed.set_up(PIP_NO_INDEX="", PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    assert_refused(result, "the package index cannot be reached", installed.log)
     assert len(result.stderr.splitlines()) == 2  # what it was doing, and the error
-    assert installed.log.exists()
-    installed.require("tiny-package==1.0")
+    installed.write("requirements", "tiny-package==1.0")
     assert installed.set_up().stderr == ""
 
 
 def test_other_failure_shows_the_end_of_the_log(installed):
-    installed.require("another-package==7")
+    installed.write("requirements", "another-package==7")
     result = installed.set_up()
     assert_refused(result, installed.log)
-    assert "No matching distribution found for another-package==7" in result.stderr
+    assert "you require another-package==7" in result.stderr
 
 
 def test_interrupted_installation_is_repaired(installed):
-    """Half of a package is there, and pip would take it for whole."""
-    installed.require("tiny-package==1.0", "another-package")
+    """A package is half-written, and the installer would take it for complete."""
+    installed.write("requirements", "tiny-package==1.0", "another-package")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
         process = installed.start(PIP_NO_INDEX="", PIP_INDEX_URL=index)
         silent.settimeout(60)
-        connection, _ = silent.accept()  # pip is at work
+        connection, _ = silent.accept()  # the installer is at work, at the user's index
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         connection.close()
     next(installed.venv.glob("lib/python*/site-packages/tiny_package.py")).unlink()
 
-    installed.require("tiny-package==1.0")
+    installed.write("requirements", "tiny-package==1.0")
     result = installed.set_up()
     assert result.returncode == 0, result.stderr
     assert "did not finish" in result.stderr
-    assert installed.has("tiny_package")
+    assert list(installed.venv.glob("lib/python*/site-packages/tiny_package.py"))
     assert installed.set_up().stderr == ""
 
 
-@needs_flock
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
 def test_two_calls_at_once_install_once(bare):
     processes = [bare.start(), bare.start()]
     results = [process.communicate() for process in processes]
     assert [output for output, _ in results] == [f"{bare.interpreter}\n"] * 2
     assert sum("installing" in errors for _, errors in results) == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "missing"),
-    [
-        ("pytest>=1,<999", ""),
-        ("Pytest", ""),
-        ("ruamel.yaml", ""),
-        ("# only a comment\n\npytest  # and one behind it", ""),
-        ("pytest>=999", "pytest>=999"),
-        ("surely-absent==1.0\npytest<0", "surely-absent==1.0, pytest<0"),
-        ('surely-absent; python_version < "3"', ""),
-        ('surely-absent; python_version >= "3"', "surely-absent"),
-    ],
-)
-def test_check_requirements(repository, tmp_path, line, missing):
-    (tmp_path / "inner.txt").write_text(line + "\n")
-    (tmp_path / "outer.txt").write_text("-r inner.txt\n")
-    program = [sys.executable, repository / "scripts" / "check_requirements.py"]
-    result = subprocess.run([*program, tmp_path / "outer.txt"], capture_output=True, text=True)
-    assert result.stdout.strip() == missing
-    assert result.returncode == bool(missing)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from captioning.config import Config, load_config, write_config
+from captioning.config import config_class, load_config, write_config
 from captioning.runtime.errors import UserError
 from tests.fuzz.examples import fuzzed
 
@@ -58,7 +58,7 @@ deep = st.builds(
     st.sampled_from([("[", "]"), ("{a: ", "}"), ("- ", "")]),
 )
 texts = st.one_of(any_text, st.sampled_from(MARKS), values.map(json.dumps), values.map(repr), deep)
-names = st.sampled_from(sorted(Config.model_fields))
+names = st.sampled_from(sorted(config_class().model_fields))
 keys = st.one_of(
     names,
     st.builds(".".join, st.tuples(names, st.sampled_from(INNER))),

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from captioning.metrics.clair import question, read_reply
 from captioning.metrics.detail import Detail, count
-from captioning.metrics.objects_in_text import ObjectReader
+from captioning.metrics.objects_in_text import ObjectReader, by_rules
 from captioning.metrics.repetition import loops, repeated
-from captioning.metrics.singular import by_rules
 from tests.fuzz.examples import fuzzed
 
 pytest.importorskip("textblob", reason="these metrics need TextBlob")
@@ -28,7 +27,7 @@ replies = st.one_of(st.text(), st.text(alphabet='{}[]"score:01e,.-nNaIf'))
 def test_any_caption_is_read(caption):
     reader = ObjectReader({"dog": "dog", "hot dog": "hot dog"}, by_rules().of)
     assert {mention.object for mention in reader.mentions(caption)} <= {"dog", "hot dog"}
-    assert set(count(caption)) <= set(Detail.names)
+    assert set(count(caption)) <= set(Detail().names)
     words = caption.split()
     assert loops([*words, *words, "x", "x", "x"]) and not loops(range(len(words)))
     assert repeated(words, 2) is None or 0 <= repeated(words, 2) < 100

@@ -91,20 +91,13 @@ def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):
         assert all(abs(a - b) < 2e-2 * abs(a) for a, b in pairs), pairs
 
 
-def test_a_step_that_is_not_finite_is_kept_and_repeats_itself(card):
+def test_a_step_that_is_not_finite_is_repeated(card):
     """Of float16 with its scaler, which does not take that for an overflow."""
     folder = card.folder / "not_finite"
     changes = ("precision=fp16", "init_lr=1e30")
-    first = trained(card, folder, *changes, code=2)
-    (kept,) = folder.glob("not_finite_step*")
-    again = trained(card, kept, *changes, code=2)
-    reports = [json.loads(path.read_text()) for path in sorted(kept.rglob("not_finite.json"))]
-    assert len(reports) == 2, first + again
-    (before,), (after,) = (report["ranks"][0] for report in reports)
-    assert before["indices"] == after["indices"] and before["seed"] == after["seed"]
-    assert before["parts"] == after["parts"], (before["parts"], after["parts"])
-    assert reports[0]["step"] == reports[1]["step"] and reports[0]["what"] == reports[1]["what"]
-    card.say(again.strip().splitlines()[-1].partition(";")[0].replace("error: ", ""))
+    lines = [trained(card, folder, *changes, code=2).strip().splitlines()[-1] for _ in range(2)]
+    assert lines[0] == lines[1] and "is not finite at step" in lines[0]
+    card.say(lines[0].partition(";")[0].replace("error: ", ""))
 
 
 def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):

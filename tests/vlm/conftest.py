@@ -34,11 +34,14 @@ def make_vlm(vlm_folder):
     from smile import Objective
     from vlm.captioner import VlmCaptioner
     from vlm.library import model_of
-    from vlm.prompt import question_of
+    from vlm.prompt import prompt_processor_of
 
     def make(name, objective=None, max_tokens=20):
         folder, prompt = vlm_folder(name)
-        question, model = question_of(folder, prompt), model_of(folder, weights=True)
-        return VlmCaptioner(model, question, objective or Objective(), max_tokens).eval()
+        prompt_processor, model = (
+            prompt_processor_of(folder, prompt),
+            model_of(folder, weights=True),
+        )
+        return VlmCaptioner(model, prompt_processor, objective or Objective(), max_tokens).eval()
 
     return make

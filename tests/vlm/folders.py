@@ -17,11 +17,11 @@ from tests.smile.families.batches import (
 from tests.smile.hf_models import FAMILIES as MODELS
 
 END, UNKNOWN = 1, 3
-SAID = """
+PLACEHOLDER = """
 a red blue green yellow small large disc ring block star on sand grass snow night left right of the
 above below user assistant model describe image two
 """
-WORDS = SAID.split()
+WORDS = PLACEHOLDER.split()
 PROMPT = "describe the image"
 # <start>user: <image>describe the image<end> assistant: a red disc<end>
 CHAT = (

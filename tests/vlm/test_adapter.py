@@ -13,12 +13,12 @@ from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from smile import Objective
-from tests.vlm.test_rows import CAPTIONS
+from tests.vlm.test_collate import CAPTIONS
 from vlm import export
 from vlm.captioner import VlmCaptioner
-from vlm.image_batch import Pictures
+from vlm.image_batch import ImageBatch
 from vlm.library import model_of
-from vlm.prompt import question_of
+from vlm.prompt import prompt_processor_of
 
 NAME = "Idefics3ForConditionalGeneration"
 LORA = {"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": "all-linear"}
@@ -39,7 +39,7 @@ def config(vlm_folder, tmp_path):
 def trained(config, vlm_photos, tmp_path):
     """Return a captioner after a step, its image, and the file of its checkpoint."""
     captioner, _ = captioner_from(config, None)
-    image = Pictures([captioner.question(photo) for photo in vlm_photos])
+    image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
     ((parameters, _),) = captioner.parameter_groups()
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     for _ in range(2):  # the first one moves half of the layers
@@ -96,7 +96,10 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     folder = str(tmp_path / "merged")
     assert export.main([str(path), folder]) == 0
     merged = VlmCaptioner(
-        model_of(folder, weights=True), question_of(folder, "describe the image"), Objective(), 20
+        model_of(folder, weights=True),
+        prompt_processor_of(folder, "describe the image"),
+        Objective(),
+        20,
     )
     batch, _ = captioner.rows(image, CAPTIONS)
     expected = logits_of(captioner.model, batch)
@@ -109,7 +112,7 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
 def test_a_folder_is_gathered_first(tmp_path, capsys):
     assert export.main([str(tmp_path), str(tmp_path / "merged")]) == 2
     assert capsys.readouterr().err == (
-        f"error: {tmp_path} is a folder; make a file of a checkpoint in parts first: python -m "
+        f"error: {tmp_path} is a folder; gather a sharded checkpoint into a file first: python -m "
         f"captioning.gather {tmp_path} whole.pth\n"
     )
 
@@ -141,7 +144,7 @@ class TestFourBits:
         import bitsandbytes
 
         captioner, _ = captioner_from(four_bit, None)
-        image = Pictures([captioner.question(photo) for photo in vlm_photos])
+        image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
         batch, _ = captioner.rows(image, CAPTIONS)
         found = logits_of(captioner.model, batch)
         captioner.train()(image, CAPTIONS).loss.backward()

@@ -9,13 +9,13 @@ from app.checkpoints import Checkpoint
 from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
-from captioning.config import Config
+from captioning.config import parse_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from tests.app.captions import caption_of
-from vlm.image_batch import Pictures
-from vlm.prompt import question_of
+from vlm.image_batch import ImageBatch
+from vlm.prompt import prompt_processor_of
 
 NAME = "Qwen2VLForConditionalGeneration"
 
@@ -24,7 +24,7 @@ NAME = "Qwen2VLForConditionalGeneration"
 def checkpoint(vlm_folder):
     folder, prompt = vlm_folder(NAME)
     keys = {"model": "vlm", "vlm": folder, "prompt": prompt, "augmentation": "none"}
-    config = Config(**keys, image_root="", ann_root="", output_dir="x")
+    config = parse_config({**keys, "image_root": "", "ann_root": "", "output_dir": "x"})
     captioner, _ = captioner_from(config, None)
     return Checkpoint("x.pth", "Qwen", "#000", config, captioner.eval())
 
@@ -36,7 +36,7 @@ def test_a_prompt_is_the_question_of_one_caption(checkpoint, vlm_photos):
         options = read_options({**settings, "prompt": prompt})
         found = caption_of(service, vlm_photos[0], checkpoint, options)
         asked = prompt or checkpoint.config.prompt
-        image = Pictures([question_of(checkpoint.config.vlm, asked)(vlm_photos[0])])
+        image = ImageBatch([prompt_processor_of(checkpoint.config.vlm, asked)(vlm_photos[0])])
         expected = captioner.generate_details(image, DecodingSettings(**settings))
         assert found.details.score == pytest.approx(expected.scores.item(), rel=1e-5)
         assert found.details.caption == expected.captions[0][0]
@@ -56,7 +56,7 @@ def test_the_probability_of_a_word_is_that_among_all_tokens(checkpoint, vlm_phot
     options = read_options({"num_beams": 1, "max_length": 5, "min_length": 3})
     found = caption_of(service, vlm_photos[1], checkpoint, options).details
     ids = captioner.tokenizer.tokenizer.convert_tokens_to_ids(found.words[0])
-    inputs = captioner.question(vlm_photos[1])
+    inputs = captioner.prompt_processor(vlm_photos[1])
     with torch.no_grad():
         logits = captioner.model(**inputs).logits[0, -1]
     expected = logits.double().softmax(0)[ids]

@@ -11,8 +11,8 @@ from smile.hf import undo
 from smile.hf.families import in_step
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
-from tests.vlm.test_rows import CAPTIONS, CHATS, conversation, of_the_processor
-from vlm.image_batch import Pictures
+from tests.vlm.test_collate import CAPTIONS, CHATS, conversation, of_the_processor
+from vlm.image_batch import ImageBatch
 from vlm.library import model_of, parts_of
 
 NAMES = list(folders.PROCESSORS)
@@ -29,7 +29,7 @@ def loss_and_gradients(model, batch, labels):
 
 
 def image_of(captioner, photos):
-    return Pictures([captioner.question(photo) for photo in photos])
+    return ImageBatch([captioner.prompt_processor(photo) for photo in photos])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,11 +87,11 @@ def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vl
         do_sample=False,
         num_beams=settings.num_beams,
         num_return_sequences=settings.num_return,
-        min_new_tokens=settings.min_length + len(captioner.begin[1:]),
-        max_new_tokens=settings.max_length + len(captioner.begin[1:]),
+        min_new_tokens=settings.min_length + len(captioner.decoder_prefix[1:]),
+        max_new_tokens=settings.max_length + len(captioner.decoder_prefix[1:]),
         length_penalty=settings.length_penalty,
     )
-    start = len(captioner.begin) or inputs["input_ids"].size(1)
+    start = len(captioner.decoder_prefix) or inputs["input_ids"].size(1)
     expected = tokens[:, start:]
     ended = (expected == folders.END).cumsum(1) - (expected == folders.END).int() > 0
     assert found.token_ids.shape[:2] == (3, settings.num_return)

@@ -58,9 +58,12 @@ def said(write):
         ),
         (
             ["vlm=a/b", "reward={cider: 1}"],
-            "reward is for captioners whose words are drawn here; model vlm's are the library's",
+            "reward needs captions sampled by decoding/; model vlm generates with transformers",
         ),
-        (["vlm=a/b", "compile=true"], "compile is true, which model vlm has not; set it to false"),
+        (
+            ["vlm=a/b", "compile=true"],
+            "compile is true, which model vlm does not support; set it to false",
+        ),
         (["model=blip", "vlm=a/b"], "vlm is for model vlm; this one is blip"),
         (["model=sat", "lora={r: 4}"], "lora is for models blip and vlm; this one is sat"),
         (
@@ -104,7 +107,7 @@ class TestFolders:
             folder, prompt = vlm_folder(name)
             target = Path(shutil.copytree(folder, tmp_path / "broken"))
             vlm.library.parts_of.cache_clear()
-            vlm.prompt.question_of.cache_clear()
+            vlm.prompt.prompt_processor_of.cache_clear()
             return target, prompt
 
         return copy

@@ -84,7 +84,7 @@ UNREADABLE = {
     "a pickle.pth": (pickle.dumps([1]), "checkpoint {} "),
     "a bomb.pth": (bomb(), "checkpoint {} is damaged: it unpacks to more than its size"),
     "forged.pth": (forged(), "checkpoint {} is damaged: "),
-    "a list in itself.pth": (in_itself(), NO_STATE),
+    "a list in itself.pth": (in_itself(), "checkpoint {} is damaged: "),
     "a number.pth": (saved(3), NO_STATE),
     "a list.pth": (saved([STATE]), NO_STATE),
     "no weights.pth": (saved({"epoch": 3}), NO_STATE),

@@ -2,7 +2,6 @@
 
 import ast
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated
 
 import pytest
@@ -11,8 +10,9 @@ from pydantic import BaseModel
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.captioners import interface
 from captioning.captioners.registry import CAPTIONERS
-from captioning.config.config import keys_of_captioners
+from captioning.config import config_class
 from captioning.models.build import check_interface
+from captioning.runtime.registry import load
 from smile import Objective
 from tests.captioning.captioners import fake
 from tests.programs import captioned_everywhere, run_programs
@@ -20,8 +20,7 @@ from tests.tiny_run import TINY_RUN
 
 ENTRY = """
 from captioning.captioners.registry import CAPTIONERS
-from tests.captioning.captioners import fake
-CAPTIONERS["fake"] = fake
+CAPTIONERS["fake"] = "tests.captioning.captioners.fake"
 """
 
 
@@ -103,9 +102,9 @@ def members(protocol):
     return functions | {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
 
 
-@pytest.mark.parametrize("package", [*CAPTIONERS.values(), fake], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("package", [*CAPTIONERS.values(), fake.__name__])
 def test_a_package_offers_all_that_is_written_down(package):
-    assert all(hasattr(package, name) for name in members("CaptionerPackage"))
+    assert all(hasattr(load(package), name) for name in members("CaptionerPackage"))
 
 
 def test_what_a_captioner_lacks_is_said_when_it_is_built():
@@ -120,9 +119,10 @@ def test_a_key_of_two_packages_is_refused(monkeypatch):
     class Keys(BaseModel):
         dropout: Annotated[float, "run"] = 0.5
 
-    monkeypatch.setitem(CAPTIONERS, "other", SimpleNamespace(Keys=Keys))
-    with pytest.raises(TypeError, match=r"key 'dropout' is of baselines\.configured and of "):
-        keys_of_captioners()
+    monkeypatch.setattr(fake, "Keys", Keys)
+    monkeypatch.setitem(CAPTIONERS, "fake", fake.__name__)
+    with pytest.raises(TypeError, match=r"key 'dropout' is of baselines\.configured and of tests"):
+        config_class()
 
 
 def test_a_captioner_offers_all_that_is_written_down(make_captioner):

@@ -5,7 +5,7 @@ from typing import Annotated
 import pytest
 
 from captioning import caption
-from captioning.config import Config, keys_of, load_config
+from captioning.config import Config, config_class, keys_of, load_config
 from captioning.config.keys import Keys
 from captioning.config.roles import ROLES, roles_of
 from captioning.report.runs import NOT_A_SETTING, OF_SCORING
@@ -17,9 +17,10 @@ from tests.tiny_run import leave_an_epoch
 
 
 def test_every_key_has_one_role_and_every_role_a_key():
-    roles = roles_of(Config)
-    assert set(roles) == set(Config.model_fields) and set(roles.values()) == set(ROLES)
-    assert sorted(key for role in ROLES for key in keys_of(role)) == sorted(Config.model_fields)
+    for keys in (Config, config_class()):
+        assert set(roles_of(keys)) == set(keys.model_fields)
+        named = [key for role in ROLES for key in keys_of(role, keys)]
+        assert sorted(named) == sorted(keys.model_fields)
 
 
 def test_a_key_without_a_role_is_none():
@@ -61,7 +62,9 @@ def begun(scenes_config, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 # What may change in one direction has a test of its own.
-@pytest.mark.parametrize("key", [key for key in keys_of("run") if key != "skip_bad_images"])
+@pytest.mark.parametrize(
+    "key", [key for key in keys_of("run", config_class("blip")) if key != "skip_bad_images"]
+)
 def test_another_value_is_another_run(begun, key):
     assert begun()["epoch"] == 0
     with pytest.raises(UserError, match=f"had other settings \\({key} was .*, is .*resume=never"):
@@ -75,7 +78,10 @@ def test_a_run_that_met_no_bad_image_may_pass_over_those_to_come(begun):
 MAY_CHANGE = ("speed", "upkeep", "data", "generation", "scoring", "machine")
 # `resume` and `output_dir` say which run is meant.
 CHANGING = [
-    key for role in MAY_CHANGE for key in keys_of(role) if key not in ("resume", "output_dir")
+    key
+    for role in MAY_CHANGE
+    for key in keys_of(role, config_class("blip"))
+    if key not in ("resume", "output_dir")
 ]
 
 

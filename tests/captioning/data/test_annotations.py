@@ -74,11 +74,6 @@ def test_blank_captions_are_left_out(write):
     assert read_annotations(write(rows))[0].captions == ("a", "b\n")
 
 
-def test_byte_order_mark_is_dropped(write):
-    path = write('\ufeff[{"image": "x.jpg", "caption": "é\u2028"}]')
-    assert read_annotations(path)[0].captions == ("é\u2028",)
-
-
 def test_jsonl(write):
     lines = (
         '{"image": "a.jpg", "caption": "one\u2028line"}\n\n{"image": "b.jpg", "captions": ["x"]}\n'
@@ -126,90 +121,43 @@ def test_karpathy_splits(write):
 
 
 ROW = {"image": "x.jpg", "caption": "a"}
-MALFORMED = [
-    ("empty", "", "is empty"),
-    ("blank", " \n", "is empty"),
-    ("not JSON", '[\n{"image": }]', "line 2"),
-    ("no samples", [], "no samples"),
-    ("a number", 3, "not an annotation file"),
-    ("another object", {"info": 1}, "not an annotation file"),
-    ("no COCO caption", {"images": [{"id": 1, "file_name": "x"}], "annotations": []}, "x has no c"),
-    ("images of no kind", {"images": [3]}, "row 1 of images"),
-    ("row is a list", [ROW, ["x.jpg", "a"]], "row 2 is not an object"),
-    ("no image", [ROW, {"caption": "a"}], "row 2 has no image"),
-    ("image is a number", [{"image": 5, "caption": "a"}], "row 1 has no image"),
-    ("image is blank", [{"image": "", "caption": "a"}], "row 1 has no image"),
-    ("no caption", [ROW, {"image": "y.jpg"}], "row 2 has no caption"),
-    ("caption is null", [{"image": "y.jpg", "caption": None}], "row 1 has no caption"),
-    ("caption is a number", [{"image": "y.jpg", "caption": 3}], "row 1 has a caption that is not"),
-    ("caption holds a number", [{"image": "y.jpg", "caption": ["a", 3]}], "row 1 has a caption"),
-    ("no captions", [ROW, {"image": "y.jpg", "caption": []}], "row 2: y.jpg has no caption"),
-    ("only a blank caption", [{"image": "y.jpg", "caption": " "}], "row 1: y.jpg has no caption"),
-    ("id is a float", [{**ROW, "image_id": 1.0}], "row 1 has image_id 1.0"),
-    ("id is a truth value", [{**ROW, "image_id": True}], "row 1 has image_id True"),
-    ("two ids", [{**ROW, "image_id": 1}, {**ROW, "image_id": 2}], "row 2.*2 here and 1 before"),
-    (
-        "same given id",
-        [{**ROW, "image_id": 4}, {"image": "y_4.jpg", "caption": "b"}],
-        "x.jpg and y_4.jpg have the same image id 4",
-    ),
-]
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED]
-)
-def test_malformed_json(write, content, message):
-    assert_refused(write(content), message)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "content", "message"),
     [
+        ("a.json", {"images": [3]}, "row 1 of images"),
+        ("a.json", [{"image": 5, "caption": "a"}], "row 1 has no image"),
+        ("a.json", [{"image": "", "caption": "a"}], "row 1 has no image"),
+        ("a.json", [{"image": "y.jpg", "caption": None}], "row 1 has no caption"),
+        ("a.json", [{"image": "y.jpg", "caption": 3}], "row 1 has a caption that is not"),
+        ("a.json", [ROW, {"image": "y.jpg", "caption": []}], "row 2: y.jpg has no caption"),
+        ("a.json", [{**ROW, "image_id": 1.0}], "row 1 has image_id 1.0"),
+        ("a.json", [{**ROW, "image_id": True}], "row 1 has image_id True"),
         ("a.jsonl", '{"image": "a", "caption": "b"}\n\n{"image"\n', "JSON at line 3"),
-        ("a.jsonl", '{"image": "a", "caption": "b"}\n{"caption": "b"}\n', "line 2 has no image"),
-        ("a.jsonl", '"text"\n', "line 1 is not an object"),
         ("a.csv", "file,caption\nx,a\n", "no column image"),
-        ("a.csv", "a photo of a dog\n", "no column caption and image"),
-        ("a.csv", "image,caption\nx,a\ny,a dog, sleeping\n", "line 3 has more values"),
         ("a.csv", "image,caption\nx,a\ny\n", "line 3 has no caption"),
         ("a.csv", "image,caption\n,a\n", "line 2 has no image"),
         ("a.csv", 'image,caption\nx,"a dog\ny,b\n', "not valid CSV at line 3"),
-        ("a.csv", "image,caption\n", "no samples"),
     ],
 )
-def test_malformed_lines(write, name, text, message):
-    assert_refused(write(text, name), message)
-
-
-def test_missing_file(tmp_path):
-    assert_refused(tmp_path / "none.json", "no such file")
+def test_malformed_files(write, name, content, message):
+    """Most of them are in tests/captioning/bad_input/test_annotations.py."""
+    path = write(content, name)
+    with pytest.raises(UserError, match=message) as caught:
+        read_annotations(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_folder_in_place_of_a_file(tmp_path):
-    assert_refused(tmp_path, "a folder without photos and without metadata.jsonl")
-
-
-def test_other_encodings(tmp_path):
-    path = tmp_path / "latin.json"
-    path.write_bytes('[{"image": "x", "caption": "é"}]'.encode("latin-1"))
-    assert_refused(path, "not UTF-8")
-
-
-def assert_refused(path, message):
-    with pytest.raises(UserError, match=message) as caught:
-        read_annotations(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"a folder without photos and without metadata\.jsonl"):
+        read_annotations(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "images", "captions"),
     [
         ("coco_karpathy_train", 330, 1650),
-        ("coco_karpathy_val", 36, 180),
-        ("coco_karpathy_test", 50, 250),
-        ("flickr8k_karpathy_train", 1000, 5000),
         ("flickr8k_karpathy_test", 250, 1250),
     ],
 )
@@ -221,13 +169,7 @@ def test_real_files(shared_data, name, images, captions):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "karpathy/coco_karpathy_test",
-        "karpathy/coco_karpathy_val",
-        "annotation/coco_karpathy_test",
-        "annotation/flickr8k_karpathy_val",
-    ],
+    "name", ["karpathy/coco_karpathy_test", "annotation/flickr8k_karpathy_val"]
 )
 def test_real_ids_are_those_of_the_references(shared_data, name):
     samples = read_annotations(shared_data / f"{name}.json")

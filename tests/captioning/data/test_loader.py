@@ -10,7 +10,6 @@ from captioning.data import (
     TrainingDataset,
     evaluation_loader,
     evaluation_transform,
-    read_annotations,
     training_loader,
     training_transform,
 )
@@ -106,20 +105,6 @@ def test_an_epoch_holds_every_item_once_in_an_order_of_its_own(make_loader):
     assert other_seed != orders[0]
 
 
-def test_each_epoch_augments_an_image_anew(make_loader):
-    loader = make_loader(1)
-    views = [
-        {batch["index"][0]: batch["image"] for batch in run(loader, epoch)} for epoch in range(2)
-    ]
-    assert not any(torch.equal(views[0][index], views[1][index]) for index in range(10))
-
-
-def test_a_resumed_run_sees_the_same_batches(make_loader):
-    loader = make_loader(4)
-    straight = [run(loader, epoch) for epoch in range(3)]
-    assert_same_batches(run(make_loader(4), epoch=2), straight[2])
-
-
 def test_an_epoch_broken_off_leaves_nothing_behind(make_loader):
     loader = make_loader(2, num_workers=1)
     loader.set_epoch(0)
@@ -142,8 +127,7 @@ def test_fewer_items_than_a_global_batch(make_loader):
         make_loader(6, world_size=2)
 
 
-@pytest.mark.parametrize("count", [1, 5, 10])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize(("count", "world_size"), [(10, 1), (10, 3), (5, 7), (1, 2)])
 def test_evaluation_gives_each_image_to_one_process(make_evaluation, count, world_size):
     seen = []
     for rank in range(world_size):
@@ -242,16 +226,3 @@ def test_workers_end_with_the_loader(make_loader):
     del loader
     gc.collect()
     assert set(multiprocessing.active_children()) <= before
-
-
-def test_real_photos(shared_data):
-    samples = read_annotations(shared_data / "annotation/coco_karpathy_train.json")[:12]
-    dataset = TrainingDataset(samples, shared_data / "photos", training_transform(32), seed=0)
-    batches = list(training_loader(dataset, 20, seed=0, num_workers=2))
-    assert len(dataset) == 60 and len(batches) == 3
-    assert sorted(i for batch in batches for i in batch["index"]) == list(range(60))
-    own = {sample.image_id: [c.lower()[:8] for c in sample.captions] for sample in samples}
-    for batch in batches:
-        assert batch["image"].shape == (20, 32, 32, 3)
-        for image_id, (caption,) in zip(batch["image_id"], batch["captions"]):
-            assert caption[:8] in own[image_id]

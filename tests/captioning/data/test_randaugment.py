@@ -2,7 +2,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from captioning.data import randaugment
@@ -99,28 +98,16 @@ def test_rotate_turns_fifteen_degrees_about_the_middle(sign, direction):
     assert_equal_up_to_rounding(apply(randaugment.rotate), warp(NOISE, source))
 
 
-def test_brightness_and_sharpness_change_nothing_at_this_magnitude():
-    np.testing.assert_array_equal(apply(randaugment.brightness), NOISE)
-    np.testing.assert_array_equal(apply(randaugment.sharpness), NOISE)
+def test_four_operations_change_nothing_here():
+    """The contrast of NOISE is at its highest, and the factor of two operations is 1."""
+    same = [(apply(operation) == NOISE).all() for operation in randaugment.OPERATIONS[:5]]
+    assert same == [True, True, True, True, False]
 
 
 def test_signs_are_equally_frequent():
     signs = [randaugment.random_sign() for _ in range(400)]
     assert set(signs) == {1, -1}
     assert 160 < signs.count(1) < 240
-
-
-def test_autocontrast_stretches_the_values():
-    pixels = np.stack([np.arange(50, 101, 10, dtype=np.uint8)] * 3, axis=1)[None]
-    stretched = apply(randaugment.OPERATIONS[1], pixels)[0, :, 0]
-    np.testing.assert_allclose(stretched, [0, 51, 102, 153, 204, 255], atol=1)
-
-
-def test_equalize_spreads_the_values():
-    """Four equally frequent values go to the four that divide 0 to 255 evenly."""
-    pixels = np.repeat(np.array([10, 20, 30, 40], np.uint8), 1020).reshape(60, 68, 1)
-    spread = apply(randaugment.OPERATIONS[4], np.repeat(pixels, 3, axis=2))[..., 0].ravel()
-    assert spread[::1020].tolist() == [0, 85, 170, 255]
 
 
 def test_two_are_drawn_with_replacement_and_each_applied_half_the_time():
@@ -135,20 +122,3 @@ def test_two_are_drawn_with_replacement_and_each_applied_half_the_time():
     np.testing.assert_allclose(counts.mean(axis=0), 0.1, atol=0.02)
     # Of the pairs, one in ten is the same operation twice.
     assert (counts.max(axis=1) == 2).mean() == pytest.approx(0.025, abs=0.01)
-
-
-def test_share_of_unchanged_images():
-    """Four operations of ten change nothing here (the contrast is at its highest already), so that
-    an image stays as it is with probability (0.5 + 0.5 * 0.4)^2 = 0.49.
-    """
-    unchanged = [(apply(rand_augment) == NOISE).all() for _ in range(1500)]
-    assert np.mean(unchanged) == pytest.approx(0.49, abs=0.04)
-
-
-def test_the_generator_decides():
-    results = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        results.append([apply(rand_augment) for _ in range(20)])
-    np.testing.assert_array_equal(*results)
-    assert any((first != results[0][0]).any() for first in results[0])

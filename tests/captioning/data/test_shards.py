@@ -93,19 +93,12 @@ def test_an_item_is_that_of_the_same_files(tars, photos, samples, captions_per_i
         assert one["image_id"].endswith(f".tar/{other['image_id'] - 100}.png")
 
 
-def test_all_samples_one_after_the_other(tars, samples):
-    read = list(Shards(tars))
-    assert [sample.captions for sample in read] == [sample.captions for sample in samples]
-    assert [sample.image.rpartition("/")[2] for sample in read] == [s.image for s in samples]
-
-
 @pytest.mark.parametrize("shuffle_buffer", [1, 8, 1000])
-def test_an_epoch_has_every_pair_once_in_an_order_of_its_own(tars, shuffle_buffer):
+def test_an_epoch_has_every_pair_once_in_a_different_order(tars, shuffle_buffer):
     of_tars = dataset(tars, shuffle_buffer=shuffle_buffer)
     orders = [list(of_tars.order(7, epoch)) for epoch in range(6)]
     assert all(sorted(order) == list(range(19)) for order in orders)
-    assert len(set(map(tuple, orders))) == 6
-    assert list(of_tars.order(8, 0)) != orders[0]
+    assert len(set(map(tuple, orders))) == 6 and list(of_tars.order(8, 0)) != orders[0]
     for first in range(20):
         assert list(of_tars.order(7, 3, first)) == orders[3][first:]
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from BLIP.weights.download import DownloadError
-from captioning.data import annotation_paths, read_split, references
+from captioning.data import annotation_paths, read_split
+from captioning.data import references as references_of
 from captioning.data.sources import SHA256
 from captioning.runtime.errors import UserError
 
@@ -24,6 +25,10 @@ def make_config(folder, dataset="coco", **files):
         image_root=".",
         **names,
     )
+
+
+def references(config, split):
+    return references_of(config, split, read_split(config, split))
 
 
 def write(path, content):

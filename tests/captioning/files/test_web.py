@@ -116,7 +116,7 @@ def test_a_refusal_is_told_by_its_type_and_not_by_its_name(monkeypatch):
 
     for address in ("s3://bucket/a.jpg", "https://host/a.jpg"):
         with pytest.raises(stores.StoreError, match=r"asked 1 times in vain \(Refused\)"):
-            stores.tried(address, ask)
+            stores.retried(address, ask)
 
 
 def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):

@@ -52,7 +52,7 @@ def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
     assert read_arrays(path, "a")[0].shape == (250_000,)
     monkeypatch.setattr(clip_features, "LARGEST", 999_999)
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("unpacked"))
-    with pytest.raises(ValueError, match=r"^a unpacks to more than 999999 bytes$"):
+    with pytest.raises(ValueError, match=r"^a.npy unpacks to more than 999999 bytes$"):
         read_arrays(path, "a")
 
 

@@ -5,6 +5,7 @@ import unicodedata
 
 import pytest
 import regex
+from tokenizers import Tokenizer, models, processors
 
 from captioning.metrics.model_files import Bpe, find_model
 from captioning.runtime.errors import UserError
@@ -65,21 +66,20 @@ def test_gpt2_tokens_are_those_of_transformers(gpt2_folder):
 
 
 def test_the_whole_tokenizer_in_one_file(clip_folder, tmp_path):
-    """As newer versions of transformers save it, whose merges are pairs."""
-    vocabulary = json.loads((clip_folder / "vocab.json").read_text())
-    mark = "<|endoftext|>"
-    number = vocabulary.pop(mark)
-    merges = (clip_folder / "merges.txt").read_text().splitlines()[1:]
-    for spelled in (merges, [merge.split() for merge in merges]):
-        content = {
-            "added_tokens": [{"id": number, "content": mark}],
-            "model": {"vocab": vocabulary, "merges": spelled},
-        }
-        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-        files = find_model("clip_model", str(clip_folder))
-        one = Bpe(files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), clip=True)
-        assert one.encode(TEXTS) == Bpe(files, clip=True).encode(TEXTS)
-        assert one.special(mark) == number
+    """With rules, padding and special tokens of its own, as transformers saves it."""
+    files = find_model("clip_model", str(clip_folder))
+    names = str(files.vocabulary), str(files.merges)
+    whole = Tokenizer(models.BPE.from_file(*names, end_of_word_suffix="</w>"))
+    whole.add_special_tokens(["<|endoftext|>"])
+    whole.post_processor = processors.TemplateProcessing(
+        "$A <|endoftext|>", None, [("<|endoftext|>", 0)]
+    )
+    whole.enable_truncation(3)
+    whole.save(str(tmp_path / "tokenizer.json"))
+    one = Bpe(files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), clip=True)
+    both = Bpe(files, clip=True)
+    assert one.encode(TEXTS) == both.encode(TEXTS)
+    assert one.special("<|endoftext|>") == both.special("<|endoftext|>")
 
 
 def test_text_that_is_no_unicode(clip_folder):
@@ -90,10 +90,9 @@ def test_text_that_is_no_unicode(clip_folder):
 def test_a_vocabulary_without_its_marks(clip_folder, tmp_path):
     files = find_model("clip_model", str(clip_folder))
     wrong = tmp_path / "vocab.json"
-    for content, merges in (("[1]", files.merges), ('{"a": 0}', files.merges)):
+    for content, merges in (("[1]", files.merges), ('{"a": 0}', files.merges), ("{}", None)):
         wrong.write_text(content)
         with pytest.raises(UserError, match="holds no BPE"):
             Bpe(files._replace(vocabulary=wrong, merges=merges), clip=True)
-    wrong.write_text('{"model": {"vocab": {}, "merges": []}}')
-    with pytest.raises(UserError, match=r"lacks <.endoftext.>: download it again"):
-        Bpe(files._replace(vocabulary=wrong, merges=None), clip=True).special("<|endoftext|>")
+    with pytest.raises(UserError, match=r"lacks <.other.>: download it again"):
+        Bpe(files, clip=True).special("<|other|>")

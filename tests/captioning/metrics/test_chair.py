@@ -8,10 +8,15 @@ import pytest
 from BLIP.weights.download import DownloadError
 from captioning.config import load_config
 from captioning.evaluate import main
-from captioning.metrics import singular
+from captioning.metrics.chair import (
+    SYNONYMS_SHA256,
+    SYNONYMS_URL,
+    Chair,
+    ChairOptions,
+    read_objects,
+)
 from captioning.metrics.evaluator import Settings
-from captioning.metrics.object_files import SYNONYMS_SHA256, SYNONYMS_URL, read_objects
-from captioning.metrics.objects_in_text import ObjectReader, read_synonyms
+from captioning.metrics.objects_in_text import ObjectReader, by_rules, by_wordnet, read_synonyms
 from captioning.metrics.registry import build_evaluators
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
@@ -48,7 +53,7 @@ def synonyms(tmp_path):
 
 @pytest.fixture
 def reader(synonyms):
-    return ObjectReader(read_synonyms(synonyms), singular.by_rules().of)
+    return ObjectReader(read_synonyms(synonyms), by_rules().of)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_wordnet_keeps_the_bus(synonyms, monkeypatch):
 
     monkeypatch.setattr("nltk.stem.WordNetLemmatizer", Lemmatizer)
     monkeypatch.setattr("nltk.corpus.wordnet", WordNet())
-    found = singular.by_wordnet()
+    found = by_wordnet()
     assert found.what == "WordNet's lemmas"
     reader = ObjectReader(read_synonyms(synonyms), found.of)
     mentions = reader.mentions("men and puppies on a bus, two buses")
@@ -135,15 +140,15 @@ MORE = {**INSTANCES, "images": [], "annotations": [{"image_id": 2, "category_id"
 
 
 @pytest.fixture
-def settings(tmp_path, synonyms):
+def options(tmp_path, synonyms):
     paths = (tmp_path / "instances_a.json", tmp_path / "instances_b.json")
     for path, content in zip(paths, (INSTANCES, MORE)):
         path.write_text(json.dumps(content))
-    return Settings(objects=paths, synonyms=synonyms)
+    return {"objects_file": list(map(str, paths)), "synonyms": str(synonyms)}
 
 
-def test_counted_by_hand(settings):
-    scores = score(CAPTIONS, REFERENCES, build_evaluators(["chair"], settings))
+def test_counted_by_hand(options):
+    scores = score(CAPTIONS, REFERENCES, build_evaluators(["chair"], **options))
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     # Of images 1 to 4: mentions dog, dog, kite | person, bicycle | - | bird, dog.
     # There: dog, kite | bicycle, person | chair | bird.
@@ -164,12 +169,12 @@ def test_counted_by_hand(settings):
     assert scores.settings["chair_unknown_images"] == 1
 
 
-def test_a_mapping_says_the_same(settings, tmp_path):
+def test_a_mapping_says_the_same(options, tmp_path):
     path = tmp_path / "objects.json"
     path.write_text(json.dumps({"1": ["dog"], "2": ["bicycle"], "3": [], "4": []}))
     both = [
-        score(CAPTIONS, REFERENCES, build_evaluators(["chair"], found))
-        for found in (settings, Settings(objects=(path,), synonyms=settings.synonyms))
+        score(CAPTIONS, REFERENCES, [Chair(**found)])
+        for found in (options, {**options, "objects_file": str(path)})
     ]
     assert both[0] == both[1]
 
@@ -190,13 +195,11 @@ def test_wrong_files_are_refused_at_the_start(tmp_path, synonyms, content, told)
     path = tmp_path / "objects.json"
     path.write_text(content)
     with pytest.raises(UserError, match=re.escape(told)) as caught:
-        build_evaluators(["chair"], Settings(objects=(path,), synonyms=synonyms))
+        Chair(objects_file=str(path), synonyms=str(synonyms))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_what_lacks_is_refused_at_the_start(tmp_path, settings):
-    with pytest.raises(UserError, match="chair needs objects_file"):
-        build_evaluators(["chair"], Settings())
+def test_what_lacks_is_refused_at_the_start(tmp_path, options):
     (tmp_path / "no.txt").write_text("one, line\nof, no\n\n")
     assert read_synonyms(tmp_path / "no.txt") == {
         "one": "one",
@@ -209,19 +212,17 @@ def test_what_lacks_is_refused_at_the_start(tmp_path, settings):
         read_synonyms(tmp_path / "no.txt")
     images = {"x": tmp_path / "x.jpg"}
     with pytest.raises(UserError, match="no image id in common: the first ones are 1 and 'x'"):
-        build_evaluators(["chair"], Settings(**{**vars(settings), "images": images}))
+        Chair(Settings(images), **options)
 
 
-def test_no_wordnet_is_said_before_captions_are_made(settings, monkeypatch, tmp_path):
+def test_no_wordnet_is_said_before_captions_are_made(options, monkeypatch, tmp_path):
     monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
-    settings = Settings(**{**vars(settings), "singular": "wordnet"})
-    (evaluator,) = build_evaluators(["chair"], settings)
-    reasons = evaluator.unavailable()
+    reasons = Chair(singular="wordnet", **options).unavailable()
     assert set(reasons) == {"CHAIRs", "CHAIRi", "object_recall"}
     assert "nltk's data" in reasons["CHAIRi"] and "\n" not in reasons["CHAIRi"]
 
 
-def test_the_published_synonyms_are_fetched_once_and_checked(settings, tmp_path, monkeypatch):
+def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, monkeypatch):
     calls = []
 
     def download(url, destination, sha256, largest):
@@ -232,22 +233,28 @@ def test_the_published_synonyms_are_fetched_once_and_checked(settings, tmp_path,
         destination.write_text(SYNONYMS)
 
     monkeypatch.setattr("BLIP.weights.download.download", download)
-    cached = Settings(objects=settings.objects, cache_dir=tmp_path / "cache")
+    settings, objects = Settings(cache_dir=tmp_path / "cache"), options["objects_file"]
     with pytest.raises(UserError, match="to go on without a network, put"):
-        build_evaluators(["chair"], cached)
+        Chair(settings, objects_file=objects)
     for _ in range(2):
-        (evaluator,) = build_evaluators(["chair"], cached)
+        evaluator = Chair(settings, objects_file=objects)
     assert evaluator.words["puppy"] == "dog"
     assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)] * 2
 
 
-def test_programs_take_it(settings, tmp_path, capsys):
+def test_programs_take_it(options, tmp_path, capsys):
     for name, content in (("p", CAPTIONS), ("q", {**CAPTIONS, 2: "a bear"})):
         rows = [{"image_id": i, "caption": text} for i, text in content.items()]
         (tmp_path / name).write_text(json.dumps(rows))
     (tmp_path / "gt").write_text(json.dumps(REFERENCES))
     arguments = ["--references", tmp_path / "gt", "--metrics", "chair", "--synonyms"]
-    arguments += [settings.synonyms, "--objects", *settings.objects, "--output_dir", tmp_path / "o"]
+    arguments += [
+        options["synonyms"],
+        "--objects",
+        *options["objects_file"],
+        "--output_dir",
+        tmp_path / "o",
+    ]
     arguments = list(map(str, arguments))
     assert main([str(tmp_path / "p"), *arguments]) == 0
     assert "CHAIRs  CHAIRi  Obj. Recall\n  25.0    14.3         83.3" in capsys.readouterr().out
@@ -260,13 +267,13 @@ def test_programs_take_it(settings, tmp_path, capsys):
 def test_names_in_a_configuration(tmp_path):
     path = tmp_path / "some.yaml"
     path.write_text("image_root: a\nann_root: b\n")
-    assert load_config(path).objects_paths == ()
-    assert load_config(path, ["objects_file="]).objects_paths == ()
-    found = load_config(path, ["objects_file=[val.json, train.json]"]).objects_paths
-    assert [str(each) for each in found] == ["b/val.json", "b/train.json"]
-    for wrong in ("objects_file=3", "singular=greek"):
-        with pytest.raises(UserError, match=wrong.split("=", maxsplit=1)[0]):
-            load_config(path, [wrong])
+
+    def objects(*overrides):
+        return ChairOptions.from_config(load_config(path, overrides))["objects_file"]
+
+    assert objects() is objects("objects_file=") is objects("objects_file=[]") is None
+    assert objects("objects_file=val.json") == "b/val.json"
+    assert objects("objects_file=[val.json, train.json]") == ["b/val.json", "b/train.json"]
 
 
 def test_coco_captions_name_the_published_objects(shared_data):
@@ -274,7 +281,7 @@ def test_coco_captions_name_the_published_objects(shared_data):
     words = read_synonyms(shared_data / "chair" / "synonyms.txt")
     assert len(set(words.values())) == 80
     objects = read_objects([shared_data / "chair" / "objects.json"], words)
-    reader = ObjectReader(words, singular.by_rules().of)
+    reader = ObjectReader(words, by_rules().of)
     found = {}
     for split in ("train", "val", "test"):
         rows = json.loads((shared_data / "annotation" / f"coco_karpathy_{split}.json").read_text())

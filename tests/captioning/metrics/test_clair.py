@@ -6,9 +6,8 @@ import pytest
 
 from captioning.evaluate import main
 from captioning.files import chat
-from captioning.metrics.clair import QUESTION, question, read_reply
+from captioning.metrics.clair import KEY, QUESTION, Clair, question, read_reply
 from captioning.metrics.evaluator import Settings
-from captioning.metrics.judge import KEY, Judge
 from captioning.metrics.registry import build_evaluators
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
@@ -39,8 +38,9 @@ def ask(server, tmp_path):
     """Return a function that scores the captions."""
 
     def evaluate(captions=CAPTIONS, references=REFERENCES, **changes):
-        given = {"judge_url": server.url, "judge_model": "wise", "cache_dir": tmp_path, **changes}
-        return score(captions, references, build_evaluators(["clair"], Settings(**given)))
+        given = {"judge_url": server.url, "judge_model": "wise", **changes}
+        settings = Settings(cache_dir=given.pop("cache_dir", tmp_path))
+        return score(captions, references, build_evaluators(["clair"], settings, **given))
 
     return evaluate
 
@@ -185,8 +185,8 @@ def test_a_refusal_ends_the_questions(ask, server, monkeypatch, answer, told):
 
 def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, monkeypatch):
     def reasons():
-        settings = Settings(judge_url=server.url, judge_model="wise", cache_dir=tmp_path)
-        return build_evaluators(["clair"], settings)[0].unavailable()
+        given = {"judge_url": server.url, "judge_model": "wise"}
+        return build_evaluators(["clair"], Settings(cache_dir=tmp_path), **given)[0].unavailable()
 
     assert reasons() == {}
     server.models = (404, {}, "")  # some have no list of models
@@ -200,7 +200,6 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        (None, "clair needs judge_url and judge_model"),
         ("ftp://host/v1", "is no address"),
         ("host/v1", "is no address"),
         ("http://[", "is no address"),
@@ -211,15 +210,15 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
         ("http://host.example/v1", "is sent over https:// alone"),
     ],
 )
-def test_addresses_that_are_refused(tmp_path, monkeypatch, url, told):
+def test_addresses_that_are_refused(monkeypatch, url, told):
     monkeypatch.setenv(KEY, SECRET)
     with pytest.raises(UserError, match=told) as caught:
-        build_evaluators(["clair"], Settings(judge_url=url, judge_model="wise"))
+        Clair(judge_url=url, judge_model="wise")
     assert "secret" not in str(caught.value)
-    assert Judge("http://localhost:1/v1", "wise", tmp_path).server.key == SECRET
+    assert Clair(judge_url="http://localhost:1/v1", judge_model="wise").server.key == SECRET
     monkeypatch.setenv(KEY, "sk\nsecret")
     with pytest.raises(UserError, match="what no key has") as caught:
-        Judge("https://host/v1", "wise", tmp_path)
+        Clair(judge_url="https://host/v1", judge_model="wise")
     assert "secret" not in str(caught.value)
 
 

@@ -19,18 +19,17 @@ REFERENCES = {
 }
 
 
-def evaluate(settings):
-    return ClipScore(settings).evaluate(CaptionSet(PREDICTIONS, REFERENCES))
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
 
 
 @pytest.fixture
-def settings(clip_folder, photos, tmp_path):
-    return Settings(
-        images=dict(zip(PREDICTIONS, photos)),
-        clip_model=str(clip_folder),
-        cache_dir=tmp_path / "cache",
-        batch_size=3,
-    )
+def evaluate(clip_folder, photos, cache):
+    settings = Settings(images=dict(zip(PREDICTIONS, photos)), cache_dir=cache, batch_size=3)
+    captions = PREDICTIONS, REFERENCES
+    evaluator = ClipScore(settings, clip_model=str(clip_folder))
+    return lambda: evaluator.evaluate(CaptionSet(*captions))
 
 
 def naive_features(folder, photos):
@@ -53,8 +52,8 @@ def naive_features(folder, photos):
     return text, image
 
 
-def test_scores_are_those_of_the_formulas(settings, clip_folder, photos):
-    result = evaluate(settings)
+def test_scores_are_those_of_the_formulas(evaluate, clip_folder, photos):
+    result = evaluate()
     text, image = naive_features(clip_folder, photos)
     for number, image_id in enumerate(PREDICTIONS):
         candidate = text(PREDICTIONS[image_id])
@@ -71,33 +70,33 @@ def test_scores_are_those_of_the_formulas(settings, clip_folder, photos):
     assert result.settings["clip_model"].startswith(f"{clip_folder}@")
 
 
-def test_the_second_evaluation_skips_the_image_tower(settings, monkeypatch, photos):
-    before = evaluate(settings)
+def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, photos):
+    before = evaluate()
     with monkeypatch.context() as patched:
         patched.setattr(clip.Clip, "read_image", lambda *_: 1 / 0)
-        assert evaluate(settings) == before
+        assert evaluate() == before
         Image.effect_noise((40, 30), 90).convert("RGB").save(photos[1])
         with pytest.raises(ZeroDivisionError):
-            evaluate(settings)
-    assert evaluate(settings).per_image != before.per_image
+            evaluate()
+    assert evaluate().per_image != before.per_image
 
 
-def test_a_damaged_cache_is_made_again(settings, capsys):
-    before = evaluate(settings)
-    [file] = settings.cache_dir.iterdir()
+def test_a_damaged_cache_is_made_again(evaluate, cache, capsys):
+    before = evaluate()
+    [file] = cache.iterdir()
     whole = file.read_bytes()
     inside = whole.index(b"features.npy") + 200  # a number among them
     for broken in (b"", whole[:100], whole[:inside] + b"????" + whole[inside + 4 :]):
         file.write_bytes(broken)
-        assert evaluate(settings) == before
+        assert evaluate() == before
         assert f"{file} is damaged" in capsys.readouterr().err
         assert len(np.load(file)["features"]) == 4
-    assert list(settings.cache_dir.iterdir()) == [file]
+    assert list(cache.iterdir()) == [file]
 
 
-def test_a_cache_that_cannot_be_written(settings, capsys):
-    settings.cache_dir.write_text("a file, no folder")
-    result = evaluate(settings)
+def test_a_cache_that_cannot_be_written(evaluate, cache, capsys):
+    cache.write_text("a file, no folder")
+    result = evaluate()
     assert result.metrics["CLIPScore"].n == 4
     assert "image features are not kept" in capsys.readouterr().err
 

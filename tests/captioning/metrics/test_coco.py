@@ -10,7 +10,7 @@ import pytest
 from captioning.metrics import coco
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.coco import Coco
-from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.evaluator import CaptionSet
 from captioning.metrics.java import JavaError
 
 PREDICTIONS = {
@@ -29,7 +29,7 @@ REFERENCES = {
 
 
 def evaluate(predictions, references, **settings):
-    return Coco(Settings(**settings)).evaluate(CaptionSet(predictions, references))
+    return Coco(**settings).evaluate(CaptionSet(predictions, references))
 
 
 def values(result):
@@ -146,8 +146,8 @@ def test_without_java(result):
     assert result.settings == {"tokenizer": "regex (no Java)"}
     assert list(result.skipped) == ["METEOR"] and "no `java` on PATH" in result.skipped["METEOR"]
     assert "METEOR" not in result.metrics
-    assert Coco(Settings()).unavailable() == result.skipped
-    assert list(Coco(Settings(spice=True)).unavailable()) == ["METEOR", "SPICE"]
+    assert Coco().unavailable() == result.skipped
+    assert list(Coco(spice=True).unavailable()) == ["METEOR", "SPICE"]
 
 
 def test_without_pycocoevalcap(monkeypatch, no_java):

@@ -31,7 +31,7 @@ pytest.importorskip("textblob", reason="detail needs TextBlob")
 )
 def test_counted_by_hand(caption, expected):
     found = count(caption)
-    assert tuple(found[name] for name in Detail.names) == expected
+    assert tuple(found[name] for name in Detail().names) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_without_textblob_it_is_said_before(monkeypatch):
     assert evaluator.unavailable() == {}
     monkeypatch.setitem(sys.modules, "textblob.en", None)
     reasons = evaluator.unavailable()
-    assert set(reasons) == set(Detail.names)
+    assert set(reasons) == set(evaluator.names)
     assert reasons["nouns"] == "detail needs TextBlob: pip install textblob"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from captioning.metrics.diversity import Diversity, Length
-from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.evaluator import CaptionSet
 from captioning.runtime.errors import UserError
 
 # The Dogs occur twice: neither a capital nor a full stop makes another caption.
@@ -15,7 +15,7 @@ CAPTIONS = CaptionSet(PREDICTIONS, HUMAN)
 
 
 def test_length_counts_what_white_space_separates():
-    result = Length(Settings()).evaluate(CAPTIONS)
+    result = Length().evaluate(CAPTIONS)
     assert result.per_image == {"cap_len": [5, 5, 4, 0]}
     estimate = result.metrics["cap_len"]
     assert estimate.value == 3.5 and estimate.n == 4
@@ -23,7 +23,7 @@ def test_length_counts_what_white_space_separates():
 
 
 def test_diversity_is_the_formulas(no_java):
-    result = Diversity(Settings()).evaluate(CAPTIONS)
+    result = Diversity().evaluate(CAPTIONS)
     sentences = ["a dog and a dog", "a dog and a dog", "a red red cat", ""]
     words = " ".join(sentences).split()
     pairs = {"a dog", "dog and", "and a", "a red", "red red", "red cat"}  # none across captions
@@ -39,7 +39,7 @@ def test_diversity_is_the_formulas(no_java):
     )
     assert all(e.low is None and e.high is None and e.n == 4 for e in result.metrics.values())
     assert result.settings == {"tokenizer": "regex (no Java)"}
-    assert tuple(result.metrics) == Diversity.names
+    assert tuple(result.metrics) == Diversity().names
 
 
 def test_what_a_captioner_was_trained_on(no_java, tmp_path):
@@ -50,7 +50,7 @@ def test_what_a_captioner_was_trained_on(no_java, tmp_path):
         {"image": "3.jpg", "caption": "A red red cat."},
     ]
     (tmp_path / "train.json").write_text(json.dumps(rows))
-    evaluator = Diversity(Settings(train_captions=tmp_path / "train.json"))
+    evaluator = Diversity(train_captions=str(tmp_path / "train.json"))
     result = evaluator.evaluate(CAPTIONS)
     assert tuple(result.metrics) == evaluator.names
     assert result.metrics["seen_captions"].value == 3 / 4
@@ -60,4 +60,4 @@ def test_what_a_captioner_was_trained_on(no_java, tmp_path):
 
 def test_training_captions_that_are_not_there_are_missed_at_once(tmp_path):
     with pytest.raises(UserError, match="no such file"):
-        Diversity(Settings(train_captions=tmp_path / "train.json"))
+        Diversity(train_captions=str(tmp_path / "train.json"))

@@ -10,7 +10,6 @@ from torch import nn
 from captioning.metrics.clip import Clip
 from captioning.metrics.clipscore import ClipScore, PacScore
 from captioning.metrics.evaluator import CaptionSet, Settings
-from captioning.metrics.registry import build_evaluators
 from captioning.metrics.retrieval import Retrieval
 from captioning.runtime.errors import UserError
 from tests.captioning.conftest import make_up
@@ -124,16 +123,14 @@ def test_features(make, photos, name, activation, change):
 
 
 @pytest.fixture
-def settings(make, photos, tmp_path):
-    path, _ = make()
-    images = dict(zip(PREDICTIONS, photos))
-    return Settings(images=images, clip_model=path, cache_dir=tmp_path / "cache")
+def settings(photos, tmp_path):
+    return Settings(images=dict(zip(PREDICTIONS, photos)), cache_dir=tmp_path / "cache")
 
 
 def test_pacs_weighs_by_two(settings, make):
     path, naive = make()
     captions = CaptionSet(PREDICTIONS, REFERENCES)
-    [evaluator] = build_evaluators(["pacs"], settings)
+    evaluator = PacScore(settings, clip_model=path)
     assert evaluator.unavailable() == {}
     found = evaluator.evaluate(captions)
     clip = Clip(path)
@@ -150,7 +147,7 @@ def test_pacs_weighs_by_two(settings, make):
         assert values == pytest.approx([100 * score, 100 * both], abs=1e-3)
     assert found.metrics["PAC-S"].value > 0
     assert found.settings["clip_model"].startswith(path) and found.settings["pacs_truncated"] == 1
-    plain = ClipScore(settings).evaluate(CaptionSet(PREDICTIONS, REFERENCES))
+    plain = ClipScore(settings, clip_model=path).evaluate(CaptionSet(PREDICTIONS, REFERENCES))
     assert plain.metrics["CLIPScore"].value == pytest.approx(1.25 * found.metrics["PAC-S"].value)
 
 
@@ -171,8 +168,9 @@ def without(name):
 def test_another_file_is_told_before_captions_are_made(settings, make, change, told):
     path, _ = make(change=change)
     for kind in (PacScore, ClipScore, Retrieval):
-        reasons = kind(settings).unavailable()
-        assert set(reasons) == set(kind.names)
+        evaluator = kind(settings, clip_model=path)
+        reasons = evaluator.unavailable()
+        assert set(reasons) == set(evaluator.names)
         for reason in reasons.values():
             assert told in reason and path in reason and "\n" not in reason
 
@@ -205,8 +203,3 @@ def test_what_fits_no_model_is_one_line(make):
         with pytest.raises(UserError, match=r"pac\.pth") as caught:
             Clip(path)
         assert "\n" not in str(caught.value)
-
-
-def test_pacs_needs_its_own_weights(photos):
-    with pytest.raises(UserError, match="pacs needs clip_model"):
-        build_evaluators(["pacs"], Settings(images={1: photos[0]}))

@@ -26,14 +26,15 @@ EMPTY = [3, 4]
 
 @pytest.fixture
 def settings(gpt2_folder):
-    return Settings(ppl_model=str(gpt2_folder), batch_size=3)
+    return {"ppl_model": str(gpt2_folder), "batch_size": 3}
 
 
 def evaluate(settings, texts):
     captions = dict(enumerate(texts))
-    return Perplexity(settings).evaluate(
-        CaptionSet(captions, {number: ["a"] for number in captions})
+    evaluator = Perplexity(
+        Settings(batch_size=settings["batch_size"]), ppl_model=settings["ppl_model"]
     )
+    return evaluator.evaluate(CaptionSet(captions, {number: ["a"] for number in captions}))
 
 
 def naive(folder, text):
@@ -70,7 +71,7 @@ def test_values_are_those_of_the_definition(settings, gpt2_folder):
 
 @pytest.mark.parametrize("size", [1, 2, 6])
 def test_batches_change_no_value(settings, gpt2_folder, size):
-    other = Settings(ppl_model=str(gpt2_folder), batch_size=size)
+    other = {**settings, "batch_size": size}
     before, after = (evaluate(chosen, TEXTS[5:]).per_image["PPL"] for chosen in (settings, other))
     assert after == pytest.approx(before, rel=1e-5)
     model = LanguageModel(str(gpt2_folder))
@@ -102,5 +103,5 @@ def test_sizes_that_are_none(gpt2_folder, tmp_path):
 
 
 def test_weights_that_are_not_there_are_said_before():
-    reasons = Perplexity(Settings()).unavailable()
+    reasons = Perplexity().unavailable()
     assert "ppl_model: found no config.json of gpt2 here or on the hub: put" in reasons["PPL"]

@@ -1,25 +1,39 @@
-"""Evaluators by name: what the registry says is there, printed, and refused when incomplete."""
+"""Evaluators by name: what the registry and the classes declare."""
 
 import pytest
 
-from captioning.config import load_config
-from captioning.metrics.evaluator import Evaluator, Settings
-from captioning.metrics.registry import EVALUATORS, build_evaluators
-from captioning.metrics.score_table import COLUMNS
+from captioning.config import config_class, load_config
+from captioning.metrics.evaluator import Evaluator
+from captioning.metrics.options import Options, option_classes
+from captioning.metrics.registry import EVALUATORS, all_metrics, build_evaluators
+from captioning.rewards.interface import Reward
+from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
+
+KINDS = {name: load(entry) for name, entry in EVALUATORS.items()}
 
 
-def test_every_evaluator_is_one_and_its_metrics_have_a_column(tmp_path):
-    names = []
-    for kind in EVALUATORS.values():
-        assert issubclass(kind, Evaluator)
-        names += getattr(kind, "names", ())
-    (tmp_path / "train.json").write_text('{"1": ["a cat"]}')
-    settings = Settings(spice=True, train_captions=tmp_path / "train.json")
-    coco, diversity = build_evaluators(["coco", "diversity"], settings)
-    assert sorted({*names, *coco.names, *diversity.names}) == sorted(COLUMNS)
-    for evaluator in (coco, diversity):
-        assert set(evaluator.reference_metrics) <= set(evaluator.names)
+def test_entries_declare_what_tables_and_configurations_need():
+    metrics = [metric for kind in KINDS.values() for metric in kind.metrics]
+    assert len(metrics) == len(all_metrics())  # each name once
+    assert all(metric.title and metric.decimals >= 0 for metric in metrics)
+    rewards = [load(entry) for entry in REWARDS.values()]
+    assert all(issubclass(kind, Evaluator) for kind in KINDS.values())
+    assert all(issubclass(kind, Reward) and kind.title for kind in rewards)
+    for kind in (*KINDS.values(), *rewards):
+        fields = kind.Options.model_fields
+        assert set(kind.required) <= set(fields) <= set(config_class().model_fields)
+        assert all(field.description for field in fields.values())
+
+
+def test_an_option_of_two_is_refused(monkeypatch):
+    class Other(Options):
+        ppl_model: str = ""
+
+    monkeypatch.setattr(KINDS["length"], "Options", Other)
+    with pytest.raises(TypeError, match="'ppl_model' is of Other and of PerplexityOptions"):
+        option_classes(EVALUATORS.values())
 
 
 def test_each_is_built_once():
@@ -28,9 +42,24 @@ def test_each_is_built_once():
     assert type(build_evaluators()[0]).__name__ == "Coco"
 
 
-def test_facts_need_their_file():
-    with pytest.raises(UserError, match="facts needs facts_file"):
-        build_evaluators(["coco", "facts"])
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.required])
+def test_a_metric_without_its_required_options_is_refused(name):
+    expected = " and ".join(KINDS[name].required)
+    with pytest.raises(UserError, match=f"^metrics: {name} needs {expected}: "):
+        build_evaluators(["coco", name])
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.needs_images])
+def test_a_metric_of_images_without_them_is_refused(name):
+    with pytest.raises(UserError, match=f"^metrics: {name} needs the images: "):
+        build_evaluators([name], clip_model="a model")
+
+
+def test_an_impossible_option_is_one_line():
+    with pytest.raises(
+        UserError, match=r"^spice_timeout: found -1; Input should be greater than 0"
+    ):
+        build_evaluators(["coco"], spice_timeout=-1)
 
 
 def test_names_in_a_configuration(tmp_path):
@@ -38,6 +67,3 @@ def test_names_in_a_configuration(tmp_path):
     path.write_text("image_root: a\nann_root: b\n")
     assert load_config(path).metrics == ["coco", "length", "diversity"]
     assert load_config(path, ["metrics=[length, facts]"]).metrics == ["length", "facts"]
-    for wrong in ("[coco, cider]", "[]", "coco"):
-        with pytest.raises(UserError, match="metrics: found"):
-            load_config(path, [f"metrics={wrong}"])

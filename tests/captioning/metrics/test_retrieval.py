@@ -23,16 +23,11 @@ PREDICTIONS = {7: "the cat", "b": "a dog and the ball", 3: "", 9: "the dog's cat
 def evaluate(clip_folder, photos, tmp_path):
     """Return a function that retrieves among the four photos and a pool."""
 
-    def run(pool=None, images=photos, **settings):
-        chosen = Settings(
-            images=dict(zip(PREDICTIONS, images)),
-            clip_model=str(clip_folder),
-            cache_dir=tmp_path / "cache",
-            pool=pool,
-            **settings,
-        )
+    def run(pool=None, images=photos, root=None):
+        settings = Settings(dict(zip(PREDICTIONS, images)), root, tmp_path / "cache")
         captions = CaptionSet(PREDICTIONS, {image_id: ["a"] for image_id in PREDICTIONS})
-        return Retrieval(chosen).evaluate(captions)
+        options = {"clip_model": str(clip_folder), "pool": pool and str(pool)}
+        return Retrieval(settings, **options).evaluate(captions)
 
     return run
 
@@ -109,7 +104,7 @@ def test_a_splits_images_start_in_their_root(evaluate, pool, tmp_path):
     (tmp_path / "annotation").mkdir()
     path = tmp_path / "annotation" / "split.json"
     path.write_text(json.dumps([{"image": "other_0.png", "caption": "one"}]))
-    assert evaluate(path, pool_root=pool).settings["pool"].startswith("5 images")
+    assert evaluate(path, root=pool).settings["pool"].startswith("5 images")
     with pytest.raises(UserError, match=r"annotation/other_0.png: no such image"):
         evaluate(path)
 

@@ -5,7 +5,7 @@ import pytest
 from captioning.files import writing
 from captioning.metrics import diversity, evaluator
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Evaluator, Result, Scores, Settings
+from captioning.metrics.evaluator import Evaluator, Metric, Result, Scores
 from captioning.metrics.registry import build_evaluators
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
@@ -29,14 +29,14 @@ def test_score_takes_results_or_a_mapping():
 
 
 class Broken(Evaluator):
-    names = ("scene_R@1", "scene_R@5")
+    metrics = (Metric("scene_R@1", "R@1"), Metric("scene_R@5", "R@5"))
 
     def evaluate(self, captions):
         raise UserError("no scene of image 5")
 
 
 class Undefined(Evaluator):
-    names = ("wrong_facts",)
+    metrics = (Metric("wrong_facts", "Wrong %"),)
 
     def evaluate(self, captions):
         nothing = Estimate(float("nan"), None, None, 2)
@@ -45,7 +45,7 @@ class Undefined(Evaluator):
 
 def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
     monkeypatch.setattr(diversity, "zip", lambda *_: 1 / 0, raising=False)
-    own = [Broken(Settings()), Undefined(Settings())]
+    own = [Broken(), Undefined()]
     chosen = [*own, *build_evaluators(["diversity", "length"])]
     scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}, chosen)
     assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
@@ -53,8 +53,8 @@ def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
     undefined = scores.skipped.pop("wrong_facts")
     assert "share" in undefined
     assert scores.skipped == {
-        **dict.fromkeys(Broken.names, "no scene of image 5"),
-        **dict.fromkeys(diversity.Diversity.names, "ZeroDivisionError('division by zero')"),
+        **dict.fromkeys(("scene_R@1", "scene_R@5"), "no scene of image 5"),
+        **dict.fromkeys(diversity.Diversity().names, "ZeroDivisionError('division by zero')"),
     }
 
 

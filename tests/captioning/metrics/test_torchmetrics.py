@@ -20,9 +20,9 @@ def images(photos):
     return dict(zip(CAPTIONS, photos))
 
 
-def scored(evaluator, **settings):
+def scored(evaluator, settings=None, **options):
     references = {image_id: ["a cat"] for image_id in CAPTIONS}
-    return evaluator(Settings(**settings)).evaluate(CaptionSet(CAPTIONS, references))
+    return evaluator(settings, **options).evaluate(CaptionSet(CAPTIONS, references))
 
 
 def clip_processor(folder):
@@ -62,9 +62,8 @@ def test_clipscore(images, clip_folder, tmp_path):
     for turn in range(4):
         files = np.roll(list(images.values()), turn)
         pairs = dict(zip(CAPTIONS, files))
-        result = scored(
-            ClipScore, images=pairs, clip_model=str(clip_folder), cache_dir=tmp_path / "cache"
-        )
+        settings = Settings(images=pairs, cache_dir=tmp_path / "cache")
+        result = scored(ClipScore, settings, clip_model=str(clip_folder))
         each += result.per_image["CLIPScore"]
         for path, text in zip(files, CAPTIONS.values()):
             pixels = torch.from_numpy(np.array(Image.open(path))).movedim(2, 0)
@@ -90,9 +89,8 @@ def test_perplexity(gpt2_folder):
 
 def test_retrieval(images, clip_folder, tmp_path):
     hit_rate = pytest.importorskip("torchmetrics.functional.retrieval").retrieval_hit_rate
-    found = scored(
-        Retrieval, images=images, clip_model=str(clip_folder), cache_dir=tmp_path / "cache"
-    )
+    settings = Settings(images=images, cache_dir=tmp_path / "cache")
+    found = scored(Retrieval, settings, clip_model=str(clip_folder))
     clip = Clip(str(clip_folder))
     image = clip.image_features(torch.stack([clip.read_image(path) for path in images.values()]))
     for number, text in enumerate(CAPTIONS.values()):

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from BLIP.weights import download
 from captioning import evaluate, gather
 from captioning.config import load_config
 from captioning.data import read_split, references
+from captioning.metrics.registry import options_of
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
 from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime.errors import UserError
-from captioning.training.split_evaluation import metric_settings
 
 RUN = "s3://bucket/runs/a"
 CPU = torch.device("cpu")
@@ -119,10 +120,10 @@ def test_annotations_of_a_store_are_those_of_the_disk(store, scenes, scenes_conf
     there = load_config(scenes_config, [*more, *there])
     samples = read_split(here, "val")
     assert read_split(there, "val") == samples
-    assert references(there, "val") == references(here, "val") != {}
-    found = [metric_settings(config, samples, "cpu") for config in (here, there)]
+    assert references(there, "val", samples) == references(here, "val", samples) != {}
+    found = [options_of(["facts", "diversity"], config) for config in (here, there)]
     for name in ("facts_file", "train_captions"):
-        one, other = (getattr(settings, name) for settings in found)
+        one, other = (Path(options[name]) for options in found)
         assert one.read_bytes() == other.read_bytes() and one != other
     store.files.rm_file("bucket/ann/scenes_val.json")
     with pytest.raises(UserError, match=r"s3://bucket/ann/scenes_val.json: no such file or bucket"):

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from captioning.config import Config, write_config
+from captioning.config import config_class, write_config
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from
 
@@ -42,7 +42,7 @@ def make_run(world, tmp_path):
 
     def make(name, objective="mle", captions=None, scores=METRICS, log=True, **settings):
         folder = tmp_path / "runs" / name
-        config = Config(
+        config = config_class("blip")(
             **{
                 "image_root": str(world),
                 "ann_root": str(world),

@@ -9,7 +9,7 @@ from captioning.data import read_annotations
 from captioning.data.dataset import preprocess_caption
 from captioning.metrics.tokenizer import imitated, tokenize
 from captioning.rewards.cider import END, CiderD
-from captioning.rewards.interface import Said, TrainingImages
+from captioning.rewards.interface import Sampled, TrainingImages
 
 CAPTIONS = {
     1: ["A man rides a horse.", "A man on a brown horse, riding.", "The rider's horse"],
@@ -26,7 +26,7 @@ DRAWN = {
 
 
 def reward(captions):
-    return CiderD(TrainingImages(captions, {}, None, "", "cpu"))
+    return CiderD(TrainingImages(captions, {}, "cpu"))
 
 
 def of_pycocoevalcap(references, drawn):
@@ -51,7 +51,7 @@ def test_the_reward_is_that_of_pycocoevalcap(ended):
     pytest.importorskip("pycocoevalcap")
     references, _ = tokenize(CAPTIONS)
     drawn, _ = tokenize(DRAWN)
-    found = reward(CAPTIONS)([*DRAWN], [[Said(t, ended) for t in g] for g in DRAWN.values()])
+    found = reward(CAPTIONS)([*DRAWN], [[Sampled(t, ended) for t in g] for g in DRAWN.values()])
     expected = of_pycocoevalcap(with_end(references), with_end(drawn, ended))
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
     assert found.max() > 3 and found[1, 1] < 0.1
@@ -59,7 +59,7 @@ def test_the_reward_is_that_of_pycocoevalcap(ended):
 
 def test_a_caption_that_is_cut_off_is_worth_less():
     whole, cut = reward(CAPTIONS)(
-        [1], [[Said("a man rides a horse", end) for end in (True, False)]]
+        [1], [[Sampled("a man rides a horse", end) for end in (True, False)]]
     )[0]
     assert whole > cut + 0.5
 
@@ -70,7 +70,9 @@ def test_on_real_captions_it_is_that_of_pycocoevalcap(shared_data):
     samples = read_annotations(shared_data / "karpathy" / "flickr30k_test.json")[:200]
     captions = {s.image_id: s.captions[1:] for s in samples}
     drawn = {s.image_id: [preprocess_caption(s.captions[0])] for s in samples}
-    found = reward(captions)([*drawn], [[Said(text, True) for text in g] for g in drawn.values()])
+    found = reward(captions)(
+        [*drawn], [[Sampled(text, True) for text in g] for g in drawn.values()]
+    )
     references, _ = tokenize(captions)
     expected = of_pycocoevalcap(with_end(references), with_end(tokenize(drawn)[0]))
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)

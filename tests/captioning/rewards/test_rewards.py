@@ -16,15 +16,10 @@ from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.facts import Facts
 from captioning.rewards.clipscore import ClipFit
 from captioning.rewards.facts import TrueFacts
-from captioning.rewards.interface import Said, TrainingImages
-from captioning.rewards.registry import REWARDS, TITLES
+from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.workers import Rewards
 from captioning.scenes.facts import NOUNS, PLACES, describe_all
 from captioning.scenes.make import read_scenes
-
-
-def test_every_reward_has_a_title():
-    assert TITLES.keys() == REWARDS.keys()
 
 
 def test_facts_are_those_of_the_metric(scenes):
@@ -35,12 +30,12 @@ def test_facts_are_those_of_the_metric(scenes):
         i: [*describe_all(scene, rng), " ".join(rng.choices([*NOUNS, *PLACES, "red"], k=8))]
         for i, scene in known.items()
     }
-    reward = TrueFacts(TrainingImages({}, dict.fromkeys(known), path, "", "cpu"))
-    found = reward([*drawn], [[Said(text, True) for text in group] for group in drawn.values()])
+    reward = TrueFacts(TrainingImages({}, dict.fromkeys(known), "cpu"), facts_file=str(path))
+    found = reward([*drawn], [[Sampled(text, True) for text in group] for group in drawn.values()])
     wrong = 0
     for column in range(6):
         captions = CaptionSet({i: texts[column] for i, texts in drawn.items()}, {})
-        of_metric = Facts(Settings(facts_file=path)).evaluate(captions).per_image
+        of_metric = Facts(facts_file=str(path)).evaluate(captions).per_image
         for value, true, share in zip(
             found[:, column], *(of_metric[n] for n in ("true_facts", "wrong_facts"))
         ):
@@ -54,14 +49,18 @@ def test_facts_are_those_of_the_metric(scenes):
 def test_clipscore_is_that_of_the_metric(clip_folder, photos, tmp_path):
     files = dict(zip([7, "b", 3, 9], photos))
     texts = ["the cat", "a dog and the dog", ""]
-    reward = ClipFit(TrainingImages({}, files, None, str(clip_folder), "cpu"))
+    reward = ClipFit(TrainingImages({}, files, "cpu"), clip_model=str(clip_folder))
     asked = [9, 7, "b", 7]
     with torch.autocast("cpu", dtype=torch.bfloat16):  # of which CLIP is to be kept
-        found = reward(asked, [[Said(text, True) for text in texts]] * 4)
-    settings = Settings(images=files, clip_model=str(clip_folder), cache_dir=tmp_path / "cache")
+        found = reward(asked, [[Sampled(text, True) for text in texts]] * 4)
+    settings = Settings(images=files, cache_dir=tmp_path / "cache")
     for column, text in enumerate(texts):
         captions = CaptionSet(dict.fromkeys(files, text), {image_id: ["a"] for image_id in files})
-        of_metric = ClipScore(settings).evaluate(captions).per_image["CLIPScore"]
+        of_metric = (
+            ClipScore(settings, clip_model=str(clip_folder))
+            .evaluate(captions)
+            .per_image["CLIPScore"]
+        )
         by_id = dict(zip(files, of_metric))
         expected = [by_id[i] / 100 for i in asked]
         np.testing.assert_allclose(found[:, column], expected, rtol=1e-4, atol=1e-6)
@@ -85,8 +84,8 @@ class OfTheProcess:
 @pytest.mark.parametrize("processes", [0, 1, 3])
 def test_processes_share_the_images_of_a_batch(processes, tmp_path):
     rewards = Rewards({"own": OfTheProcess(tmp_path / "asked")}, processes)
-    captions = [[Said("a" * i, True), Said("", False)] for i in range(7)]
-    found = rewards.ask(list(range(7)), captions).found()["own"]
+    captions = [[Sampled("a" * i, True), Sampled("", False)] for i in range(7)]
+    found = rewards.ask(list(range(7)), captions)()["own"]
     rewards.close()
     assert found.tolist() == [[2.0 * i, 0.0] for i in range(7)]
     asked = (tmp_path / "asked").read_text().split()
@@ -99,7 +98,7 @@ def test_processes_do_not_outlive_a_run_that_is_killed(tmp_path):
     run = os.fork()
     if run == 0:
         rewards = Rewards({"own": OfTheProcess(path)}, 1)
-        rewards.ask([0], [[Said("a", True)]]).found()
+        rewards.ask([0], [[Sampled("a", True)]])()
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(run, 0)
     worker = int(path.read_text())

@@ -1,4 +1,4 @@
-"""What the processes of test_side_by_side.py do; here, for a forked process to import it."""
+"""What the jobs of test_job_runner.py do, in a module that a forked process can import."""
 
 import os
 import time
@@ -29,7 +29,7 @@ def break_down():
 
 
 def until_asked(folder):
-    """Leave a file that says when it began, and one when it was asked to stop."""
+    """Leave a file once it has begun, and one once it was asked to stop."""
 
     def wait():
         (Path(folder) / f"up.{os.getpid()}").touch()
@@ -41,7 +41,7 @@ def until_asked(folder):
 
 
 class SlowToCome:
-    """Is not there, for its job to begin, until a file `released` is."""
+    """Unpickles, which a job begins with, once there is a file `released`."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -61,14 +61,14 @@ def stopped_by_another(folder):
 
 
 def never_end(folder):
-    """Hear a request, and do not care."""
+    """Ignore a request to stop."""
     (Path(folder) / f"up.{os.getpid()}").touch()
     while True:
         time.sleep(1)
 
 
 def wait_for_all(folder, pattern, count):
-    """Until so many files of the name are in the folder."""
+    """Wait until so many files that match are in the folder."""
     for _ in range(3000):
         if len(list(folder.glob(pattern))) == count:
             return
@@ -76,10 +76,10 @@ def wait_for_all(folder, pattern, count):
     raise TimeoutError(pattern)
 
 
-def meet(folder, others, seconds=10):
-    """Succeed where so many are at work at the same time."""
-    (Path(folder) / f"met.{os.getpid()}").touch()
-    for _ in range(50 * seconds):
+def meet(folder, others):
+    """Succeed once so many jobs have begun in all; leave a file with the slot in its name."""
+    (Path(folder) / f"met.{os.getpid()}.{os.environ['GPU']}").touch()
+    for _ in range(500):
         if len(list(Path(folder).glob("met.*"))) >= others:
             return 0
         time.sleep(0.02)

@@ -82,7 +82,7 @@ def test_training_and_evaluation_in_two_processes(
     folder = tmp_path / "run"
     run = Run(scenes_config, folder, "max_epoch=1", "batch_size=4", processes=2)
     assert run.wait() == [0, 0], run.said()
-    assert run.said().count("the weights are made up") == 1  # printed once
+    assert run.said().count("the weights are random") == 1  # printed once
     captions, scores = [], []
     for processes in (1, 2):
         evaluate = ["--evaluate", "--eval_split", "test", *models, "batch_size=3"]

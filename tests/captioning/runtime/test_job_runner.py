@@ -1,4 +1,4 @@
-"""Jobs in processes: so many at once, what they tell, how they fail, how they are stopped."""
+"""Jobs in parallel processes: their reports, failures and stops."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from captioning.runtime import job_runner, signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.job_runner import Job, ranks_of, run_jobs
+from captioning.runtime.job_runner import Job, Observer, ranks_of, run_jobs
 from tests.captioning.runtime import jobs
 
 
@@ -27,41 +27,48 @@ def job(tmp_path):
     return lambda name, do, *given: Job(name, partial(do, *given), tmp_path / f"{name}.log")
 
 
-def run(*given, at_once=2, meanwhile=lambda: None):
-    heard = []
-    run_jobs(given, at_once, lambda *told: heard.append(told), meanwhile)
-    return heard
+class Recorded(Observer):
+    """What a run of jobs reported."""
+
+    def __init__(self, poll):
+        self.shares, self.outcomes, self.poll = [], {}, poll
+
+    def progressed(self, *report):
+        self.shares.append(report)
+
+    def ended(self, name, reason):
+        self.outcomes[name] = reason
+
+
+def run(*given, parallel=2, slots=None, keep_going=False, poll=lambda: None):
+    recorded = Recorded(poll)
+    failures = run_jobs(given, slots or [{}] * parallel, recorded, keep_going)
+    assert failures == {name: reason for name, reason in recorded.outcomes.items() if reason}
+    return recorded
 
 
 def ask_when(there, number=signal.SIGTERM):
-    """Return a `meanwhile` that asks this process to stop once `there` says so."""
+    """Return a `poll` that asks this process to stop once `there` is true."""
 
-    def meanwhile():
+    def poll():
         if not signals.stop_requested() and there():
             os.kill(os.getpid(), number)
 
-    return meanwhile
+    return poll
 
 
 def test_all_are_done_and_what_they_print_is_in_their_logs(job, tmp_path):
-    run(job("a", jobs.say_and_end, "of a", 0), job("b", jobs.say_and_end, "of b", None), at_once=1)
+    run(job("a", jobs.say_and_end, "of a", 0), job("b", jobs.say_and_end, "of b", None), parallel=1)
     assert (tmp_path / "a.log").read_text() == "of a\n"
     assert (tmp_path / "b.log").read_text() == "of b\n"
 
 
-def test_a_bar_is_told_and_not_drawn(job, tmp_path):
-    heard = run(job("a", jobs.count))
-    assert {told[:2] for told in heard} == {("a", "epoch 1/1")}
-    shares = [share for _, _, share in heard]
+def test_a_bar_is_reported_and_not_drawn(job, tmp_path):
+    recorded = run(job("a", jobs.count))
+    assert {report[:2] for report in recorded.shares} == {("a", "epoch 1/1")}
+    shares = [share for _, _, share in recorded.shares]
     assert shares == sorted(shares) and shares[-1] == 1.0
     assert (tmp_path / "a.log").read_text() == ""
-
-
-def test_so_many_are_at_work_at_once(job, tmp_path):
-    run(*(job(name, jobs.meet, str(tmp_path), 2) for name in "ab"))
-    with pytest.raises(UserError, match="a failed: it ended with exit code 1; its last lines"):
-        # Alone, none meets the other.
-        run(*(job(name, jobs.meet, str(tmp_path), 4, 2) for name in "ab"), at_once=1)
 
 
 def test_ranks_are_one_process_group(job, tmp_path):
@@ -93,39 +100,71 @@ def test_one_that_is_killed_or_has_a_bug_is_told_in_a_line(job, tmp_path, do, ho
 
 
 def test_one_that_somebody_else_stops_is_not_done(job, tmp_path):
-    with pytest.raises(UserError, match=r"^bad was stopped by another program"):
+    with pytest.raises(UserError, match=r"^bad failed: it was stopped by another program"):
         run(job("bad", jobs.stopped_by_another, str(tmp_path)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_to_all_leaves_the_process_that_forks(job, tmp_path, number):
-    """As Slurm and a terminal send it: the jobs are waited for, and not forgotten."""
+@pytest.mark.parametrize("whom", ["program", "all"])
+def test_a_request_to_stop_is_passed_on_and_begins_no_other(job, tmp_path, number, whom):
+    """Slurm and a terminal send it to the server as well: it leaves the jobs alone."""
 
-    def meanwhile():
-        if not signals.stop_requested() and len(list(tmp_path.glob("up.*"))) == 2:
+    def both_are_up():
+        up = len(list(tmp_path.glob("up.*"))) == 2
+        if up and whom == "all":
             os.kill(forkserver._forkserver._forkserver_pid, number)
-            os.kill(os.getpid(), number)
+        return up
 
-    waiting = [job(name, jobs.until_asked, str(tmp_path)) for name in "ab"]
-    with pytest.raises(signals.Stopped):
-        run(*waiting, meanwhile=meanwhile)
-    assert len(list(tmp_path.glob("asked.*"))) == 2
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_to_stop_is_passed_on_and_begins_no_other(job, tmp_path, number):
     waiting = [job(name, jobs.until_asked, str(tmp_path)) for name in "abc"]
-    both_are_up = ask_when(lambda: len(list(tmp_path.glob("up.*"))) == 2, number)
     with pytest.raises(signals.Stopped):
-        run(*waiting, meanwhile=both_are_up)
+        run(*waiting, poll=ask_when(both_are_up, number))
     assert len(list(tmp_path.glob("up.*"))) == len(list(tmp_path.glob("asked.*"))) == 2
+
+
+def test_ctrl_c_twice_kills_those_that_do_not_stop(job, tmp_path):
+    def twice():
+        up = list(tmp_path.glob("up.*"))
+        if up:
+            os.kill(os.getpid(), signal.SIGINT)
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        run(job("deaf", jobs.never_end, str(tmp_path)), poll=lambda: twice() or twice())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(next(tmp_path.glob("up.*")).suffix[1:]), 0)
+
+
+def test_jobs_that_fail_end_no_others_where_they_keep_going(job, tmp_path):
+    (tmp_path / "said.log").write_text("error: of an earlier time\n")
+    recorded = run(
+        job("said", jobs.say_and_end, "error: no such folder", 2),
+        job("silent", jobs.say_and_end, "", 7),
+        job("killed", jobs.die),
+        job("good", jobs.say_and_end, "", 0),
+        parallel=1,
+        keep_going=True,
+    )
+    assert recorded.outcomes == {
+        "said": "no such folder",
+        "silent": f"it ended with exit code 7; its last lines are in {tmp_path / 'silent.log'}",
+        "killed": f"it ended with signal 9; its last lines are in {tmp_path / 'killed.log'}",
+        "good": None,
+    }
+    again = run(job("said", jobs.say_and_end, "", 4), keep_going=True)  # the log has the line above
+    assert again.outcomes["said"].startswith("it ended with exit code 4")
+
+
+def test_each_job_has_the_environment_of_its_slot(job, tmp_path):
+    pairs = [job(f"{n}", jobs.meet, str(tmp_path), min(2 * (n // 2) + 2, 4)) for n in range(4)]
+    run(*pairs, slots=[{"GPU": "0"}, {"GPU": "1"}])
+    assert {path.name[-1] for path in tmp_path.glob("met.*")} == {"0", "1"}
 
 
 def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
     ask = ask_when((tmp_path / "coming").exists)
     calls_since = []
 
-    def meanwhile():
+    def poll():
         ask()
         if signals.stop_requested():
             calls_since.append(1)
@@ -133,7 +172,7 @@ def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
             (tmp_path / "released").touch()
 
     with pytest.raises(signals.Stopped):
-        run(job("late", jobs.SlowToCome(str(tmp_path))), meanwhile=meanwhile)
+        run(job("late", jobs.SlowToCome(str(tmp_path))), poll=poll)
     assert len(list(tmp_path.glob("asked.*"))) == 1
 
 
@@ -142,8 +181,8 @@ def test_one_that_does_not_end_is_killed_and_named(job, tmp_path, monkeypatch, c
     deaf, good = job("deaf", jobs.never_end, str(tmp_path)), job("good", jobs.say_and_end, "", 0)
     up = ask_when(lambda: list(tmp_path.glob("up.*")))
     with pytest.raises(signals.Stopped):
-        run(deaf, good, meanwhile=up)
-    said = ["stopping by SIGTERM: saving", "killed, for want of an end within 0.5 s: deaf"]
+        run(deaf, good, poll=up)
+    said = ["stopping by SIGTERM: saving", "killed, as they did not end within 0.5 s: deaf"]
     assert capsys.readouterr().err.splitlines() == said
     with pytest.raises(ProcessLookupError):
         os.kill(int(next(tmp_path.glob("up.*")).suffix[1:]), 0)
@@ -153,12 +192,12 @@ PROGRAM = """
 import sys
 from functools import partial
 from pathlib import Path
-from captioning.runtime.job_runner import Job, run_jobs
+from captioning.runtime.job_runner import Job, Observer, run_jobs
 from tests.captioning.runtime import jobs
 
 do = partial(jobs.until_asked, sys.argv[1])
 given = [Job(name, do, Path(sys.argv[1], name)) for name in "ab"]
-run_jobs(given, 2, lambda *told: None, lambda: None)
+run_jobs(given, [{}, {}], Observer())
 """
 
 

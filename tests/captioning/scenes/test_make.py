@@ -25,7 +25,10 @@ def digest(folder):
 def test_the_seed_decides_everything(tmp_path):
     for name, seed in {"a": 1, "b": 1, "c": 2}.items():
         assert make_scenes(tmp_path / name, seed, SPLITS)
-    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
+    found = digest(tmp_path / "a")
+    assert found == digest(tmp_path / "b") != digest(tmp_path / "c")
+    assert not make_scenes(tmp_path / "a", 1, SPLITS)  # it is there already
+    assert digest(tmp_path / "a") == found
 
 
 def test_splits_are_annotations_with_five_captions_an_image(tmp_path):
@@ -56,16 +59,6 @@ def test_words_that_begin_a_caption_have_pieces_in_a_second_vocabulary(tmp_path,
     path = tmp_path / "s" / "vocab_pieces.txt"
     settings = load_config(scenes_config, ["first_token_shift=true", f"tokenizer={path}"])
     assert captioner_from(settings, None)[0].shift is not None
-    path.unlink()  # as in a folder of before there was one
-    assert not make_scenes(tmp_path / "s", 0, SPLITS)
-    assert path.read_text().split() == pieces
-
-
-def test_what_is_there_is_left_alone(tmp_path):
-    make_scenes(tmp_path / "s", 0, SPLITS)
-    before = digest(tmp_path / "s")
-    assert not make_scenes(tmp_path / "s", 0, SPLITS)
-    assert digest(tmp_path / "s") == before
 
 
 @pytest.mark.parametrize("other", ["seed", "splits", "file", "json"])

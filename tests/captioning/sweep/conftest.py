@@ -1,11 +1,9 @@
-"""Runs of a second each, in this process."""
+"""Sweeps whose runs take a second each, in this process."""
 
 import pytest
 
-from captioning import train
 from captioning.runtime import signals
 from captioning.sweep import __main__ as sweep
-from captioning.sweep import one_run
 from tests.tiny_run import TINY_RUN
 
 
@@ -21,27 +19,24 @@ def tiny_config(scenes, tmp_path_factory):
 
 @pytest.fixture
 def in_process(monkeypatch, tmp_path):
-    """Run programs one after the other in this process; return the names of those that ran.
+    """Run jobs one after the other in this process; return the names of those that began.
 
-    Those named in `fail` say what a program would have said; "stop" ends all.
+    A job that is a key of `fail` fails with its text; "stop" stops the sweep.
     """
     monkeypatch.setenv("PATH", str(tmp_path))  # no Java: its start takes seconds
     began, fail = [], {}
 
-    def run(programs, slots):
+    def run(jobs, slots):
         failures = {}
-        for each in programs:
-            if fail.get(each.name) == "stop":
+        for job in jobs:
+            if fail.get(job.name) == "stop":
                 raise signals.Stopped
-            began.append(each.name)
-            if each.name in fail:
-                failures[each.name] = fail[each.name]
-                continue
-            module, arguments = each.command[2], each.command[3:]
-            program = {"captioning.train": train, "captioning.sweep.one_run": one_run}[module]
-            if program.main(arguments) != 0:
-                failures[each.name] = "it said why"
+            began.append(job.name)
+            if job.name in fail:
+                failures[job.name] = fail[job.name]
+            elif job.do() != 0:
+                failures[job.name] = "it said why"
         return failures
 
-    monkeypatch.setattr(sweep, "run_programs", run)
+    monkeypatch.setattr(sweep, "run_in_slots", run)
     return began, fail

@@ -92,7 +92,7 @@ def test_seeds_are_told_as_one_in_table_and_report(swept, tmp_path):
         (["--ablation", "size"], "'size' is no ablation; name some of objective"),
         (["objective=smile"], "objective is what the runs differ in"),
         (["--pretrain", "x.yaml", "pretrained=a"], "pretrained is what the runs differ in"),
-        (["--pretrain", "x.yaml"], "cannot read the configuration x.yaml"),
+        (["--pretrain", "x.yaml"], "x.yaml: no such file"),
         (["batch=3"], "unknown key 'batch'"),
         (["--ablation", "subset_size", "--subset_sizes", "0"], "'0' are not whole numbers"),
         (["--jobs", "0"], "--jobs is 0"),

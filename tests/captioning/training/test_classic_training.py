@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baselines import configured
-from baselines.feature_cache import KeptFeatures
+from baselines.feature_cache import FeatureCache
 from captioning import calibrate, train
 from captioning.config import load_config
 from captioning.models.build import captioner_from
@@ -72,7 +72,7 @@ def stopped_after_an_epoch(make):
     interrupted.config = interrupted.config.model_copy(update={"max_epoch": 1})
     interrupted.run()
     again = make()
-    assert again.place.epoch == 1
+    assert again.progress.epoch == 1
     again.run()
     return again
 
@@ -117,7 +117,7 @@ def with_frozen_encoder(config, context, build=configured.build):
     encoder.finetune, captioner.encoder_lr = False, 0.0
     encoder.network.requires_grad_(False)
     if config.encoder_features:
-        encoder.kept = KeptFeatures(config.encoder_features, encoder.network, config.encoder)
+        encoder.kept = FeatureCache(config.encoder_features, encoder.network, config.encoder)
     return captioner
 
 

@@ -94,7 +94,7 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(overrides, run, scored):
     with pytest.raises(KeyboardInterrupt):
         interrupted.run()
     resumed = run(*overrides, folder="resumed")
-    assert resumed.place.epoch == 2
+    assert resumed.progress.epoch == 2
     resumed.run()
     whole, again = (
         torch.load(resumed.folder.parent / name / "checkpoint_02.pth")
@@ -111,7 +111,7 @@ def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
     first.run()
     capsys.readouterr()
     second = run("max_epoch=3", "lr_schedule=exponential")  # `select` is the run's
-    assert "made up" not in capsys.readouterr().err
+    assert "are random" not in capsys.readouterr().err
     second.run()
     assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1
 
@@ -137,7 +137,7 @@ def test_another_run_in_the_folder_is_not_continued(run, scored):
         with pytest.raises(UserError, match=f"{changed[:3]}.* was .*, is .*resume=never"):
             run("max_epoch=1", changed)
     same = ("num_beams=2", "num_workers=1", "batch_size=4", "accumulation_steps=2", "log_every=1")
-    assert run("max_epoch=1", *same).place.epoch == 1
+    assert run("max_epoch=1", *same).progress.epoch == 1
 
 
 def test_a_new_run_moves_the_old_one_aside(run, scored, capsys):
@@ -153,7 +153,7 @@ def test_a_new_run_moves_the_old_one_aside(run, scored, capsys):
     assert [b["config"]["seed"] for b in best] == [42, 7]
     for path in new.folder.glob("*.pth"):
         path.unlink()
-    assert run("max_epoch=2").place.epoch == 0
+    assert run("max_epoch=2").progress.epoch == 0
     assert new.folder.with_name("run.2").exists()
 
 
@@ -163,7 +163,7 @@ def test_scores_of_an_epoch_go_when_it_is_trained_again(run, scored):
     (tuning.folder / "checkpoint_01.pth").write_bytes(b"damaged")
     scored[1] = 5.0
     again = run("max_epoch=2")
-    assert again.place.epoch == 1
+    assert again.progress.epoch == 1
     again.run()
     assert fine_tuning.read_scores(again.folder, "val_epoch01")["CIDEr"] == 5.0
 
@@ -214,7 +214,7 @@ def test_a_run_of_the_plain_optimiser_goes_on_fused(run, scored):
         group["fused"] = None  # as runs were saved that knew of no other
     torch.save(checkpoint, path)
     again = run("max_epoch=2", folder="plain")
-    assert again.place.epoch == 1
+    assert again.progress.epoch == 1
     again.run()
     assert all(group["fused"] for group in again.optimizer.param_groups)
     ends = [torch.load(again.folder.parent / n / "checkpoint_01.pth") for n in ("whole", "plain")]
@@ -267,7 +267,7 @@ def test_ranks_share_running_averages_and_no_constants(run, tmp_path, norm):
     met = f"file://{tmp_path}/met"
     dist.init_process_group("gloo", init_method=met, rank=0, world_size=1)
     try:
-        wrapped = tuning._wrap(tuning.learner)
+        wrapped = tuning._distribute()
         assert getattr(wrapped, fine_tuning.SYNC_BUFFERS) == bool(norm)
     finally:
         distributed.stop()

@@ -123,4 +123,7 @@ def test_a_step_without_any_label_has_no_gradient(run, precision):
     assert all((value == 0).all() for value in found.values())
     (line,) = [line for line in tuning.log.written if line[0] == "step"]
     assert line == ("step", 1)
-    assert all(map(math.isfinite, tuning.place.sums.values())) and tuning.place.sums["tokens"] == 0
+    assert (
+        all(map(math.isfinite, tuning.progress.sums.values()))
+        and tuning.progress.sums["tokens"] == 0
+    )

@@ -182,7 +182,7 @@ def test_every_epochs_weights_are_kept_and_load_anywhere(run, scenes_config):
         whole = checkpoints.epoch_path(folder, epoch)
         if whole.exists():
             torch.testing.assert_close(torch.load(whole)["model"], content["model"])
-    assert FineTuning(load_config(folder / "config.yaml"), CPU).place.epoch == 3
+    assert FineTuning(load_config(folder / "config.yaml"), CPU).progress.epoch == 3
     started = run(f"pretrained={checkpoints.weights_path(folder, 0)}", folder="started")
     first = torch.load(checkpoints.weights_path(folder, 0))["model"]
     torch.testing.assert_close(started.captioner.state_dict(), first)

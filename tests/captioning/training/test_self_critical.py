@@ -241,12 +241,12 @@ def test_a_run_that_was_stopped_ends_as_the_undisturbed_one(run, no_child_stays,
             raise KeyboardInterrupt
         return step(batches, number)
 
-    twice.model, twice.kept = step.model, step.kept
+    twice.model = step.model
     stopped.step = twice
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
     again = run(*settings, folder="stopped")
-    assert again.place.steps == 2
+    assert again.progress.steps == 2
     again.run()
     whole, resumed = weights(again.folder.with_name("whole")), weights(again.folder)
     for part in ("model", "optimizer"):
@@ -290,7 +290,7 @@ def test_under_autocast_the_decoder_learns_too(run):
     assert same == []
 
 
-def test_a_reward_that_is_not_finite_stops_with_its_captions(run, monkeypatch):
+def test_a_reward_that_is_not_finite_stops_the_run(run, monkeypatch):
     of_batch, calls = CiderD.__call__, []
 
     def fail_second(self, image_ids, captions):
@@ -303,29 +303,10 @@ def test_a_reward_that_is_not_finite_stops_with_its_captions(run, monkeypatch):
     monkeypatch.setattr(CiderD, "__call__", fail_second)
     tuning = run()
     with pytest.raises(
-        UserError, match=r"the reward is not finite at step 2 \(rank 0 had"
-    ) as error:
+        UserError, match=r"the reward is not finite at step 2 \(rank 0 had.*leave out a part of rew"
+    ):
         tuning.run()
-    assert "\n" not in str(error.value) and "look at its captions" in str(error.value)
-    folder = tuning.folder / "not_finite_step00000002"
-    report = json.loads((folder / "not_finite.json").read_text())
-    (batch,) = report["ranks"][0]
-    assert report["what"] == "reward" and batch["parts"]["reward"] == "nan"
-    assert batch["sampled"][1][2] == {"caption": calls[1][1][2].text, "reward": "nan"}
-    assert math.isfinite(batch["sampled"][0][0]["reward"])
-    assert batch["again"]["parts"]["reward"] != "nan"
-    assert (folder / "checkpoint_00_step00000001.pth").exists()
-
-
-def test_weights_that_are_not_finite_stop_before_a_step_is_taken(run):
-    tuning = run("objective=")
-    head = max(tuning.captioner.named_parameters(), key=lambda named: named[1].numel())[1]
-    with torch.no_grad():
-        head.fill_(math.nan)
-    with pytest.raises(UserError, match="the loss is not finite at step 1 ") as error:
-        tuning.run()
-    assert "\n" not in str(error.value)
-    assert (tuning.folder / "not_finite_step00000001" / "not_finite.json").exists()
+    assert (tuning.folder / "checkpoint_00_step00000001.pth").exists()
 
 
 def test_a_process_that_dies_is_one_line(run):

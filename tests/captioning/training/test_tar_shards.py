@@ -71,7 +71,7 @@ def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_undisturbed_one(run,
         broken.run()
     monkeypatch.setattr(FineTuning, "_optimiser_step", step)
     resumed = run("num_workers=2")
-    assert (resumed.place.epoch, resumed.place.steps) == (1, 1)
+    assert (resumed.progress.epoch, resumed.progress.steps) == (1, 1)
     resumed.run()
     assert all(torch.equal(value, weights(resumed)[name]) for name, value in weights(whole).items())
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from captioning.models.score_tokens import END, whole_words
 from tests.smile import tiny_vlm
-from vlm.prompt import Question, Turn
-from vlm.tokenization import Words
+from vlm.prompt import PromptProcessor, Turn
+from vlm.tokenization import CaptionTokenizer
 
 MARKS = {"pad_token": "<pad>", "eos_token": "<end>", "unk_token": "<unk>"}
 
@@ -61,20 +61,20 @@ def written(words, text):
     ],
 )
 def test_a_caption_is_read_where_it_stands(asked, between, expected):
-    words = Words(byte_level(), Turn(asked, between, "<end>"), [1])
+    words = CaptionTokenizer(byte_level(), Turn(asked, between, "<end>"), [1])
     assert written(words, "a red") == expected
 
 
 def test_a_question_does_not_lend_its_last_letter_to_the_caption():
     """The tokenizer would make one token of both; when captioning the question is read alone."""
-    words = Words(byte_level(), Turn("r", "", ""), [1])
+    words = CaptionTokenizer(byte_level(), Turn("r", "", ""), [1])
     assert byte_level().tokenize("red")[0] == "re"
     assert written(words, "ed") == ["e", "d", "<end>"]
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level, word_pieces])
 def test_pieces_are_joined_to_words(tokenizer):
-    words = Words(tokenizer(), Turn("", "", ""), [1])
+    words = CaptionTokenizer(tokenizer(), Turn("", "", ""), [1])
     ids = torch.tensor(words.ids("rings a red", 20))
     found, places = whole_words(words, ids)
     assert found == ["rings", "a", "red", END]
@@ -84,12 +84,15 @@ def test_pieces_are_joined_to_words(tokenizer):
 
 def test_what_ends_a_turn():
     tokenizer = byte_level()
-    assert Words(tokenizer, Turn("", "", "<end>\n"), [7]).ends == [1, 7]  # the template's
-    assert Words(tokenizer, Turn("", "", "s"), [7, 1]).end == 1  # of the model's, the tokenizer's
-    assert Words(tokenizer, Turn("", "", ""), [7]).end == 7  # the model's, as BLIP-2's
+    assert CaptionTokenizer(tokenizer, Turn("", "", "<end>\n"), [7]).ends == [
+        1,
+        7,
+    ]  # the template's
+    assert CaptionTokenizer(tokenizer, Turn("", "", "s"), [7, 1]).end == 1  # the tokenizer's
+    assert CaptionTokenizer(tokenizer, Turn("", "", ""), [7]).end == 7  # the model's, as BLIP-2's
     tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="no end of a text"):
-        Words(tokenizer, Turn("", "", ""), [])
+    with pytest.raises(ValueError, match="no end token"):
+        CaptionTokenizer(tokenizer, Turn("", "", ""), [])
 
 
 ASKS = "{% for m in messages %}{{ m.role }}:{% for c in m.content %}"
@@ -116,4 +119,4 @@ def test_what_a_chat_template_writes_around_a_caption(template, expected, tmp_pa
     processor.chat_template = template
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     parts = SimpleNamespace(name="x", config=config, processor=processor)
-    assert Question(parts, "look ").turn == expected
+    assert PromptProcessor(parts, "look ").turn == expected

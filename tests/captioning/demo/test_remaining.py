@@ -2,7 +2,7 @@
 
 import pytest
 
-from captioning.runtime.remaining import Remaining, spoken
+from captioning.demo.remaining import Remaining, in_words
 
 
 @pytest.fixture
@@ -42,4 +42,4 @@ def test_what_was_done_before_tells_nothing_of_the_pace(clock):
     ("seconds", "said"), [(2, "10 s"), (44, "40 s"), (89, "90 s"), (90, "1.5 min")]
 )
 def test_in_words(seconds, said):
-    assert spoken(seconds) == said
+    assert in_words(seconds) == said

@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
 from tests.vlm import folders
-from vlm.collate import questions
-from vlm.image_batch import Pictures
+from vlm.collate import collate_prompts
+from vlm.image_batch import ImageBatch
 from vlm.library import parts_of
 
 NAMES = list(folders.PROCESSORS)
@@ -49,8 +49,8 @@ def check_same(found, expected, keys=None):
 @pytest.mark.parametrize("name", NAMES)
 def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
-    pictures = Pictures([captioner.question(photo) for photo in vlm_photos])
-    found = questions(captioner._read(pictures), folders.PAD)
+    images = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
+    found = collate_prompts(captioner._read(images), folders.PAD)
     expected = of_the_processor(name, vlm_folder, vlm_photos, "left")
     if name == "GitForCausalLM":  # the processor ends the prompt
         expected = {k: v[:, :-1] if v.dim() == 2 else v for k, v in expected.items()}
@@ -61,16 +61,18 @@ def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_f
 @pytest.mark.parametrize("name", [*CHATS, "PaliGemmaForConditionalGeneration"])
 def test_questions_with_their_answers_are_too(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
-    image = Pictures([captioner.question(photo) for photo in vlm_photos])
+    image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
     batch, labels = captioner.rows(image, CAPTIONS)
     texts = [text for (text,) in CAPTIONS]
     expected = of_the_processor(name, vlm_folder, vlm_photos, "right", texts)
     if name.startswith("PaliGemma"):
         found = batch["token_type_ids"].where(batch["attention_mask"] == 1, 0)
         batch["token_type_ids"] = found
-        answered = expected["token_type_ids"] * expected["attention_mask"]
-        expected["token_type_ids"] = answered
-        torch.testing.assert_close(labels, expected["labels"].where(answered == 1, -100))
+        collate_decoder_only = expected["token_type_ids"] * expected["attention_mask"]
+        expected["token_type_ids"] = collate_decoder_only
+        torch.testing.assert_close(
+            labels, expected["labels"].where(collate_decoder_only == 1, -100)
+        )
     for seen in (batch, expected):  # what padding would see is never looked at
         if "cross_attention_mask" in seen:
             seen["cross_attention_mask"] = seen["cross_attention_mask"][seen["attention_mask"] == 1]
@@ -80,7 +82,7 @@ def test_questions_with_their_answers_are_too(name, make_vlm, vlm_folder, vlm_ph
 @pytest.mark.parametrize("name", NAMES)
 def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
-    image = Pictures([captioner.question(photo) for photo in vlm_photos[:2]])
+    image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos[:2]])
     # The image's token would be one more image, and the end another one.
     captions = [["a red disc", "grass <image><end> right"], ["two blue block", "snow"]]
     batch, labels = captioner.rows(image, captions)
@@ -96,17 +98,17 @@ def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm
         first += captioner.decodes
         assert ids[first : first + len(text)].tolist() == expected[:-1]
         before = ids[:first].tolist()
-        assert not before or before == [*captioner.begin] or captioner.begin == []
+        assert not before or before == [*captioner.decoder_prefix] or captioner.decoder_prefix == []
 
 
 def test_florences_decoder_begins_as_its_tokenizer_begins_a_text(make_vlm):
     captioner = make_vlm("Florence2ForConditionalGeneration")
-    assert captioner.begin == [folders.END, folders.START]
+    assert captioner.decoder_prefix == [folders.END, folders.START]
 
 
 def test_a_long_caption_is_cut_and_ended(make_vlm, vlm_photos):
     captioner = make_vlm("GitForCausalLM", max_tokens=3)
-    image = Pictures([captioner.question(vlm_photos[0])])
+    image = ImageBatch([captioner.prompt_processor(vlm_photos[0])])
     _, labels = captioner.rows(image, [["a red disc on sand"]])
     words = captioner.tokenizer.tokenizer.convert_ids_to_tokens(labels[0, 1:].tolist())
     assert words == ["a", "red", "<end>"]

@@ -1,4 +1,4 @@
-"""How far a program of several steps is, in one line: what is done of the step, what is to come."""
+"""The time left of a program of several steps, and the line that shows it."""
 
 import sys
 import time
@@ -7,25 +7,26 @@ from typing import Callable, Optional
 
 from tqdm import tqdm
 
-_ENOUGH = 0.03  # of all the work, before its pace says more than what it was expected to take
+_ENOUGH = 0.03  # share of all work after which the measured pace replaces the expected one
 
 
 class Remaining:
-    """The time left, from what steps are expected to take and the pace of those so far.
+    """Estimates the time left from the expected time of each step and the pace so far.
 
-    seconds: what each step takes on an idle machine, roughly. Only their ratios count soon.
+    seconds: of each step on an idle machine, roughly. After a while only their ratios matter.
     """
 
     def __init__(self, seconds: Sequence[float], clock: Callable[[], float] = time.monotonic):
         self.seconds, self.clock = list(seconds), clock
         self.step = self.share = 0
-        self.began, self.done = clock(), 0.0  # expected seconds, of what was done since then
+        self.began, self.done = clock(), 0.0  # done: expected seconds of the work since `began`
         self.stepped = self.began
 
     def at(self, step: int, share: float, first: bool = False) -> None:
-        """So much of a step is done now, from 0 to 1.
+        """Record the share of a step that is done, from 0 to 1.
 
-        first: it may be of earlier times, and setting up has taken the time until now.
+        first: an earlier call of the program may have done it; the time since the step began was
+        set-up, and does not count towards the pace.
         """
         if step != self.step:
             self.step, self.share, self.stepped = step, 0.0, self.clock()
@@ -42,26 +43,25 @@ class Remaining:
         return expected * ((self.clock() - self.began) / self.done if known else 1.0)
 
 
-def spoken(seconds: float) -> str:
+def in_words(seconds: float) -> str:
     if seconds < 90:
         return f"{max(10, round(seconds, -1)):.0f} s"
     return f"{seconds / 60:.1f} min"
 
 
 class StatusLine:
-    """A line that is always drawn again at the same place; in a log file, one each half minute."""
+    """A line that is redrawn in place; in a log file it is printed every half minute."""
 
     def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
         self.bar: Optional[tqdm] = None
         self.next = 0.0
 
     def show(self, line: str) -> None:
-        now = time.monotonic()
+        now, terminal = time.monotonic(), sys.stderr.isatty()
         if now < self.next:
             return
-        self.next = now + (0.5 if self.terminal else 30.0)
-        if not self.terminal:
+        self.next = now + (0.5 if terminal else 30.0)
+        if not terminal:
             print(line, file=sys.stderr, flush=True)
             return
         if self.bar is None:

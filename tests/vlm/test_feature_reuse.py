@@ -8,7 +8,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 from smile import Objective
 from tests.smile.hf_models import knows_float64
 from tests.vlm import folders
-from vlm.image_batch import Pictures
+from vlm.image_batch import ImageBatch
 
 CAPTIONS = [
     ["a red disc", "snow", "two large blue block"],
@@ -31,7 +31,7 @@ def pixels_of(image):
 def test_once_is_as_good_as_once_a_caption(name, make_vlm, vlm_photos):
     captioner = make_vlm(name, Objective({"mle": 0.3, "smile": 0.7})).double()
     knows_float64(captioner.model)
-    image = Pictures([captioner.question(photo) for photo in vlm_photos])
+    image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
     for item in image.items:
         item.update({k: v.double() for k, v in item.items() if v.is_floating_point()})
     seen = []
@@ -55,7 +55,7 @@ def test_once_is_as_good_as_once_a_caption(name, make_vlm, vlm_photos):
 
 def test_features_that_are_more_than_those_among_the_words_are_not_repeated(make_vlm, vlm_photos):
     captioner = make_vlm("Idefics3ForConditionalGeneration")
-    image = Pictures([captioner.question(photo) for photo in vlm_photos])
+    image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
     expected = captioner(image, CAPTIONS).loss
     base, calls = captioner.model.model, []
 

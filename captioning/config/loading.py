@@ -1,0 +1,107 @@
+"""Configurations as files: flat YAML with BLIP's key names, and one line for all that is wrong."""
+
+import difflib
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from captioning.config.config import Config, config_class, parse_config
+from captioning.files.reading import parse_yaml, read_text
+from captioning.files.writing import write_text
+from captioning.runtime.errors import UserError
+
+
+def load_config(
+    path: Union[str, Path], overrides: Sequence[str] = (), flags: Optional[dict[str, Any]] = None
+) -> Config:
+    """The configuration in a YAML file, with `key=value` overrides, values written as in YAML.
+
+    `vit.depth=2` sets a value in a mapping; `pretrained=` empties a key. `flags`: values by key,
+    already parsed. The default of output_dir is output/ and the file's name. Raises UserError: one
+    line that names each wrong key, what was found and what is allowed.
+    """
+    values = parse_yaml(read_text(path), str(path))
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected lines of 'key: value', found {_short(values)}")
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise UserError(f"override {override!r} is not of the form key=value")
+        _set(values, key, parse_yaml(value, f"override {override!r}"))
+    values.update(flags or {})
+    values.setdefault("output_dir", f"output/{Path(path).stem}")
+    try:
+        return parse_config(values)
+    except ValidationError as error:
+        raise UserError(f"{path}: {_explained(error, values)}") from error
+
+
+def write_config(config: Config, path: Path) -> None:
+    """The resolved configuration as YAML that `load_config` reads back."""
+    buffer = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.dump(config.model_dump(), buffer)
+    write_text(buffer.getvalue(), path)
+
+
+def _set(values: dict, key: str, value: Any) -> None:
+    *outer, last = key.split(".")
+    for name in outer:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise UserError(f"override {key}: {name} is {_short(values)}, which holds no keys")
+    values[last] = value
+
+
+_DICTIONARY = re.compile("a valid dictionary( or instance of \\w+)?")
+
+
+def _explained(error: ValidationError, values: dict) -> str:
+    """All errors in one line; the alternatives that a key accepts are joined by "or"."""
+    found: dict[str, list[str]] = {}
+    details = [d for d in error.errors() if not _of_other_alternative(d)] or error.errors()
+    for detail in details:
+        start, should, kind = _explain(detail, values).partition("; input should be ")
+        found.setdefault(start + should, []).append(kind)
+    return "; ".join(start + " or ".join(dict.fromkeys(kinds)) for start, kinds in found.items())
+
+
+def _explain(detail: dict, values: dict) -> str:
+    """One of pydantic's errors, in terms of the file."""
+    if not detail["loc"]:  # several keys together: the message names them
+        return detail["msg"].removeprefix("Value error, ")
+    key = str(detail["loc"][0])
+    inner = [str(part) for part in detail["loc"][1:] if str(part) in _names(values.get(key))]
+    where = ".".join([key, *inner])
+    if detail["type"] == "extra_forbidden":
+        near = [] if inner else difflib.get_close_matches(key, config_class().model_fields, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"unknown key {where!r}{hint}"
+    if detail["type"] == "missing":
+        return f"{'.'.join(dict.fromkeys([key, str(detail['loc'][-1])]))} is missing"
+    message = detail["msg"].removeprefix("Value error, ")
+    message = _DICTIONARY.sub("a mapping", message[0].lower() + message[1:])
+    return f"{where}: found {_short(detail['input'])}; {message}"
+
+
+def _of_other_alternative(detail: dict) -> bool:
+    """Whether an error is about a type that was not given: a union fails as each of its types."""
+    if isinstance(detail["input"], dict):
+        return detail["type"] in ("literal_error", "string_type")
+    return isinstance(detail["input"], str) and detail["type"] in ("dict_type", "model_type")
+
+
+def _names(value: Any) -> set[str]:
+    return {str(name) for name in value} if isinstance(value, dict) else set()
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,71 @@
+"""Options of metrics and rewards: configuration keys, and flags of captioning.evaluate."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from captioning.files.local_copies import located
+from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
+
+# Marks an option that names a file, or several. In a configuration they are relative to ann_root.
+FILE = "file"
+
+
+class Options(BaseModel):
+    """A subclass declares `name: Annotated[type, role] = Field(default, description=...)`.
+
+    role: see `captioning/config/roles.py`; description: one clause for --help and errors.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def checked(cls, values: Mapping[str, Any]) -> "Options":
+        """These options from {name: value}; raises UserError for an impossible value."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name, message = first["loc"][0], first["msg"]
+            raise UserError(f"{name}: found {first['input']!r}; {message}") from None
+
+    @classmethod
+    def from_config(cls, config: Any) -> dict[str, Any]:
+        """{option: value} of a configuration, with files as paths on this disk."""
+        values = {}
+        for name, field in cls.model_fields.items():
+            value = getattr(config, name)
+            if FILE in field.metadata and value:
+                names = [value] if isinstance(value, str) else value
+                paths = [str(located(config.ann_root, each)) for each in names]
+                value = paths[0] if isinstance(value, str) else paths
+            values[name] = value
+        return values
+
+
+def option_classes(entries: Iterable[str]) -> list[type[Options]]:
+    """The `Options` of the classes that registry entries name, each once.
+
+    One that another extends is left out, as its options are among the other's. Raises TypeError for
+    an option that two declare.
+    """
+    every = dict.fromkeys(load(entry).Options for entry in entries)
+    found: list[type[Options]] = []
+    owners: dict[str, str] = {}
+    for options in every:
+        if any(options is not other and issubclass(other, options) for other in every):
+            continue
+        found.append(options)
+        for name in options.model_fields:
+            if name in owners:
+                raise TypeError(f"option {name!r} is of {owners[name]} and of {options.__name__}")
+            owners[name] = options.__name__
+    return found
+
+
+def missing_options(required: Iterable[str], options: type[Options], values: Any) -> list[str]:
+    """The required options whose value, an attribute of `values`, is the default one."""
+    fields = options.model_fields
+    return [name for name in required if getattr(values, name) == fields[name].default]

@@ -1,0 +1,66 @@
+"""How many runs of a sweep go in parallel and on which devices, and what is printed of them."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import torch
+
+from captioning.runtime.errors import UserError
+from captioning.runtime.job_runner import Job, Observer, cores, prepare, run_jobs
+from captioning.runtime.progress import say
+
+
+def slots(device: str, jobs: Optional[int]) -> list[dict[str, str]]:
+    """The environment variables of each run that goes in parallel with the others.
+
+    One run on each GPU that this process sees; without GPUs `jobs` runs, which share the cores.
+    Raises UserError.
+    """
+    count = torch.cuda.device_count() if device in ("auto", "cuda") else 0
+    if count:
+        if jobs is not None and jobs > count:
+            raise UserError(f"--jobs is {jobs}, but there are {count} GPUs: it is one run a GPU")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(number) for number in range(count)]
+        return [{"CUDA_VISIBLE_DEVICES": name} for name in names[: jobs or count]]
+    jobs = jobs or 1
+    if jobs > 1 and device.startswith("cuda"):
+        raise UserError(f"device is {device}, one GPU: leave --jobs or device to their defaults")
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // jobs)))
+    return [{"OMP_NUM_THREADS": threads} for _ in range(jobs)]
+
+
+def run_in_slots(jobs: Sequence[Job], free: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Run all jobs, one in each slot at a time; return why, by name, for those that failed.
+
+    Raises Stopped when this process was asked to stop.
+    """
+    # Processes read it when torch is imported, which is before they are forked.
+    os.environ.update({k: v for k, v in free[0].items() if k == "OMP_NUM_THREADS"})
+    prepare(["captioning.train"])
+    return run_jobs(jobs, free, _RunLines(len(jobs), len(free)), keep_going=True)
+
+
+class _RunLines(Observer):
+    """Prints when each of `total` runs begins and ends, and the time left; `width` are parallel."""
+
+    def __init__(self, total: int, width: int):
+        self.total, self.width = total, width
+        self.began_at: dict[str, float] = {}
+        self.seconds: list[float] = []
+
+    def began(self, job: Job) -> None:
+        self.began_at[job.name] = time.monotonic()
+        gpu = job.environment.get("CUDA_VISIBLE_DEVICES")
+        say(f"{job.name}: begun{f' on GPU {gpu}' if gpu else ''}, see {job.log}")
+
+    def ended(self, name: str, reason: Optional[str]) -> None:
+        self.seconds.append(time.monotonic() - self.began_at[name])
+        done = len(self.seconds)
+        outcome = f"failed: {reason}" if reason else f"done in {self.seconds[-1]:.0f} s"
+        if done < self.total:
+            minutes = sum(self.seconds) / done * (self.total - done) / self.width / 60
+            outcome += f", about {max(1, round(minutes))} min to go"
+        say(f"[{done}/{self.total}] {name}: {outcome}")
