@@ -1,4 +1,4 @@
-"""Callers who send their request a byte at a time, or a head without an end."""
+"""Clients that send their request too slowly, or an endless head."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ PATIENCE = 0.4
 
 @pytest.fixture(scope="module")
 def answering():
-    """Return the address of a server of such connections, which answers with its body's length."""
+    """Return the address of a server with TimedConnection that answers the length of the body."""
     uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
     from app import connection
 
@@ -45,7 +45,7 @@ def answering():
 
 
 def exchange(address, parts, pause):
-    """What a caller receives who sends the parts with pauses, and after how many seconds."""
+    """Send the parts with pauses; return what is received, and the seconds."""
     started = time.monotonic()
     with socket.create_connection(address, timeout=30) as caller:
         received = b""
@@ -92,7 +92,7 @@ def test_a_second_slow_head_is_cut_off(answering):
 
 
 def test_who_takes_long_but_goes_on_is_answered(answering):
-    """Or who waits for an answer that takes long."""
+    """Also a client that waits for a slow answer."""
     parts = [HEAD % (b"/", 5 * 40_000), *[bytes(40_000)] * 5]
     assert exchange(answering, parts, PATIENCE / 2)[0].endswith(b"\r\n\r\n200000")
     received, seconds = exchange(answering, [HEAD % (b"/late", 3), b"abc"], 0)

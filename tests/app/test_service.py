@@ -1,4 +1,4 @@
-"""Captions for visitors: their settings, their prompt, their seed, and what is recorded."""
+"""Captions with a visitor's settings and prompt, and their records."""
 
 import pytest
 import torch

@@ -20,7 +20,7 @@ from tests.soak.processes import Processes
 
 @pytest.fixture(scope="session")
 def checkpoint(scenes_config, tmp_path_factory):
-    """Return the path of a checkpoint of a captioner that says something else of every photo."""
+    """Return the path of a checkpoint of a captioner whose captions of the photos all differ."""
     settings = ["max_length=9", 'prompt="a "', "num_beams=2", "batch_size=4", "seed=3"]
     settings += ["med_config.initializer_range=0.6"]
     config = load_config(scenes_config, settings)
@@ -32,7 +32,7 @@ def checkpoint(scenes_config, tmp_path_factory):
 
 @pytest.fixture
 def photos(scenes, tmp_path):
-    """Return a folder of ten photos, one of them in a folder within."""
+    """Return a folder of ten photos, one of them in a subfolder."""
     folder = tmp_path / "photos"
     (folder / "within").mkdir(parents=True)
     for path in sorted((scenes / "images").glob("*.png"))[:10]:
@@ -48,7 +48,7 @@ def read_lines(path):
 
 
 def killed_at(name):
-    """A hook: the process is killed by -9 before a file is given that name."""
+    """Return a hook that kills the process (-9) before a file is renamed to that name."""
 
     def hook(rank):
         def audit(event, given):
@@ -100,7 +100,7 @@ def call(start):
 
 @pytest.fixture
 def expected(checkpoint):
-    """Return a function that gives captions and scores of a photo, the captioner called for it."""
+    """Return a function that calls the captioner for one photo: its captions and scores."""
     config, captioner = load_trained(str(checkpoint), None, torch.device("cpu"))
     transform = evaluation_transform(config.image_size)
 
@@ -114,7 +114,7 @@ def expected(checkpoint):
 
 @pytest.fixture
 def no_captioner(monkeypatch):
-    """Let the test fail where a captioner is loaded."""
+    """Fail if a captioner is loaded."""
 
     def refuse(self, *arguments):
         raise AssertionError("a captioner was loaded")

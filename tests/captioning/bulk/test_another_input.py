@@ -1,4 +1,4 @@
-"""Which images there are is a part of an unfinished run; those that come later are captioned."""
+"""An unfinished run keeps its input; images that are added meanwhile are captioned."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from captioning.bulk.shards import Part
 
 @pytest.fixture
 def run_in_part(run, monkeypatch):
-    """Return a function that captions some batches of two and is stopped; see `run`."""
+    """Return a function that is stopped after some batches of two; see `run`."""
 
     def call(*given, stop_after=1):
         with monkeypatch.context() as patch:
@@ -130,7 +130,7 @@ def test_images_that_come_while_a_run_is_unfinished_are_captioned(
 def test_images_that_come_with_captions_are_captioned_as_well(
     run, run_in_part, photos, expected, where, tmp_path
 ):
-    """Which in an undisturbed run would get another caption, too."""
+    """--existing overwrite applies to them as in an undisturbed run."""
 
     source, late = min(photos.glob("scene*.png")), photos / "aa.png"
     (photos / "bad.png").write_text("no image")

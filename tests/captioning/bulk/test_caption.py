@@ -1,4 +1,4 @@
-"""A folder captioned as a user does it: every photo once, whatever some of the files are."""
+"""A folder of good and bad files, captioned by the command line."""
 
 import contextlib
 import io
@@ -65,7 +65,7 @@ def test_samples_depend_on_the_seed_alone(run, photos, tmp_path):
 
 
 def damage(photos):
-    """Put files beside the photos that are no photos, and two unusual ones that are."""
+    """Add files that are no photos, and two unusual photos."""
     content = next(photos.glob("*.png")).read_bytes()
     (photos / "cut.png").write_bytes(content[: len(content) // 2])
     (photos / "empty.jpg").write_bytes(b"")
@@ -159,7 +159,7 @@ def test_sidecars_beside_the_photos(run, photos, expected):
     tagged.with_suffix(".caption").write_text("two\nlines\n")
     empty.with_suffix(".caption").write_text("")
     lines, log = run(photos, "--sidecar", ".caption")
-    assert len(lines) == 9 and "skipped 1" in log  # a caption from elsewhere is one
+    assert len(lines) == 9 and "skipped 1" in log  # its sidecar is a caption
     for line in lines:
         sidecar = os.path.splitext(line["image"])[0] + ".caption"
         assert Path(sidecar).read_text() == expected(line["image"])[0][0] + "\n"
@@ -222,7 +222,7 @@ def test_a_name_with_control_characters_is_kept_and_shown_written_out(run, photo
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
     run, photos, checkpoint, tmp_path, monkeypatch
 ):
-    """As of a signed address, which may be longer than any file name."""
+    """Of a signed address, which may be longer than any file name."""
     shown = "https://host/models/checkpoint_best.pth"
     address = f"{shown.replace('host', 'me:SECRET@host')}?X-Signature={'SECRET' * 100}"
 

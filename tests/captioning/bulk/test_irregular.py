@@ -1,4 +1,4 @@
-"""What is no regular file is one failed line, and keeps nobody waiting."""
+"""Pipes, sockets and devices are failed images, and do not block."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ from tests.captioning.bulk.conftest import read_lines
 
 @pytest.fixture
 def odd(photos):
-    """Put a pipe, a socket and devices among the photos, and a link to one of them; their names."""
+    """Add a pipe, a socket, devices and a link to a photo; return the names of the bad ones."""
     os.mkfifo(photos / "a_pipe.jpg")
     with socket.socket(socket.AF_UNIX) as bound:
         here = os.getcwd()
@@ -34,7 +34,7 @@ def test_each_is_one_failed_line(call, photos, odd, tmp_path, workers):
     assert failed.keys() == odd
     for name, error in failed.items():
         assert error.startswith(f"{photos / name}: not a readable image (no regular file)")
-    assert (photos / "link.txt").read_text()  # of a link to a photo
+    assert (photos / "link.txt").read_text()  # the link is a photo
     names = {os.path.splitext(path.name)[0] for path in photos.glob("*.txt")}
     assert not names & {os.path.splitext(name)[0] for name in odd}
 

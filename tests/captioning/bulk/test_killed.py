@@ -1,4 +1,4 @@
-"""Killed at any instant, the program goes on where it was: no image twice, none missing."""
+"""Killed at any instant, the program continues: no image twice, none missing."""
 
 import os
 import random
@@ -14,7 +14,7 @@ OPERATIONS = ("open", "os.rename", "os.link", "os.remove", "os.truncate", "os.mk
 
 
 def kill_before(operation, folder):
-    """A hook: the process is killed by -9 before so many operations on files in `folder`."""
+    """Return a hook that kills the process (-9) before the n-th operation on files in `folder`."""
 
     def hook(rank):
         left = operation

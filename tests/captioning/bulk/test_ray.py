@@ -1,4 +1,4 @@
-"""Captions of many actors on a Ray cluster: whatever is lost, the file is that of one process."""
+"""A Ray cluster writes the files of one process, whichever actors are lost."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Let a lost actor be replaced at once."""
+    """Replace lost actors at once."""
     monkeypatch.setattr("captioning.bulk.actor_pool.LOOK_S", 0.2)
 
 
@@ -93,7 +93,7 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
             hold.touch()
 
     def chosen(self):
-        """Nobody until the node that joined captions as well; it then gets all that is left."""
+        """Only the node that joined, until it has sent captions."""
         ready = [worker for worker in self.workers if worker.capacity]
         if joined and joined[0] not in sent_by:
             new = (w for w in ready if w.machine.id == joined[0] and not w.parts)
@@ -134,7 +134,7 @@ with after_each_batch(lambda kept: kept == 3 and os.kill(os.getpid(), 9)):
 
 
 def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_path, capsys):
-    """An actor that outlived its driver would keep the only place for the next one's."""
+    """An actor that outlived its driver would occupy the only place."""
     request = Request(str(photos), tmp_path / "captions.jsonl", shard_size=2)
     command = [sys.executable, "-c", KILLED, nodes.address, str(photos), str(request.out)]
     assert subprocess.run(command).returncode == -signal.SIGKILL
@@ -152,8 +152,7 @@ def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_pa
 
 
 def test_shards_that_actors_die_of(photos, nodes, node, tmp_path, capsys):
-    """One that is too much once is made by another; one that always is, is named, and the rest
-    is there."""
+    """A shard that kills one actor is captioned by another; one that kills three is named."""
     names = sorted(str(path) for path in photos.glob("*.png"))
     once, always = names[1], names[4]
 

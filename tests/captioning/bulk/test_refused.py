@@ -1,4 +1,4 @@
-"""What cannot be is one line, log before a captioner is loaded."""
+"""Errors of the user are one line, before a captioner is loaded."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ def test_sidecars_that_would_be_photos(run, photos, no_captioner, capsys, extens
 
 
 INPUTS = [
-    (["{photos}", "--glob", "*.IMG"], ".img"),  # whatever a file is called, it may be an image
+    (["{photos}", "--glob", "*.IMG"], ".img"),  # an image with an unusual suffix
     (["{photos}", "--glob", "*.IMG"], ".IMG"),
     (["{photos}/one.txt"], ".txt"),  # the list
     (["{photos}/one.txt"], ".jsonl"),  # --out
@@ -93,7 +93,7 @@ def test_settings_that_do_not_go_together(run, photos, tmp_path):
     assert "num_return is 3 with num_beams 2" in log
     _, log = run(photos, "--max_length", "3", code=2)
     assert "min_length is 5, above max_length, 3" in log
-    assert not list((tmp_path / "out").iterdir())  # nothing is left that would be another run
+    assert not list((tmp_path / "out").iterdir())  # no unfinished run is left
     lines, _ = run(photos)
     assert len(lines) == 10
 

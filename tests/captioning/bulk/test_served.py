@@ -1,4 +1,4 @@
-"""A model that is served, by a server of the test's own that answers well, badly, late or never."""
+"""A served model: the server of the test answers well, badly, late or never."""
 
 import base64
 import io
@@ -39,7 +39,7 @@ def is_grey(body):
 
 @pytest.fixture
 def server(monkeypatch, photos):
-    """Return a server that tells a photo's name, and has faults: by name, answers to begin with."""
+    """Return a server whose caption is the photo's name; faults: earlier answers, by name."""
     monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
     monkeypatch.setattr(served, "TIMEOUT_S", 5)
     monkeypatch.setattr(
@@ -55,7 +55,7 @@ def server(monkeypatch, photos):
                 body = server.asked[-1][2]
                 name = names.get(photo_in(body)[0], "grey")
                 faults = server.faults.get(name, [])
-                # The last is kept: it is said for ever.
+                # The last one is repeated.
                 fault = faults[0] if len(faults) == 1 else faults.pop(0) if faults else None
             return fault or said(*[f" a {name},\nit is {i} " for i in range(body.get("n", 1))])
 
@@ -65,7 +65,7 @@ def server(monkeypatch, photos):
 
 @pytest.fixture
 def run(server, tmp_path, capsys):
-    """Return a function that captions an input, and returns the lines and what was said."""
+    """Return a function that captions an input, and returns the lines and the log."""
 
     def call(source, *flags, code=0, url=server.url):
         out = tmp_path / "out" / "captions.jsonl"
@@ -73,7 +73,7 @@ def run(server, tmp_path, capsys):
         assert caption.main([*given, "--num_workers", "0", *flags]) == code
         return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err
 
-    # One request is looked at after the other, or the server would mix up who asked.
+    # One request at a time: the server looks at the last one.
     return lambda *given, **named: call(*given, "--concurrency", "1", **named)
 
 
@@ -98,7 +98,7 @@ def test_photos_are_sent_as_they_are_and_captioned(run, server, photos, tmp_path
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert files and SECRET not in log
     assert not any(SECRET.encode() in path.read_bytes() for path in files)
-    assert len(run(photos)[0]) == 10 and len(server.asked) == 11  # nothing is left to ask
+    assert len(run(photos)[0]) == 10 and len(server.asked) == 11  # nothing is requested
 
 
 def test_sampling_has_the_fields_and_a_seed_an_image(run, server, photos, tmp_path):
@@ -123,7 +123,7 @@ def test_sampling_has_the_fields_and_a_seed_an_image(run, server, photos, tmp_pa
 
 @pytest.mark.parametrize("division", ["--batch_size", "--shard_size"])
 def test_many_are_asked_at_once_and_no_more(division, server, photos, tmp_path, monkeypatch):
-    """The server holds every answer back until four requests are there."""
+    """The server answers only once four requests are there."""
     together, now, most = threading.Barrier(4), [], []
 
     def answer():
@@ -252,7 +252,7 @@ def test_where_reading_ends_what_was_to_be_asked_is_not(server):
         list(model.prefetch(batches()))
     over.set()
     model.pool.shutdown(wait=True)
-    assert len(server.asked) == 2  # the first, of a grey image, and that which was under way
+    assert len(server.asked) == 2  # the grey image, and the request in flight
 
 
 def test_an_unfinished_run_goes_on_elsewhere_but_not_with_another_question(

@@ -1,4 +1,4 @@
-"""Two files of captions in one folder: what either writes there stays."""
+"""Two captions files in one folder: neither run removes lines or files of the other."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from tests.captioning.bulk.conftest import read_lines
 
 
 def test_what_another_output_has_begun_to_write_is_left(run, photos, tmp_path):
-    """One whose name begins as this one's does, too."""
+    """Also if its name begins like that of this one."""
     out = tmp_path / "out"
     out.mkdir()
     (photos / "bad.png").write_text("no image")

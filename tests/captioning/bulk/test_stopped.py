@@ -1,4 +1,4 @@
-"""Runs that are stopped, and go on."""
+"""Runs that are stopped, run out of memory or are abandoned."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
     assert "an unfinished run had captions None, and now it is 'a.csv'" in log
     lines, log = run(photos, *flags)
     assert ("going on" in log and "| 4/10" in log.replace("100%", "")) or "4/10" in log
-    assert sorted(made) == sorted(line["image"] for line in lines)  # each was made once
+    assert sorted(made) == sorted(line["image"] for line in lines)  # each was captioned once
     assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
 
 

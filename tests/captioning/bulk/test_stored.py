@@ -1,4 +1,4 @@
-"""Images of an object store: captions of the same files on disk, and what is refused."""
+"""Images in an object store have the captions of the same files on disk."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.captioning.tar_files import write_members
 
 @pytest.fixture
 def stored(s3, photos):
-    """Return the address of a folder of the photos, which has other files, too."""
+    """Return the address of a folder of the photos and of other files."""
     for path in photos.rglob("*.png"):
         s3.files.put_file(str(path), f"bucket/photos/{path.relative_to(photos)}")
     for name in (".hidden/a.png", "notes.txt", "within/.b.png"):
@@ -39,7 +39,7 @@ def test_a_folder_is_captioned_as_on_disk_whatever_fails(run, s3, photos, stored
 
 
 def expiring(left):
-    """What a store withholds whose credentials expire after so many requests for files."""
+    """Return a rule that refuses all files after that many requests, like expired credentials."""
 
     def withheld(path):
         nonlocal left
@@ -56,7 +56,7 @@ def failures(tmp_path):
 
 @pytest.mark.parametrize("given", [0, 1, 6])
 def test_a_store_that_gives_nothing_any_more_ends_the_run(run, s3, stored, tmp_path, given):
-    """Credentials have expired, say: no image is at fault, and none is passed over later."""
+    """For example when credentials expire: no image is reported as failed."""
     undisturbed, _ = run(stored)
     (tmp_path / "out/captions.jsonl").unlink()
     (tmp_path / "out/captions.jsonl.done").unlink()

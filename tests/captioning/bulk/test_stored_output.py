@@ -1,4 +1,4 @@
-"""Captions written to an object store: byte by byte those on disk, whatever is lost on the way."""
+"""Captions in an object store equal those on disk, byte by byte, whatever machine is lost."""
 
 import json
 import os
@@ -16,7 +16,7 @@ NAMES = ("captions.jsonl", "captions.jsonl.done", "failed.jsonl")
 
 
 def kill_before(request):
-    """A hook: the process is killed by -9 before so many files are written or removed there."""
+    """Return a hook that kills the process (-9) before the n-th write or removal in the store."""
 
     def hook(rank):
         left = request
@@ -75,7 +75,7 @@ def test_killed_it_goes_on_here_or_elsewhere(s3, call, on_disk, elsewhere):
 
 
 def until_done(call, dice, *arguments, **named):
-    """Call on one machine after another, each killed on the way; how many were."""
+    """Call on one machine after another until one is not killed; returns how many were."""
     kills = 0
     while call(f"m{kills}", *arguments, hook=kill_before(dice.randint(4, 14)), **named)[0] != 0:
         kills += 1
@@ -104,7 +104,7 @@ def test_captions_are_replaced_elsewhere(s3, call, photos, tmp_path):
 
 
 def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
-    """Captions that are made anew have nothing that would find later what is missing."""
+    """With --existing overwrite no later call would find missing sidecars."""
     flags = ["--existing", "overwrite", "--sidecar"]
     assert call("one", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
     own = set(photos.rglob("*.txt"))
@@ -173,7 +173,7 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
 
 
 def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call, photos, tmp_path):
-    """The first machine is killed while it removes its plan, the second amid its own."""
+    """The first machine is killed while it removes its plan, the second during its own."""
     assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
     (header,) = (tmp_path / "one").rglob("plan.json")
     header.unlink()
@@ -219,7 +219,7 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
 @pytest.mark.parametrize("header", ['{"file": ', '{"file": 7}', '{"file": "%s/plan.jsonl"}'])
 def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_path, header):
     parts = "s3://bucket/within/captions.jsonl.parts"
-    if "%s" in header:  # whoever writes to the bucket writes nothing elsewhere on this disk
+    if "%s" in header:  # the bucket cannot make it write elsewhere on this disk
         header %= tmp_path
         s3.files.pipe_file(f"{parts}/plan.{tmp_path}/plan.jsonl", b"{}")
         s3.files.pipe_file(f"{parts}/plan.000000.done", b"{}")

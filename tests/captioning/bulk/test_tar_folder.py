@@ -1,4 +1,4 @@
-"""A folder of tars is one run's: no other writes into it, and nothing of a dropped run stays."""
+"""A folder of tars belongs to one run, and keeps no tar of an abandoned run."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.captioning.bulk.conftest import killed_at
 
 
 def killed_at_upload(name):
-    """A hook: the process is killed by -9 before a file of that name is brought to a store."""
+    """Return a hook that kills the process (-9) before a file of that name is uploaded."""
 
     def hook(rank):
         original = uploads.upload
@@ -44,7 +44,7 @@ def tars(folder):
 
 
 def lines_in(path):
-    """The lines of captions that a tar holds."""
+    """Return the caption lines in a tar."""
     with tarfile.open(path) as tar:
         return [json.load(tar.extractfile(m)) for m in tar if m.name.endswith(".json")]
 
@@ -115,7 +115,7 @@ def test_restarted_without_tars_a_run_owns_none_but_those_it_has_finished(call, 
 
 def test_tars_of_captions_that_are_written_outlive_a_restart(call, photos, tmp_path):
     out, flags = tmp_path / "a.jsonl", ["--write-shards", tmp_path / "tars"]
-    # The captions are there, and all that is left is to say so.
+    # The captions are written, the marker is not.
     assert call(out, *flags, hook=killed_at(".done"))[0] == -signal.SIGKILL  # of the first shard
     assert call(out, *flags, hook=killed_at("a.jsonl.done"))[0] == -signal.SIGKILL
     assert len(out.read_text().splitlines()) == 10
@@ -188,7 +188,7 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
 
 
 def test_in_a_store_the_first_of_two_at_once_is_told_later(s3, monkeypatch):
-    """A store has no locks: both may have found the folder free."""
+    """Without locks both may find the folder free."""
     first, second = (TarFolder("s3://bucket/tars", f"s3://bucket/{n}.jsonl") for n in "ab")
     first.claim()
     read, answers = second._read, [None]

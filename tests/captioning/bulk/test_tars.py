@@ -1,4 +1,4 @@
-"""Tar shards in and out, the library or Python's tarfile as the other side."""
+"""Tar shards in and out, compared with webdataset and tarfile."""
 
 import contextlib
 import gzip
@@ -24,7 +24,7 @@ from tests.captioning.tar_files import write_members
 
 
 def write_tar(path, photos, more=()):
-    """A tar as any program makes it: the photos, each with a caption, and further members."""
+    """Write a tar of photos with captions, and of further members."""
     members = []
     for photo in photos:
         members += [(photo.name, photo.read_bytes()), (f"{photo.stem}.txt", b"old")]
@@ -93,14 +93,14 @@ def test_a_member_that_claims_to_be_huge_is_not_read(photos, tmp_path):
 
 
 def header(kind, size):
-    """The block before a member of so many bytes, which says no more of it."""
+    """Return the header block of a member."""
     entry = tarfile.TarInfo("a")
     entry.type, entry.size = kind, size
     return entry.tobuf(tarfile.GNU_FORMAT)
 
 
 def holes(blocks):
-    """A member of GNU's format with a map of its holes that takes so many further blocks."""
+    """Return a GNU sparse member whose map of holes takes that many blocks."""
     more = b"0" * 504 + b"\1" + bytes(7)
     first = bytearray(header(tarfile.GNUTYPE_SPARSE, 512))
     first[482:483] = b"\1"
@@ -159,7 +159,7 @@ def test_of_a_sample_one_image_alone_is_read(photos, tmp_path):
 
 
 def test_a_batch_holds_no_more_files_than_two(tmp_path):
-    """The one that is made an image, and the next."""
+    """The one that is decoded, and the next."""
     write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 24)) for n in range(8)])
     plan = [{"tar": str(tmp_path / "a.tar")}]
     images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data: torch.zeros(1))
@@ -296,7 +296,7 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch
     if source == "shards":
         assert [sample["__key__"] for sample in read] == [line["image_id"] for line in lines]
     shutil.copy(min(photos.glob("*.png")), photos / "new.png")
-    if source == "photos":  # one that comes later goes into a tar of its own
+    if source == "photos":  # a later photo is in a new tar
         run(photos, *flags)
         (sample,) = webdataset.WebDataset(str(folder / "00003.tar"), shardshuffle=False)
         assert sample["png"] == (photos / "new.png").read_bytes()

@@ -1,4 +1,4 @@
-"""Gaps and damage found and mended; parquet; memory."""
+"""Gaps and damage are found and repaired; parquet; memory."""
 
 import os
 
@@ -22,7 +22,7 @@ def test_damage_is_told_and_mended(run, photos, tmp_path):
     before = {path: path.read_text() for path in sidecars[1:]}
     _, log = run(photos, "--sidecar", code=2)
     assert "1 lines are damaged, 1 repeat an image: --verify mends it" in log
-    for path in sidecars[3:6]:  # or they would count as captions that are there
+    for path in sidecars[3:6]:  # otherwise they count as captions
         path.unlink()
     lines, log = run(photos, "--sidecar", "--verify")
     assert "verify: 8 have a caption, 2 have none, 1 failed before; 1 damaged lines" in log
@@ -53,7 +53,7 @@ def test_captions_of_other_settings_are_pointed_out(run, photos):
 
 
 def test_captions_of_earlier_weights_are_pointed_out(run, photos, tmp_path, checkpoint):
-    """Of the same checkpoint, which has been written anew since."""
+    """The checkpoint has been rewritten since."""
     run(photos)
     assert "which stay" not in run(photos)[1]
     out = tmp_path / "out" / "captions.jsonl"
@@ -95,7 +95,7 @@ def resident():
 
 
 def test_memory_stays_flat(checkpoint, photos, tmp_path, monkeypatch):
-    """Were images or their captions kept, 1,500 more of them would take 20 MB and more."""
+    """1,500 more images or captions in memory would take more than 20 MB."""
     names = sorted(photos.rglob("*.png"))
     many = tmp_path / "many"
     many.mkdir()
