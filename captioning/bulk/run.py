@@ -85,7 +85,7 @@ class BulkCaptioning:
             if was != now:
                 raise UserError(
                     f"{self.name}: an unfinished run had {name} {was!r}, and now it is "
-                    f"{now!r}: finish it as it was, or drop it with --restart"
+                    f"{now!r}: finish it as it was, or abandon it with --restart"
                 )
 
     def _plan(self, resumed: bool) -> None:
@@ -101,7 +101,7 @@ class BulkCaptioning:
         if others and tally.skipped and self.request.skips_existing:
             say(
                 f"{self.name} has captions of {', '.join(others)}, which stay; "
-                "--existing overwrite makes them anew"
+                "--existing overwrite replaces them"
             )
         if self.request.verify:
             say(

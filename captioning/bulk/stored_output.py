@@ -141,9 +141,9 @@ def _continue(
 def _require_own_plan(request: Request, plan: Plan) -> None:
     header = _header(request)
     if header is None or header["file"] != plan.header["file"]:
-        again = "sees what is left" if request.skips_existing else "does overwrite once more"
+        again = "captions what is left" if request.skips_existing else "overwrites them again"
         raise UserError(
-            f"{request.address}: another machine has gone on with it or begun it anew; the same "
+            f"{request.address}: another machine has continued or restarted it; the same "
             f"command {again}"
         )
 
@@ -167,7 +167,9 @@ def _header(request: Request) -> Optional[dict[str, Any]]:
     except stores.Missing:
         return None
     except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{address} is damaged: drop the unfinished run with --restart") from error
+        raise UserError(
+            f"{address} is damaged: abandon the unfinished run with --restart"
+        ) from error
 
 
 def _refresh(request: Request, path: Path) -> None:

@@ -151,7 +151,7 @@ def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, toke
     with listen(host, 0) as listening:
         serve(service, listening, ["page.example"], token)
     log = capsys.readouterr().err
-    assert ("whoever reaches 0.0.0.0 can caption here" in log) == told and SECRET not in log
+    assert ("anyone who reaches 0.0.0.0 can caption here" in log) == told and SECRET not in log
     app = configs[0].app
     assert configs[0].http is TimedConnection
     right = token and f"Bearer {token}"

@@ -140,7 +140,7 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
     ("captions", "line"),
     [
         ("other.jpg,a cat\n", "names other.jpg, and no image of"),
-        ("scene.png,a cat\n", "scene.png in {file} may be {a} or {b}: write there which"),
+        ("scene.png,a cat\n", "scene.png in {file} may be {a} or {b}: use longer names there"),
     ],
 )
 def test_captions_of_no_image_or_of_two(run, tmp_path, captions, line, no_captioner):

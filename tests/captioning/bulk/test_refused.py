@@ -102,7 +102,7 @@ def test_flags_of_sampling_that_would_do_nothing(run, photos, tmp_path):
     flags = {"top_p": "0.5", "top_k": "3", "temperature": "2", "min_p": "0.1", "typical_p": "0.5"}
     for name, value in flags.items():
         _, log = run(photos, f"--{name}", value, code=2)
-        assert log.splitlines() == [f"error: --{name} is of sampling, and needs --do_sample"]
+        assert log.splitlines() == [f"error: --{name} needs --do_sample"]
     assert not list((tmp_path / "out").iterdir())
     given = [part for name, value in flags.items() for part in (f"--{name}", value)]
     assert len(run(photos, "--do_sample", *given)[0]) == 10

@@ -96,6 +96,6 @@ def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
         _, log = run(photos, code=2)
     assert log.splitlines()[-1].endswith("captions.jsonl: No space left on device")
     _, log = run(photos, "--num_beams", "1", code=2)
-    assert "or drop it with --restart" in log
+    assert "or abandon it with --restart" in log
     lines, _ = run(photos, "--num_beams", "1", "--restart")
     assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1

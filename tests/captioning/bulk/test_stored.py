@@ -152,7 +152,11 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://bucket/empty", [], "s3://bucket/empty: found no images"),
         ("s3://key:S3CR3T@bucket/a", [], "s3://bucket/a: an address with a user or a query"),
         ("https://host/folder/", [], "https://host/folder: a server of https has no folders"),
-        ("https://host/a.png", ["--sidecar"], "https://host is on a server of https, where none"),
+        (
+            "https://host/a.png",
+            ["--sidecar"],
+            "https://host is on a server of https, which takes none",
+        ),
         ("s3://bucket/photos", ["--write-shards", "s3://no-bucket/a"], "no such file or bucket"),
         ("s3://bucket/photos", ["--write-shards", "s3:/bucket/a"], "--write-shards is on s3; it"),
         ("s3://bucket/photos", ["--parquet", "s3://k:S3CR3T@b/a"], "may hold a secret"),

@@ -207,11 +207,11 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
         setattr(stored_output, step, overtaken)
 
     code, log = call("one", hook=hook)
-    assert code == 2 and f"{OUT}: another machine has gone on with it" in log
-    assert "the same command sees what is left" in log
+    assert code == 2 and f"{OUT}: another machine has continued or restarted it" in log
+    assert "the same command captions what is left" in log
     assert in_store() == {}
     code, log = call("one", "--existing", "overwrite", hook=hook)
-    assert code == 2 and "the same command does overwrite once more" in log
+    assert code == 2 and "the same command overwrites them again" in log
     assert in_store() == {}
     assert call("two")[0] == 0 and in_store() == on_disk
 
