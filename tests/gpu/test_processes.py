@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.captioners import our_captioner
 from benchmarks.gpu.card import relative_error
-from benchmarks.gpu.surroundings import REPOSITORY
+from benchmarks.gpu.packages import REPOSITORY
 from benchmarks.training import captions, images
 
 BEYOND = """
