@@ -1,4 +1,4 @@
-"""The classic captioners as a configuration describes them: own keys, and what they make."""
+"""The classic captioners in a configuration: their keys, and how they are built."""
 
 from inspect import signature
 from typing import Annotated, Any, Literal, Optional
@@ -16,10 +16,10 @@ ASKS = False
 
 
 class Keys(BaseModel):
-    """The keys that the classic captioners alone look at; docs/settings.md says what each does."""
+    """The keys of the classic captioners alone; docs/settings.md documents each."""
 
     encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
-    # A run that goes on has its weights from the checkpoint, wherever those of the start lie now.
+    # Of role "data": a resumed run has its weights from the checkpoint.
     encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
     encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
@@ -60,7 +60,7 @@ class Keys(BaseModel):
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        deep = self.model == "sat" and self.deep_output  # which has the width of word vectors
+        deep = self.model == "sat" and self.deep_output  # the output has the width of word vectors
         tied = self.tie_embeddings and self.model in MODELS
         if tied and not deep and self.hidden_dim != self.embed_dim:
             raise ValueError(
@@ -69,8 +69,8 @@ class Keys(BaseModel):
             )
         if self.encoder_features and (self.encoder_lr or self.augmentation != "none"):
             raise ValueError(
-                f"encoder_features is {self.encoder_features}, but an encoder that learns or sees "
-                "each image in another way never sees the same twice; set encoder_lr to 0 and "
+                f"encoder_features is {self.encoder_features}, but an encoder that is trained or "
+                "sees augmented images never sees the same twice; set encoder_lr to 0 and "
                 "augmentation to none"
             )
         k = self.teacher_forcing_k
@@ -90,14 +90,13 @@ class Keys(BaseModel):
 def build(config: Any, context: Any) -> ClassicCaptioner:
     """See `captioning.captioners.interface`, as for the other functions.
 
-    With a checkpoint its vocabulary is used, and no weights need be fetched; without one the
-    training captions are counted.
+    The vocabulary is that of a checkpoint; without one the training captions' words are counted.
     """
     restored = context.content is not None
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
         raise ValueError(
-            "encoder_weights is none and encoder_lr 0: the image encoder would stay as it is made "
-            "up; give it weights (default, package or a file), or a learning rate above 0"
+            "encoder_weights is none and encoder_lr 0: the image encoder would keep its random "
+            "weights; give it weights (default, package or a file), or a learning rate above 0"
         )
     encoder = ImageEncoder(
         config.encoder,
@@ -111,19 +110,19 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         image_size=config.image_size,
         features=config.encoder_features,
     )
-    made = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
-    made["objective"] = config.build_objective()
+    built = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
+    built["objective"] = config.build_objective()
     if restored:
-        made["word_vectors"] = None
+        built["word_vectors"] = None
     if config.teacher_forcing_middle is not None:
-        made["teacher_forcing_k"] = k_of_middle(config.teacher_forcing_middle * config.max_epoch)
+        built["teacher_forcing_k"] = k_of_middle(config.teacher_forcing_middle * config.max_epoch)
     # The other arguments are keys of the same names.
-    names = signature(ClassicCaptioner).parameters.keys() - made
-    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **made)
+    names = signature(ClassicCaptioner).parameters.keys() - built
+    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **built)
 
 
 def _tokenizer(config: Any, context: Any):
-    """That of the checkpoint, of BERT, or of the words that the training captions have."""
+    """The checkpoint's, BERT's, or one of the training captions' words."""
     words = context.content.get("vocabulary") if context.content else None
     if words is not None and not (
         isinstance(words, list) and all(isinstance(word, str) for word in words)
@@ -140,8 +139,8 @@ def _tokenizer(config: Any, context: Any):
 
 def origin(config: Any) -> str:
     if config.encoder_weights == "none":
-        return "the weights are made up"
-    return f"the weights are made up, but for the image encoder's ({config.encoder_weights})"
+        return "the weights are random"
+    return f"the weights are random, but for the image encoder's ({config.encoder_weights})"
 
 
 def title(config: Any) -> str:

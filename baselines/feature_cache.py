@@ -1,4 +1,4 @@
-"""What a network makes of images, kept on disk: a frozen one need see each image only once."""
+"""The feature maps of a frozen network on disk: each image is encoded once."""
 
 import contextlib
 import hashlib
@@ -16,34 +16,34 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 
-class KeptFeatures:
-    """The maps of a network that does not change, each in a file of `folder`.
+class FeatureCache:
+    """The maps of a frozen network, each in a file of `folder`.
 
-    A map is found by the values of its image, whatever file that was, and by the name and the
-    values of the network, which has a folder of its own. It is computed from its image alone and in
-    float32, so that it does not depend on what else was in the batch. A file that cannot be read
-    counts as none; of a folder that cannot be written to, one warning is given.
+    The keys are a hash of the image's values, and the network's name with a hash of its weights. A
+    map is computed from its image alone and in float32, so that it does not depend on the rest of
+    the batch. An unreadable file counts as missing; a folder that cannot be written to gives one
+    warning.
     """
 
     def __init__(self, folder: str, network: nn.Module, name: str):
         self.folder, self.network, self.name = Path(folder), network, name
         self.can_write = True
         self.forget()
-        # A checkpoint's weights come after the captioner is built.
+        # A checkpoint is loaded after the captioner is built.
         network.register_load_state_dict_post_hook(lambda *_: self.forget())
 
     def forget(self) -> None:
-        """Look at the network's weights again before the next image."""
-        self._of_network: Optional[Path] = None
+        """Hash the network's weights again before the next image."""
+        self._network_folder: Optional[Path] = None
 
     @torch.compiler.disable
     def __call__(self, image: Tensor, keep: bool) -> Tensor:
-        """Maps (B, C, h, w) of images (B, 3, S, S); keep: write down those that were not there."""
+        """Maps (B, C, h, w) of images (B, 3, S, S); keep: write those that were missing."""
         with torch.autocast(image.device.type, enabled=False):
             return torch.stack([self._of(one, keep) for one in image.float()])
 
     def _of(self, image: Tensor, keep: bool) -> Tensor:
-        path = self._place() / f"{_digest([image])}.safetensors"
+        path = self._folder() / f"{_digest([image])}.safetensors"
         with contextlib.suppress(OSError, SafetensorError, KeyError):
             return load_file(path, device=str(image.device))["map"]
         features = self.network(image.unsqueeze(0))[0]
@@ -51,11 +51,11 @@ class KeptFeatures:
             self._write(features, path)
         return features
 
-    def _place(self) -> Path:
-        if self._of_network is None:
+    def _folder(self) -> Path:
+        if self._network_folder is None:
             values = _digest(self.network.state_dict().values())
-            self._of_network = self.folder / f"{self.name.replace('/', '_')}-{values}"
-        return self._of_network
+            self._network_folder = self.folder / f"{self.name.replace('/', '_')}-{values}"
+        return self._network_folder
 
     def _write(self, features: Tensor, path: Path) -> None:
         temporary = path.with_suffix(f".{os.getpid()}")
@@ -71,7 +71,7 @@ class KeptFeatures:
 
 
 def _digest(values: Iterable[Tensor]) -> str:
-    """32 characters that tell tensors from others of the same shapes."""
+    """A hash of 32 characters of the tensors' values."""
     digest = hashlib.sha256()
     for value in values:
         digest.update(value.detach().cpu().contiguous().numpy())

@@ -1,4 +1,4 @@
-"""The image encoder of a classic captioner: places, made of the map of a network."""
+"""The image encoder of a classic captioner: a network's feature map as annotation vectors."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baselines.feature_cache import KeptFeatures
+from baselines.feature_cache import FeatureCache
 from baselines.timm_network import TimmNetwork
 from baselines.torchvision_network import IMAGENET_MEAN, IMAGENET_STD, torchvision_network
 from baselines.weight_files import reason
@@ -18,16 +18,15 @@ TIMM = "timm/"
 class ImageEncoder(nn.Module):
     """Images (B, 3, S, S) to annotations (B, P, D): a vector for each of P places, row by row.
 
-    name: of a torchvision network (`encoder_names`), or "timm/" and that of one of timm's. weights:
-    "none", made up; "default", the library's best, downloaded; "package", of `packaged_weights`; or
-    a file of a state dict of that network. dim: D by a 1x1 convolution, else what the network has.
-    grid: P = grid * grid by average pooling, or by bilinear interpolation where the network gives
-    fewer. norm: each channel of the annotations is normalised over images and places at the end, by
-    a BatchNorm. finetune: without it the network stays as it is, batch statistics included. mean,
-    std: what the images were normalised with, changed here to what the weights expect. image_size:
-    S, to see that the network can take it. features: a folder where the network's maps of training
-    images are kept; for a network that stays as it is. Raises ValueError for an unknown name, for
-    weights that cannot be had or do not fit, and for images that are too small.
+    name: of a torchvision network (`encoder_names`), or "timm/NAME" of one of timm's. weights:
+    "none" for random ones; "default", the library's best, downloaded; "package", of
+    `packaged_weights`; or a file of a state dict of that network. dim: D by a 1x1 convolution, by
+    default the network's. grid: P = grid * grid by average pooling, or by bilinear interpolation of
+    a smaller map. norm: a BatchNorm of the annotations at the end. finetune: if not, the network is
+    frozen, batch statistics included. mean, std: the images' normalisation, changed here to the one
+    that the weights expect. image_size: S, to check that the network takes it. features: a folder
+    that caches a frozen network's maps of training images. Raises ValueError for an unknown name,
+    for weights that cannot be read or do not fit, and for images that are too small.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class ImageEncoder(nn.Module):
         shift = (torch.tensor(mean) - expected_mean) / expected_std
         self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
         self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
-        self.kept = KeptFeatures(features, self.network, name) if features else None
+        self.cache = FeatureCache(features, self.network, name) if features else None
         self.train()
 
     def train(self, mode: bool = True) -> "ImageEncoder":
@@ -82,12 +81,12 @@ class ImageEncoder(nn.Module):
         return self.norm(features.flatten(2)).transpose(1, 2)
 
     def _map(self, image: Tensor) -> Tensor:
-        # What is captioned later on may be any number of images, each of which is seen once.
-        return self.network(image) if self.kept is None else self.kept(image, keep=self.training)
+        # Evaluation reads the cache without adding to it: bulk captioning sees each image once.
+        return self.network(image) if self.cache is None else self.cache(image, keep=self.training)
 
     @property
     def min_batch_size(self) -> int:
-        """How many images training takes at least: batch statistics are of two values or more."""
+        """2 where a BatchNorm would see one value per channel of a single image, else 1."""
         normalised = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
         in_network = self.finetune and normalised and self.one_place
         one_annotation = self.grid == 1 or (self.grid is None and self.one_place)
@@ -95,10 +94,10 @@ class ImageEncoder(nn.Module):
         return 2 if in_network or at_end else 1
 
     def _map_of(self, image_size: int, name: str) -> Sequence[int]:
-        """Channels, height and width of what the network makes of an image.
+        """Channels, height and width of the network's map of an image.
 
-        What that does not depend on, such as the remains of a head, is not trained: several
-        processes would wait for its gradient.
+        Parameters that the map does not depend on, such as those of a head, are frozen: DDP would
+        wait for their gradients.
         """
         self.network.eval()
         try:

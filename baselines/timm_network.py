@@ -1,25 +1,21 @@
 """Any of timm's networks, without its head."""
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from baselines.packaged_weights import MEAN, STD, packaged_weights
-from baselines.weight_files import OTHERS, errors_naming, read_weights, reason
+from baselines.packaged_weights import MEAN, STD
+from baselines.weight_files import errors_naming, fetched, reason, state_of
 
 
 class TimmNetwork(nn.Module):
     """Images (B, 3, S, S), values from 0 to 1, to a map (B, C, h, w): timm's `forward_features`.
 
-    name: one that timm knows; of a vision transformer the places are its patches, its other tokens
-    are left out. weights: "package", those of `baselines.packaged_weights`, or as
-    `baselines.image_encoder` has them. What the weights expect images to be normalised with goes
-    where the weights go: it is in the state dict. Raises ValueError for an unknown name, for one
-    that cannot be made for images of that size, for one that makes no map of them, and for weights
-    that cannot be had or do not fit.
+    name: of a network of timm; a vision transformer's map is that of its patches, without its other
+    tokens. weights: as in `baselines.image_encoder`. The state dict includes the normalisation that
+    the weights expect. Raises ValueError for an unknown name, for a network that takes no images of
+    that size or makes no map, and for weights that cannot be read or do not fit.
     """
 
     def __init__(self, name: str, weights: str, image_size: int):
@@ -56,34 +52,20 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
 
     if not timm.is_model(name):
         raise ValueError(f"encoder: timm has no network {name!r}; see timm.list_models()")
-    # Most networks take images of any size; these are made for one.
+    # Most networks take images of any size; some are made for one.
     fixed = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
     size = {"img_size": image_size} if fixed else {}
     if weights == "default":
-        try:
-            return timm.create_model(name, pretrained=True, **size)
-        except Exception as error:  # of the hub, of the file, of a size that does not suit it
-            raise ValueError(
-                f"encoder_weights: cannot fetch timm's weights of {name} ({reason(error)}); "
-                f"connect to the network, or give {OTHERS}"
-            ) from error
-    if weights == "none":
+        return fetched("timm", name, lambda: timm.create_model(name, pretrained=True, **size))
+    state = state_of(weights, name)
+    if state is None:
         try:
             return timm.create_model(name, **size)
         except Exception as error:
             raise ValueError(
                 f"encoder: timm cannot make {name} for image_size {image_size}: {reason(error)}"
             ) from error
-    if weights == "package":
-        return _with_weights(name, packaged_weights(name), size)
-    path = Path(weights)
-    with errors_naming(path, name):
-        return _with_weights(name, read_weights(path), size)
-
-
-def _with_weights(name: str, state: Mapping[str, Tensor], size: Mapping[str, int]) -> nn.Module:
-    """The network with a state dict, which timm fits to the size as it does its own weights."""
-    import timm
-
-    given = {"state_dict": dict(state), "custom_load": False}
-    return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=given, **size)
+    # timm resizes position embeddings of this state dict as of its own weights.
+    source = {"state_dict": state, "custom_load": False}
+    with errors_naming(weights, name):
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=source, **size)

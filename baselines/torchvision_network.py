@@ -2,20 +2,18 @@
 
 import os
 from collections import OrderedDict
-from pathlib import Path
 from unittest.mock import patch
 
 import torchvision
 from torch import nn
 
-from baselines.packaged_weights import packaged_weights
-from baselines.weight_files import OTHERS, errors_naming, read_weights, reason
+from baselines.weight_files import errors_naming, fetched, state_of
 
 FAMILIES = (
     *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
     *("mobilenet", "mnasnet", "regnet"),
 )
-# What torchvision's weights were trained with.
+# The normalisation that torchvision's weights were trained with.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 SAFE_LOADING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's own switch
@@ -30,8 +28,8 @@ def encoder_names() -> list[str]:
 def torchvision_network(name: str, weights: str) -> nn.Module:
     """Images (B, 3, S, S), normalised with IMAGENET_MEAN and IMAGENET_STD, to a map (B, C, h, w).
 
-    name: of `encoder_names`; weights: as `baselines.image_encoder` has them. Raises ValueError for
-    an unknown name, and for weights that cannot be had or do not fit.
+    name: of `encoder_names`; weights: as in `baselines.image_encoder`. Raises ValueError for an
+    unknown name, and for weights that cannot be read or do not fit.
     """
     if name not in encoder_names():
         raise ValueError(
@@ -42,28 +40,20 @@ def torchvision_network(name: str, weights: str) -> nn.Module:
 
 
 def _load(name: str, weights: str) -> nn.Module:
+    get_model = torchvision.models.get_model
     if weights == "default":
-        try:
-            # torchvision reads what it fetches as torch once did, which runs what is in the file.
-            with patch.dict(os.environ, {SAFE_LOADING: "1"}):
-                return torchvision.models.get_model(name, weights="DEFAULT")
-        except Exception as error:  # of the network, of the hash, of what unpickling stumbles over
-            raise ValueError(
-                f"encoder_weights: cannot fetch torchvision's weights of {name} "
-                f"({reason(error)}); connect to the network, or give {OTHERS}"
-            ) from error
-    if weights == "package":
-        packaged_weights(name)  # which says that there are none
-    network = torchvision.models.get_model(name, weights=None)
-    if weights != "none":
-        path = Path(weights)
-        with errors_naming(path, name):
-            network.load_state_dict(read_weights(path))
+        # Without it torchvision unpickles downloads, which runs their code.
+        with patch.dict(os.environ, {SAFE_LOADING: "1"}):
+            return fetched("torchvision", name, lambda: get_model(name, weights="DEFAULT"))
+    network, state = get_model(name, weights=None), state_of(weights, name)
+    if state is not None:
+        with errors_naming(weights, name):
+            network.load_state_dict(state)
     return network
 
 
 def _without_head(network: nn.Module) -> nn.Module:
-    """The part of a classifier that ends in a map (B, C, h, w), under the names that it had."""
+    """The part of a classifier that ends in a map (B, C, h, w); its parameters keep their names."""
     if hasattr(network, "features"):  # squeezenet, densenet, mobilenet
         dense = isinstance(network, torchvision.models.DenseNet)
         # DenseNet's last activation is in its forward.

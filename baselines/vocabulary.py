@@ -1,17 +1,17 @@
-"""The words that a classic captioner knows, counted in its training captions, and their vectors."""
+"""The vocabulary of a classic captioner, counted in its training captions, and word vectors."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Union
 
-import regex  # to which a vowel sign or an accent of its own is of the word
+import regex  # its \w includes vowel signs and combining accents
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
-UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # in captions of which somebody has left words out
+UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # in captions with words replaced
 _WORD = regex.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
 
 
@@ -23,8 +23,8 @@ def split_words(text: str) -> list[str]:
 class Vocabulary:
     """Captions to word ids and back.
 
-    words: those that have an id besides the four special tokens, the first of them 4. What it
-    does not know is <UNK>. Raises ValueError for a word that occurs twice or is a special token.
+    words: with ids from 4 on, after the special tokens. Other words become <UNK>. Raises ValueError
+    for a word that occurs twice or is a special token.
     """
 
     pad, start, end, unknown = range(len(SPECIAL_TOKENS))
@@ -42,9 +42,8 @@ class Vocabulary:
     ) -> "Vocabulary":
         """The most frequent words that occur `min_count` times, at most `size` ids in all.
 
-        Of equally frequent words the first in the alphabet is taken. A prompt's words are always
-        known. Raises ValueError where there is no room for one word of the captions, or none is
-        frequent enough.
+        Ties are broken alphabetically. A prompt's words are always included. Raises ValueError
+        where no word of the captions fits, or none is frequent enough.
         """
         counts = Counter(word for caption in captions for word in split_words(caption))
         del counts[UNKNOWN_WORD]
@@ -60,7 +59,7 @@ class Vocabulary:
 
     @property
     def words(self) -> list[str]:
-        """What another `Vocabulary` of the same ids is made from."""
+        """The arguments of an equal `Vocabulary`."""
         return self.tokens[len(SPECIAL_TOKENS) :]
 
     def __len__(self) -> int:
@@ -72,7 +71,7 @@ class Vocabulary:
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
         """int64 ids and mask (1 real, 0 padding), each (R, n), n the longest and <= max_length.
 
-        <START> stands first and <END> last, also where a text was cut.
+        <START> comes first and <END> last, also where a text was cut.
         """
         rows = [torch.tensor([*self._begin(text)[: max_length - 1], self.end]) for text in texts]
         ids = pad_sequence(rows, batch_first=True, padding_value=self.pad)
@@ -86,7 +85,7 @@ class Vocabulary:
         return [self.start, *(self._ids.get(word, self.unknown) for word in split_words(text))]
 
     def decode(self, ids: Tensor) -> str:
-        """The words of ids (n,), special tokens left out, a space between each two."""
+        """The words of ids (n,) without special tokens, joined by spaces."""
         first = len(SPECIAL_TOKENS)
         return " ".join(self.tokens[number] for number in ids.tolist() if number >= first)
 
@@ -94,11 +93,11 @@ class Vocabulary:
 def load_word_vectors(
     embedding: nn.Embedding, tokens: Sequence[str], path: Union[str, Path]
 ) -> int:
-    """Copy the vectors of the tokens that a file has into an embedding; how many it had.
+    """Copy a file's vectors of tokens into an embedding; return how many it had.
 
-    The file has a line a word, the word and its numbers with spaces between, as GloVe's (Pennington
-    et al. 2014). Raises ValueError, naming the line, for one that is not so, for a file of another
-    width, and for one that cannot be read or knows none of the words.
+    The file has GloVe's format (Pennington et al. 2014): a line a word, the word and its numbers
+    separated by spaces. Raises ValueError, naming the line, for another format or width, and for a
+    file that cannot be read or has none of the words.
     """
     numbers = {token: number for number, token in enumerate(tokens)}
     width, found = embedding.embedding_dim, 0
@@ -107,7 +106,7 @@ def load_word_vectors(
             for line_number, line in enumerate(lines, 1):
                 if line_number == 1:
                     _vector(line.split()[1:], width, "line 1")
-                # From its end: in the largest of GloVe's files some words hold spaces.
+                # From the right: some words of GloVe's largest file contain spaces.
                 word, *values = line.rstrip().rsplit(" ", width)
                 if word not in numbers:
                     continue

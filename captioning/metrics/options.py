@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from captioning.files.local_copies import located
+from captioning.files.cache import located
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 

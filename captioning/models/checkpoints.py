@@ -18,17 +18,17 @@ import torch
 from BLIP.weights.checkpoint import check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
 from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
-from captioning.files.local_copies import local, local_folder
+from captioning.files.cache import local, local_folder
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
 from captioning.files.stores import Missing, check_address, has_folders, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
-    atomic_writes,
-    refusals_told,
     remove,
     replace,
     sync_folder,
+    unfinished_writes,
+    user_errors,
 )
 from captioning.runtime.errors import UserError, one_line
 
@@ -182,7 +182,7 @@ def tidy(folder: Path) -> None:
         for path in [*folder.glob("checkpoint_*.json"), *folder.glob("weights_*.json")]
         if _NAMED.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
     ]
-    for path in [*atomic_writes(folder), *orphans]:
+    for path in [*unfinished_writes(folder), *orphans]:
         _remove(path)
 
 
@@ -197,7 +197,7 @@ def keep_as_best(folder: Path, epoch: int) -> None:
     """Make checkpoint_best.pth that of `epoch`: a hard link, or a copy if the disk has no links."""
     source = weights_of(folder, epoch) or epoch_path(folder, epoch)
     temporary = folder / f".{BEST}{SUFFIX}"
-    with refusals_told(folder / BEST):
+    with user_errors(folder / BEST):
         remove(temporary)
         if source.is_dir():
             shutil.copytree(source, temporary, copy_function=_link)

@@ -17,10 +17,10 @@ from captioning.files.manifest import described, write_manifest_of_folder
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
-    refusals_told,
     remove,
     replace,
     sync_folder,
+    user_errors,
 )
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
@@ -34,7 +34,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
     temporary = path.with_name(f".{path.name}{SUFFIX}")  # on all ranks the same
 
     def begin() -> None:
-        with refusals_told(path):
+        with user_errors(path):
             remove(temporary)
             temporary.mkdir()
             with atomic_write(temporary / REST) as file:
@@ -57,7 +57,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
                     remove(temporary)
                 raise UserError(f"cannot write {path}: {problem}")
             files.update(of_rank)
-        with refusals_told(path):
+        with user_errors(path):
             for part in temporary.iterdir():
                 if part.name not in files:
                     files[part.name] = described(part)

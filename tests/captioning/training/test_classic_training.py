@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baselines import configured
-from baselines.feature_cache import KeptFeatures
+from baselines.feature_cache import FeatureCache
 from captioning import calibrate, train
 from captioning.config import load_config
 from captioning.models.build import captioner_from
@@ -94,7 +94,7 @@ def with_frozen_encoder(config, context, build=configured.build):
     encoder.finetune, captioner.encoder_lr = False, 0.0
     encoder.network.requires_grad_(False)
     if config.encoder_features:
-        encoder.kept = KeptFeatures(config.encoder_features, encoder.network, config.encoder)
+        encoder.cache = FeatureCache(config.encoder_features, encoder.network, config.encoder)
     return captioner
 
 
@@ -249,7 +249,7 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["encoder_lr=0"], "encoder_weights is none and encoder_lr 0: the image encoder would st"),
+        (["encoder_lr=0"], "encoder_weights is none and encoder_lr 0: the image encoder would ke"),
         (["image_size=8", "encoder=squeezenet1_1"], "image_size is 8, too small for squeezenet1"),
         (["image_size=32", "batch_size=1"], "batch_size is 1; this captioner normalises over"),
         (["max_length=1", "min_length=1"], "max_length is 1; with this prompt, of 1 tok.* or more"),
