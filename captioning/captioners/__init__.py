@@ -1,1 +1,1 @@
-"""What a captioner is to the rest of the project, and which there are."""
+"""The interface of captioners, and their registry."""

@@ -1,6 +1,6 @@
-"""What is asked of any captioner: built, loaded, many captions, one word by word, likelihood.
+"""Captioners built and loaded, their checkpoints, generation, scoring and likelihood.
 
-Whatever here reads a checkpoint reads it from an object store, too.
+With this package imported, BLIP's reader of checkpoints reads object stores, too.
 """
 
 from BLIP.weights.download import FETCHERS, STORES

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from adapters.lora import CONFIG
-from BLIP.tokenizer import CaptionTokenizer
 from BLIP.weights.checkpoint import load_weights, read_checkpoint
-from captioning.captioners.interface import BuildContext, Captioner
+from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, load_config, parse_config
 from captioning.data import (
@@ -30,6 +29,7 @@ from captioning.data import (
 from captioning.files.stores import without_secrets
 from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError
+from captioning.runtime.registry import load
 
 
 def captioner_from(
@@ -49,7 +49,7 @@ def captioner_from(
             raise UserError(f"{name} holds an adapter, and lora is not set: set it, or merge it")
         captions = partial(training_captions, config)
         _check_division(config, content, name)
-        context = BuildContext(content, name, captions, CaptionTokenizer, MEAN, STD)
+        context = BuildContext(content, name, captions, word_pieces, MEAN, STD)
         fills_every_weight = checkpoint is not None and config.lora is None
         with SkipInit() if fills_every_weight else nullcontext():
             captioner = package.build(config, context)
@@ -63,6 +63,11 @@ def captioner_from(
     except ValueError as error:  # packages raise it for what a user can mend
         raise UserError(str(error)) from error
     return captioner, f"loaded {name}: {report}"
+
+
+def word_pieces(name: str) -> Tokenizer:
+    """BERT's tokeniser, imported when a captioner uses it."""
+    return load("BLIP.tokenizer:CaptionTokenizer")(name)
 
 
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:

@@ -1,1 +1,1 @@
-"""Fine-tuning: the loop and its step, resume, validation, the evidence of what went wrong."""
+"""Fine-tuning: the loop, its step, checkpoints, resume, validation and the log."""

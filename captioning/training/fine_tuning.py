@@ -1,33 +1,24 @@
 """Fine-tuning: set up, then train an epoch, save it, validate it, keep the best."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from inspect import signature
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from captioning.config import Config
 from captioning.config.objectives import minimised
 from captioning.data import (
     Prefetcher,
-    Sample,
-    ShardDataset,
-    Shards,
-    TrainingDataset,
-    TrainingLoader,
     described_division,
     read_split,
-    training_loader,
 )
 from captioning.data.loader import Batch
 from captioning.data.randaugment import check_opencv
 from captioning.data.randomness import derived_seed
 from captioning.metrics.metric_sum import MetricSum
-from captioning.models.build import captioner_from, preprocessing_of
+from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision, check_trains
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
@@ -35,14 +26,14 @@ from captioning.runtime.program import Watchdog
 from captioning.runtime.progress import progress, say
 from captioning.training import sharding
 from captioning.training.nonfinite_report import NotFiniteError, nonfinite_error
-from captioning.training.optimiser import build_optimizer
+from captioning.training.optimiser import build_optimizer, scheduled_rate
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import starting_point
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
-from captioning.training.schedule import scheduled_rate
 from captioning.training.selection import Selection, check_select, held_epoch, summary, with_select
 from captioning.training.self_critical import SelfCritical, rewards_of, start_of
+from captioning.training.setup import build_captioner, distribute, training_batches
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.step import COUNTED, Stepped, TrainingStep
 from captioning.training.validation_history import (
@@ -52,10 +43,6 @@ from captioning.training.validation_history import (
     plateaus,
     why_over,
 )
-
-# Newer versions of torch have renamed the argument and warn of the old name.
-_NAMES = ("forward_sync_buffers", "broadcast_buffers")
-SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
 
 
 class FineTuning:
@@ -238,39 +225,13 @@ class FineTuning:
             division = described_division(config) if config.split else None
         if division:
             say(division)
-        self.loader = self._build_loader(self.samples)
+        self.loader = training_batches(config, self.samples, self.preprocessing)
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         if not self.steps:
             raise UserError(
                 f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
                 f"{len(self.loader)} batches; lower it or batch_size"
             )
-
-    def _build_loader(self, samples: Union[Sequence[Sample], Shards]) -> TrainingLoader:
-        config = self.config
-        settings = (
-            samples,
-            config.image_root,
-            self.preprocessing.training,
-            config.seed,
-            config.captions_per_image,
-            config.max_words,
-            config.skip_bad_images,
-        )
-        if isinstance(samples, Shards):
-            dataset = ShardDataset(*settings, shuffle_buffer=config.shuffle_buffer)
-        else:
-            dataset = TrainingDataset(*settings, self.preprocessing.same)
-        return training_loader(
-            dataset,
-            config.batch_size,
-            config.seed,
-            distributed.rank(),
-            distributed.world_size(),
-            config.num_workers,
-            config.bucket_batches,
-            self.preprocessing.join,
-        )
 
     def _find_start(self) -> Optional[dict[str, Any]]:
         """The checkpoint to resume from. A run that is over keeps its record."""
@@ -295,56 +256,20 @@ class FineTuning:
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
         """The captioner, the optimiser and the step, restored from the checkpoint if any."""
         config = self.config
-        self.captioner = self._build_captioner(checkpoint)
+        self.captioner = build_captioner(config, checkpoint)
         self.learner = self.captioner
         if self.rewards:
             with distributed.first_on_each_machine():
                 start = start_of(config, self.device)
             self.learner = SelfCritical(self.captioner, config, self.rewards, start)
-        model = self._distribute()
+        dtype = self.precision.dtype
+        model = distribute(self.learner, self.captioner, config, self.device, dtype)
         self.optimizer, self.rate_shares = build_optimizer(self.captioner, config)
         self.step = TrainingStep(config, model, self.learner, self.optimizer, self.precision)
         self.state = RunState(config, self.captioner, self.optimizer, self.precision)
         if checkpoint:
             self.state.restore(checkpoint)
         self.monitored: list[float] = []  # of the validations so far
-
-    def _build_captioner(self, resumed: Optional[dict[str, Any]]) -> nn.Module:
-        config = self.config
-        pretrained = None if resumed else config.pretrained
-        with distributed.first_on_each_machine():
-            captioner, loaded = captioner_from(config, pretrained, resumed)
-        if config.batch_size < captioner.min_batch_size:
-            raise UserError(
-                f"batch_size is {config.batch_size}; this captioner normalises over a batch, and "
-                f"has one place at image_size {config.image_size}: it must be "
-                f"{captioner.min_batch_size} or more"
-            )
-        if not resumed:
-            say(loaded)
-        return captioner
-
-    def _distribute(self) -> nn.Module:
-        """The learner on the device: sharded, in DistributedDataParallel, or itself."""
-        learner, config = self.learner, self.config
-        group = distributed.limit_waits(config.rank_timeout)
-        if config.sharding == "fsdp":
-            return sharding.shard(learner, group, self.device, self.precision.dtype)
-        learner.to(self.device)
-        if config.compile:
-            self.captioner.compile_parts()
-        if group is None:
-            return learner
-        # Running averages of a norm must be equal on all ranks; integer buffers never change.
-        sync = any(buffer.is_floating_point() for buffer in learner.buffers())
-        return DistributedDataParallel(
-            learner,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            process_group=group,
-            find_unused_parameters=self.captioner.has_unused_parameters,
-            gradient_as_bucket_view=True,  # saves a copy of the gradient
-            **{SYNC_BUFFERS: sync},
-        )
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:

@@ -166,13 +166,10 @@ LINES = [
     ),
     (
         "encoder_features=kept",
-        "encoder_features is kept, but an encoder that learns or sees each image in another way "
-        "never sees the same twice; set encoder_lr to 0 and augmentation to none",
+        "encoder_features is kept, but an encoder that is trained or sees augmented images never "
+        "sees the same twice; set encoder_lr to 0 and augmentation to none",
     ),
-    (
-        "encoder_features=kept augmentation=none encoder_lr=1e-5",
-        "encoder_features is kept, but an encoder that learns",
-    ),
+    ("encoder_features=kept augmentation=none encoder_lr=1e-5", "encoder_features is kept, but an"),
     ("model=lstm num_layers=2", "num_layers is 2; lstm has one layer"),
     (
         "model=sat teacher_forcing=exponential",

@@ -8,7 +8,9 @@ from dataclasses import asdict
 import pytest
 
 from captioning.config import config_class, load_config, parse_config, write_config
+from captioning.config.objectives import NAMES, training_name
 from captioning.runtime.errors import UserError
+from smile import OBJECTIVES
 from smile.alternatives import ALTERNATIVES
 
 # The keys and values of BLIP's own configs/caption_coco.yaml.
@@ -79,21 +81,26 @@ def test_the_objective_is_built_from_its_keys(blips):
     assert (objective.label_smoothing, objective.first_token_mle) == (0, False)
 
 
-@pytest.mark.parametrize("name", ALTERNATIVES)
-def test_every_alternative_with_its_parameters(name, blips, tmp_path):
-    parameters = asdict(ALTERNATIVES[name]())
-    written = ", ".join(f"{k}: {7 if v is None else v}" for k, v in parameters.items())
-    override = f"objective={{mle: 0.5, {name}: {{weight: 0.25, {written}}}}}"
-    config = load_config(blips, [override.replace(", }", "}")])
-    objective = config.build_objective()
-    assert objective.weights == {"mle": 0.5, name: 0.25}
-    made = asdict(objective.alternatives[name])
-    assert made == {k: 7 if v is None else v for k, v in parameters.items()}
-    write_config(config, tmp_path / "config.yaml")
-    assert load_config(tmp_path / "config.yaml") == config
-    assert load_config(blips, [f"objective={name}"]).build_objective().weights == {name: 1}
-    with pytest.raises(UserError, match=f"objective.* '{name}' has no parameter 'warmth'"):
-        load_config(blips, [f"objective={{{name}: {{warmth: 1}}}}"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_objective_alone_and_in_a_mixture_with_its_parameters(name, blips, tmp_path):
+    parameters = asdict(ALTERNATIVES[name]()) if name in ALTERNATIVES else {}
+    parameters = {k: 7 if v is None else v for k, v in parameters.items()}
+    written = ", ".join(["weight: 0.25", *(f"{k}: {v}" for k, v in parameters.items())])
+    other = "smile" if name == "mle" else "mle"
+    for spec, weights in {
+        name: {name: 1},
+        f"{{{other}: 0.5, {name}: {{{written}}}}}": {other: 0.5, name: 0.25},
+    }.items():
+        config = load_config(blips, [f"objective={spec}"])
+        objective = config.build_objective()
+        assert objective.weights == weights
+        assert all(NAMES[part] in training_name(config) for part in weights)
+        write_config(config, tmp_path / "config.yaml")
+        assert load_config(tmp_path / "config.yaml") == config
+    if name in ALTERNATIVES:
+        assert asdict(objective.alternatives[name]) == parameters
+        with pytest.raises(UserError, match=f"objective.* '{name}' has no parameter 'warmth'"):
+            load_config(blips, [f"objective={{{name}: {{warmth: 1}}}}"])
 
 
 @pytest.mark.parametrize(

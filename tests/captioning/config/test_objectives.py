@@ -4,13 +4,11 @@ import pytest
 
 from captioning.config import load_config, write_config
 from captioning.config.objectives import (
-    NAMES,
     minimised,
     objective_name,
     trained_by,
     training_name,
 )
-from smile import OBJECTIVES
 
 
 @pytest.mark.parametrize(
@@ -83,15 +81,3 @@ def test_what_trains_a_run(tmp_path, overrides, parts, name):
     assert (trained_by(config), training_name(config)) == (parts, name)
     write_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_can_be_configured_alone_and_in_a_mixture(tmp_path, name):
-    (tmp_path / "least.yaml").write_text("image_root: a\nann_root: b\n")
-    other = "smile" if name == "mle" else "mle"
-    for spec, parts in ((name, [name]), (f"{{{other}: 0.5, {name}: {{}}}}", [other, name])):
-        config = load_config(tmp_path / "least.yaml", [f"objective={spec}"])
-        assert list(config.build_objective().weights) == parts
-        assert all(NAMES[part] in training_name(config) for part in parts)
-        write_config(config, tmp_path / "config.yaml")
-        assert load_config(tmp_path / "config.yaml") == config

@@ -13,6 +13,7 @@ from captioning.data import normalise
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
+from captioning.training.setup import SYNC_BUFFERS, distribute
 from tests.tiny_run import log_of
 
 NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
@@ -217,8 +218,8 @@ def test_ranks_share_running_averages_and_no_constants(run, tmp_path, norm):
     met = f"file://{tmp_path}/met"
     dist.init_process_group("gloo", init_method=met, rank=0, world_size=1)
     try:
-        wrapped = tuning._distribute()
-        assert getattr(wrapped, fine_tuning.SYNC_BUFFERS) == bool(norm)
+        wrapped = distribute(tuning.learner, tuning.captioner, tuning.config, tuning.device, None)
+        assert getattr(wrapped, SYNC_BUFFERS) == bool(norm)
     finally:
         distributed.stop()
 

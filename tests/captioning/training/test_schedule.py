@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from captioning.config import load_config
-from captioning.training.schedule import learning_rate, scheduled_rate
+from captioning.training.optimiser import learning_rate, scheduled_rate
 
 
 def test_one_value_an_epoch_from_init_towards_min():

@@ -87,6 +87,13 @@ class Worth:
         return np.array([[worth_of(s.text) for s in group] for group in captions])
 
 
+def settings(**changed):
+    """A configuration of a reward of two samples, without an objective."""
+    given = {"reward": {"worth": 1.0}, "reward_samples": 2, "reward_temperature": 1.0}
+    given |= {"reward_baseline": "others", "reward_kl": 0.0, "objective": None}
+    return SimpleNamespace(**{**given, "max_tokens": LONGEST, **changed})
+
+
 class Remembered(Worth):
     """And what it was asked about."""
 
@@ -96,11 +103,7 @@ class Remembered(Worth):
 
 
 def test_a_reward_knows_which_captions_came_to_their_end():
-    settings = {"reward_temperature": 1.0, "reward_baseline": "others", "reward_kl": 0.0}
-    config = SimpleNamespace(
-        reward={"worth": 1.0}, reward_samples=4, max_tokens=LONGEST, objective=None, **settings
-    )
-    worth, toy = Remembered(), Toy(1)
+    config, worth, toy = settings(reward_samples=4), Remembered(), Toy(1)
     toy.dealt = [[1, 2, 1], [1, 2, END], [END] * 3, [2, 2, 2]]
     output = SelfCritical(toy, config, Rewards({"worth": worth}))(None, [[""]], [0])
     assert worth.asked == [[False, True, True, False]]
@@ -116,11 +119,9 @@ class WithLikelihood(Toy):
 
 
 def test_the_loss_of_the_objective_is_added_to_that_of_the_reward():
-    settings = {"reward_temperature": 1.0, "reward_baseline": "others", "reward_kl": 0.0}
-    settings |= {"reward": {"worth": 1.0}, "reward_samples": 2, "max_tokens": LONGEST}
     outputs = []
     for objective in (None, "mle"):
-        toy, config = WithLikelihood(1), SimpleNamespace(**settings, objective=objective)
+        toy, config = WithLikelihood(1), settings(objective=objective)
         toy.dealt = [[1, 2, 1], [1, 2, END]]
         outputs.append(SelfCritical(toy, config, Rewards({"worth": Worth()}))(None, [[""]], [0]))
     torch.testing.assert_close(outputs[1].loss, outputs[0].loss + 5)
@@ -140,14 +141,11 @@ def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline, kl):
     the KL, both sums over all captions."""
     temperature = 1.3
     toy, start = Toy(1), Toy(2)
-    config = SimpleNamespace(
+    config = settings(
         reward={"worth": 2.0},
-        reward_samples=2,
         reward_temperature=temperature,
         reward_baseline=baseline,
         reward_kl=kl,
-        max_tokens=LONGEST,
-        objective=None,
     )
     learner = SelfCritical(toy, config, Rewards({"worth": Worth()}), start)
     captions = list(every_caption())

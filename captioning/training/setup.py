@@ -1,0 +1,106 @@
+"""The parts that a run is made of: batches, captioner, the captioner on all processes."""
+
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any, Optional, Union
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from captioning.captioners.interface import Captioner
+from captioning.config import Config
+from captioning.data import (
+    Preprocessing,
+    Sample,
+    ShardDataset,
+    Shards,
+    TrainingDataset,
+    TrainingLoader,
+    training_loader,
+)
+from captioning.models.build import captioner_from
+from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import say
+from captioning.training import sharding
+
+# Newer versions of torch have renamed the argument and warn of the old name.
+_NAMES = ("forward_sync_buffers", "broadcast_buffers")
+SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
+
+
+def training_batches(
+    config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
+) -> TrainingLoader:
+    """This rank's batches of the training split."""
+    settings = (
+        samples,
+        config.image_root,
+        preprocessing.training,
+        config.seed,
+        config.captions_per_image,
+        config.max_words,
+        config.skip_bad_images,
+    )
+    if isinstance(samples, Shards):
+        dataset = ShardDataset(*settings, shuffle_buffer=config.shuffle_buffer)
+    else:
+        dataset = TrainingDataset(*settings, preprocessing.same)
+    return training_loader(
+        dataset,
+        config.batch_size,
+        config.seed,
+        distributed.rank(),
+        distributed.world_size(),
+        config.num_workers,
+        config.bucket_batches,
+        preprocessing.join,
+    )
+
+
+def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Module:
+    """The captioner of a new run, or of one that resumes from a checkpoint's content."""
+    pretrained = None if resumed else config.pretrained
+    with distributed.first_on_each_machine():
+        captioner, loaded = captioner_from(config, pretrained, resumed)
+    if config.batch_size < captioner.min_batch_size:
+        raise UserError(
+            f"batch_size is {config.batch_size}; this captioner normalises over a batch, and "
+            f"has one place at image_size {config.image_size}: it must be "
+            f"{captioner.min_batch_size} or more"
+        )
+    if not resumed:
+        say(loaded)
+    return captioner
+
+
+def distribute(
+    learner: nn.Module,
+    captioner: Captioner,
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> nn.Module:
+    """The learner on the device: sharded, in DistributedDataParallel, or itself.
+
+    captioner: the learner or, with a reward, the captioner in it. dtype: of sharded computation.
+    """
+    group = distributed.limit_waits(config.rank_timeout)
+    if config.sharding == "fsdp":
+        return sharding.shard(learner, group, device, dtype)
+    learner.to(device)
+    if config.compile:
+        captioner.compile_parts()
+    if group is None:
+        return learner
+    # Running averages of a norm must be equal on all ranks; integer buffers never change.
+    sync = any(buffer.is_floating_point() for buffer in learner.buffers())
+    return DistributedDataParallel(
+        learner,
+        device_ids=[device] if device.type == "cuda" else None,
+        process_group=group,
+        find_unused_parameters=captioner.has_unused_parameters,
+        gradient_as_bucket_view=True,  # saves a copy of the gradient
+        **{SYNC_BUFFERS: sync},
+    )
