@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from captioning.data import load_image
-from captioning.files.writing import atomic_write, refusals_told
+from captioning.files.writing import atomic_write, user_errors
 from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.score_tokens import END, ScoredCaption, attention_map
 from captioning.runtime import distributed
@@ -61,7 +61,7 @@ def draw(found: ScoredCaption, photo: Image.Image, path: Path) -> None:
         axis.imshow(grey, cmap="gray", alpha=0.6)
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
-    with refusals_told(path), atomic_write(path) as file:
+    with user_errors(path), atomic_write(path) as file:
         figure.savefig(file, format="png")
 
 

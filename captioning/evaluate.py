@@ -29,7 +29,7 @@ from captioning.data.caption_files import (
     read_references,
     with_references,
 )
-from captioning.files.local_copies import local
+from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images

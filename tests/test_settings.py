@@ -5,7 +5,7 @@ import re
 import pytest
 
 from captioning.config import config_class, load_config
-from captioning.config.roles import ROLES, roles_of
+from captioning.config.keys import ROLES, roles_of
 from smile import OBJECTIVES
 
 ROW = r"^\| (`.+?) \| ?(.*?) \| (\w+) \| (.+) \|$"

@@ -2,8 +2,8 @@
 
 true_facts   true facts that a caption states
 wrong_facts  wrong facts among all stated facts, per cent
-scene_R@k    captions that rank their own scene among the first k, per cent. A scene's rank is by the
-             number of the caption's facts that hold; a tied scene is before the own one
+scene_R@k    captions that rank their own scene among the first k, per cent. Scenes are ranked by
+             the number of the caption's facts that hold; a tied scene is before the own one
 """
 
 from pathlib import Path

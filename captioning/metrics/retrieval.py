@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from captioning.data import annotation_paths
-from captioning.files.local_copies import local
+from captioning.files.cache import local
 from captioning.metrics.bootstrap import mean, median
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import ClipEvaluator
