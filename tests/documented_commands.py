@@ -1,7 +1,7 @@
 """Checks the commands of a Markdown page.
 
-bash runs each fenced block, with loops, variables and the project's scripts; every other program is a
-stand-in that records its call. A module's arguments then go to the parser of that module.
+bash runs each fenced block, with loops, variables and the project's scripts. Every other program is
+a stand-in that records its call. A module's arguments then go to the parser of that module.
 """
 
 import argparse
