@@ -96,7 +96,7 @@ def vocabulary(tmp_path_factory):
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_captioner(vocabulary):
     """Return a function that builds a tiny captioner, in evaluation mode, by the same settings."""
     from BLIP import build_captioner
