@@ -113,11 +113,11 @@ def with_references(
 
     Raises UserError if no image has any.
     """
-    lacking = [image_id for image_id, group in by_id(captions, references).items() if not group]
-    if len(lacking) == len(captions):
+    matched = by_id(captions, references)
+    kept = {image_id: caption for image_id, caption in captions.items() if matched[image_id]}
+    if not kept:
         match_ids(captions, references)  # raises
-    left_out = set(lacking)
-    return {i: caption for i, caption in captions.items() if i not in left_out}, lacking
+    return kept, [image_id for image_id in captions if image_id not in kept]
 
 
 def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
