@@ -22,7 +22,8 @@ class ExistingCaptions:
         other = self.images.setdefault(name, image)
         if other != image:
             raise UserError(
-                f"--captions: {name} in {self.path} may be {other} or {image}: write there which"
+                f"--captions: {name} in {self.path} may be {other} or {image}: "
+                "use longer names there"
             )
         return True
 

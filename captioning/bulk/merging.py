@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, Line, Plan, captions_of, parts_of
+from captioning.bulk.shards import BASE, Line, Plan, captions_of
 from captioning.files.manifest import Hashed
 from captioning.files.reading import read_lines
 from captioning.files.uploads import written
@@ -21,7 +21,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
     Returns the numbers of images of the plan that have captions and that failed. After a kill at
     any instant it can be called again, and writes the same files.
     """
-    parts = parts_of(request.parts, plan)
+    parts = plan.parts()
 
     def made() -> Iterable[Line]:
         return itertools.chain.from_iterable(part.read() for part in parts)

@@ -16,7 +16,7 @@ FILE = "file"
 class Options(BaseModel):
     """A subclass declares `name: Annotated[type, role] = Field(default, description=...)`.
 
-    role: see `captioning/config/roles.py`; description: one clause for --help and errors.
+    role: see `captioning/config/keys.py`; description: one clause for --help and errors.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
