@@ -5,7 +5,7 @@
 The program is the real one, on a Ray cluster of several nodes on this machine. An actor is a
 process that sleeps as long as a shard would take it, and then sends lines. Actors end at random,
 and half way a machine is lost. --growth: numbers of images instead, without sleep and failures.
-What comes out is compared with what has to. Needs requirements-cluster.txt, and 100 MB an actor.
+The output is compared with the expected lines. Needs requirements-cluster.txt, and 100 MB an actor.
 """
 
 import argparse
@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from captioning.bulk import planning
-from captioning.bulk.actor_pool import ActorPool
 from captioning.bulk.cluster import CPUS, Cluster
-from captioning.bulk.ray_engine import RayEngine, _Dispatcher
+from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
 
 SETTINGS = {"num_beams": 3, "max_length": 40, "min_length": 5, "length_penalty": 1.0}
 CAPTION = "a red disc lies on a blue square, and a small yellow star is to the left of both of them"
-OWN = {"include_dashboard": False, "object_store_memory": 100 << 20}
+NODE = {"include_dashboard": False, "object_store_memory": 100 << 20}
 
 
 def line_of(image: str) -> dict[str, Any]:
@@ -44,7 +43,10 @@ def names_of(images: int) -> Iterator[str]:
 
 
 def sleeper(shard_s: float, failures: float) -> type:
-    """The class of an actor that takes so long for a shard, and ends in so many of them."""
+    """The class of an actor that takes so long for a shard, and ends in so many of them.
+
+    It is defined here, as Ray sends it to processes that cannot import this module.
+    """
 
     class Sleeper:
         def __init__(self, folder):
@@ -61,7 +63,7 @@ def sleeper(shard_s: float, failures: float) -> type:
 
             left = task.entries[len(task.lines) :]
             seconds = self.random.uniform(0.5, 1.5) * shard_s * len(left) / len(task.entries)
-            pieces = max(1, round(seconds))  # told of every second, as by a real one
+            pieces = max(1, round(seconds))  # one a second, as a real actor sends them
             for piece in range(pieces):
                 time.sleep(seconds / pieces)
                 if self.random.random() < failures / pieces:
@@ -74,97 +76,62 @@ def sleeper(shard_s: float, failures: float) -> type:
     return Sleeper
 
 
-class Watch:
-    """Seconds and shards, what was lost, and how long it was until others had it."""
+class Measured(RayEngine):
+    """The engine, which notes when it captions, and loses a machine half way."""
 
-    def __init__(self, nodes: Any, shards: int):
-        self.nodes, self.shards = nodes, shards
-        self.handed = self.actors_lost = 0
-        self.lost_at, self.machine, self.again = 0.0, "", 0
-        self.back_s: list[float] = []  # of each of the machine's shards, until another has it
-        self._missing: set[int] = set()
+    def __init__(self, cluster: Cluster, kind: type, nodes: Any, images: int):
+        super().__init__(cluster, lambda: None, kind)
+        self.nodes, self.left = nodes, images // 2
+        self.planned_mb = 0.0
+        self.marks: list[tuple[float, float]] = []  # wall and CPU seconds: begin and end
 
-    def install(self) -> None:
-        give, lose, lost = _Dispatcher._give, ActorPool.lose, _Dispatcher._lost
+    def caption(self, request: Any, plan: Any, shards: list[int], count: Any) -> None:
+        def counted(images: int) -> None:
+            count(images)
+            self.left -= images
+            if self.nodes is not None and self.left <= 0:
+                nodes, self.nodes = self.nodes, None
+                nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
 
-        def given(dispatcher, worker, shard):
-            self.handed += 1
-            if self.nodes and self.handed == self.shards // 2:
-                node = next(iter(self.nodes.worker_nodes))
-                self.machine, self.lost_at = node.node_id, time.monotonic()
-                self.nodes.remove_node(node, allow_graceful=False)
-            if shard in self._missing:
-                self._missing.remove(shard)
-                self.back_s.append(round(time.monotonic() - self.lost_at, 2))
-            give(dispatcher, worker, shard)
-
-        def losing(pool, worker, error):
-            self.actors_lost += not worker.lost
-            lose(pool, worker, error)
-
-        def missed(dispatcher, worker, stream, error):
-            self.again += 1
-            if worker.machine.id == self.machine:
-                self._missing.add(worker.parts[stream].shard)
-            lost(dispatcher, worker, stream, error)
-
-        _Dispatcher._give, ActorPool.lose, _Dispatcher._lost = given, losing, missed
+        self.planned_mb = peak()
+        self.marks.append((time.monotonic(), time.process_time()))
+        super().caption(request, plan, shards, counted)
+        self.marks.append((time.monotonic(), time.process_time()))
 
 
-def measured(given: argparse.Namespace, images: int, size: int, folder: Path) -> dict[str, Any]:
-    """One run of so many images, in shards of `size`; what it took."""
+def measure(given: argparse.Namespace, images: int, size: int, folder: Path) -> dict[str, Any]:
+    """One run of so many images, in shards of `size`: memory, seconds, and CPU seconds by phase."""
     from ray.cluster_utils import Cluster as Nodes
 
-    listed = folder / "photos.txt"
+    listed, growing = folder / "photos.txt", given.growth is not None
     with open(listed, "w") as file:
         file.writelines(f"{name}\n" for name in names_of(images))
-    nodes = Nodes(initialize_head=True, head_node_args={**OWN, "num_cpus": 0})
+    nodes = Nodes(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
     for _ in range(given.machines):
-        nodes.add_node(num_cpus=given.actors * CPUS, **OWN)
+        nodes.add_node(num_cpus=given.actors * CPUS, **NODE)
     request = Request(str(listed), folder / "captions.jsonl", shard_size=size)
-    growing = given.growth is not None
-    watch = Watch(None if growing else nodes, given.shards)
-    watch.install()
     kind = sleeper(0, 0) if growing else sleeper(given.seconds, given.failures)
-    began: dict[str, float] = {}
-    caption, merge = RayEngine.caption, BulkCaptioning._merge
-
-    def timed(self, *arguments):
-        began.update(planned=peak(), plan_cpu=time.process_time() - start_cpu)
-        while sum(w.capacity > 0 for w in self.pool.workers) < given.machines * given.actors:
-            self.pool.start_actors(request, given.shards)
-            list(self.pool.poll())
-        wall, work = time.monotonic(), time.process_time()
-        caption(self, *arguments)
-        began.update(wall=time.monotonic() - wall, work=time.process_time() - work)
-
-    def merging(self, plan):
-        before = time.process_time()
-        merge(self, plan)
-        began["merge_cpu"] = time.process_time() - before
-
-    RayEngine.caption, BulkCaptioning._merge = timed, merging
-    base, start, start_cpu = peak(), time.monotonic(), time.process_time()
+    base, start = peak(), time.process_time()
     with contextlib.closing(Cluster(nodes.address, "cpu")) as cluster:
-        engine = RayEngine(cluster, lambda: None, kind)
+        engine = Measured(cluster, kind, None if growing else nodes, images)
         BulkCaptioning(request, {"checkpoint": "sleeps"}, engine, False).run()
+    end = time.process_time()
     nodes.shutdown()
     with open(request.out) as file:
         for name in names_of(images):
             line = file.readline()
-            assert json.loads(line) == line_of(str(folder / name)), line
-        assert not file.readline()
-    shards = -(-images // size)
+            if json.loads(line) != line_of(str(folder / name)):
+                raise RuntimeError(f"not the line of {name}: {line}")
+        if file.readline():
+            raise RuntimeError("there are more lines than images")
+    (wall, planned), (wall_end, captioned) = engine.marks
     found = {
-        "images": images, "shards": shards, "base_mb": base, "planned_mb": began["planned"],
-        "peak_mb": peak(), "total_s": time.monotonic() - start, "captioning_s": began["wall"],
-        "plan_cpu_s": began["plan_cpu"], "captioning_cpu_s": began["work"],
-        "merge_cpu_s": began["merge_cpu"], "actors_lost": watch.actors_lost,
-        "shards_again": watch.again, "machines_shards_back_s": watch.back_s,
-    }  # fmt: skip
-    return {
-        key: round(value, 2) if isinstance(value, float) else value for key, value in found.items()
+        **{"images": images, "shards": -(-images // size), "captioning_s": wall_end - wall},
+        **{"plan_cpu_s": planned - start, "captioning_cpu_s": captioned - planned},
+        **{"merge_cpu_s": end - captioned, "base_mb": base, "planned_mb": engine.planned_mb},
+        "peak_mb": peak(),
     }
+    return {key: round(value, 2) for key, value in found.items()}
 
 
 def peak() -> float:
@@ -174,17 +141,16 @@ def peak() -> float:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--shards", type=int, default=10_000)
-    parser.add_argument("--size", type=int, default=32, help="images of a shard")
-    parser.add_argument("--machines", type=int, default=4)
-    parser.add_argument("--actors", type=int, default=16, help="of a machine")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a shard, on average")
-    parser.add_argument("--failures", type=float, default=0.005, help="of shards, with their actor")
-    parser.add_argument(
-        "--growth", type=int, nargs="+", help="numbers of images, in turn; the last flag"
-    )
+    add = parser.add_argument
+    add("--shards", type=int, default=10_000)
+    add("--size", type=int, default=32, help="images of a shard")
+    add("--machines", type=int, default=4)
+    add("--actors", type=int, default=16, help="of a machine")
+    add("--seconds", type=float, default=2.0, help="of a shard, on average")
+    add("--failures", type=float, default=0.005, help="of shards, with their actor")
+    add("--growth", type=int, nargs="+", help="numbers of images, in turn; the last flag")
     given = parser.parse_args(argv)
-    if given.growth is not None and len(given.growth) > 1:  # memory's peak is a process's
+    if given.growth is not None and len(given.growth) > 1:  # peak memory is that of a process
         before = argv[: argv.index("--growth")]
         for images in given.growth:
             command = [sys.executable, "-m", "benchmarks.scale", *before, "--growth", str(images)]
@@ -193,9 +159,8 @@ def main(argv: Sequence[str]) -> int:
     images, size = given.shards * given.size, given.size
     if given.growth is not None:
         images, size = given.growth[0], planning.MOST
-        given.shards = -(-images // size)
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measured(given, images, size, Path(folder))), flush=True)
+        print(json.dumps(measure(given, images, size, Path(folder))), flush=True)
     return 0
 
 

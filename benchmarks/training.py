@@ -2,41 +2,43 @@
 
     bash scripts/benchmark.sh training [--quick]
 
-A step is forward, backward and AdamW, with dropout. Both captioners hold the very same parameters
-and optimiser state, so that both fit in memory at once. Peak memory is that of a process which
-builds one of them alone, with the optimiser's state, and takes a step.
+A step is forward, backward and AdamW, with dropout. Both captioners hold the same parameters and
+optimiser state, so that both fit in memory at once. On a CPU peak memory is that of a process which
+builds one of them alone, with the optimiser's state, and takes a step; on a GPU that of the step.
 """
 
+import argparse
 import copy
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, Union
+import sys
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.captioners import SMOOTHING, our_captioner, their_captioner
-from benchmarks.measure import Work, alternate, peak_memory, program, row
+from benchmarks.measure import Work, compare, peak_memory
+from benchmarks.topic import Cases, program
 from BLIP import BlipCaptioner
 from smile import Objective
 
-OURS, OURS_SMILE, THEIRS = "ours", "ours, MLE + SMILE", "transformers"
-COMPILED = "ours, compiled"
+OURS, OURS_SMILE, COMPILED, THEIRS = (
+    *("ours", "ours, MLE + SMILE", "ours, compiled"),
+    "transformers",
+)
 SMILE = {"mle": 0.01, "smile": 0.99}
-AN_IMAGE = (1, 5)
-PRECISIONS = {False: "step, fp32", True: "step, bf16 autocast"}
-BATCH = 4
+AN_IMAGE = {"1 a step": 1, "5 a step": 5}
+CPU_BATCH, GPU_BATCH = 4, 32
 TOKENS = (20, 27, 33, 40)  # of the captions, prompt and end included
+CPU = torch.device("cpu")
 
 
-def captions(
-    tiny: bool, images: int, an_image: int, tokens: Sequence[int] = TOKENS
-) -> list[list[str]]:
-    """`an_image` captions of each image, of those numbers of tokens in turn."""
+def captions(tiny: bool, images: int, an_image: int) -> list[list[str]]:
+    """`an_image` captions of each image, of TOKENS tokens in turn."""
     generator = torch.Generator().manual_seed(0)
 
     def caption(index: int) -> str:
-        words = tokens[index % len(tokens)] - 5
+        words = TOKENS[index % len(TOKENS)] - 5
         ids = torch.randint(8, 60 if tiny else 30522, (words,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())
 
@@ -52,11 +54,11 @@ def images(ours: BlipCaptioner, count: int) -> Tensor:
 class Training:
     """Optimiser steps of either captioner on the same parameters, on a device."""
 
-    def __init__(self, tiny: bool, peer: bool, device: Union[str, torch.device] = "cpu"):
-        self.tiny, self.device = tiny, torch.device(device)
+    def __init__(self, tiny: bool, peer: bool, device: torch.device = CPU):
+        self.tiny, self.device = tiny, device
         self.ours = our_captioner(tiny).train().to(device)
         self.theirs = their_captioner(self.ours, share=True).train().to(device) if peer else None
-        # A run's optimiser, and the one that a user of transformers has by default.
+        # A run's optimiser, and the default that a user of transformers has.
         settings = {"lr": 1e-5, "weight_decay": 0.05}
         self.fused = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)
         self.usual = torch.optim.AdamW(self.ours.parameters(), **settings)
@@ -71,9 +73,9 @@ class Training:
         return captioner
 
     def loss(self, contender: str, image: Tensor, texts: list[list[str]]) -> Tensor:
-        """transformers' is MLE, the one objective that it has; our tokeniser makes its tokens.
+        """transformers' loss is MLE, the one objective that it has, on our tokeniser's tokens.
 
-        It has an image for each caption, so that one of several is encoded as often.
+        It takes an image for each caption, so several captions of one encode it as often.
         """
         ours = self.ours
         if contender != THEIRS:
@@ -82,18 +84,17 @@ class Training:
         tokens, mask = ours.tokenizer.encode(flat, ours.max_tokens)
         labels = tokens.masked_fill(mask == 0, -100)
         labels[:, : len(ours.prompt_ids)] = -100
-        given = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
-        given = {name: value.to(self.device) for name, value in given.items()}
+        batch = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+        batch = {name: value.to(self.device) for name, value in batch.items()}
         repeated = image.repeat_interleave(len(texts[0]), dim=0)
-        return self.theirs(pixel_values=repeated, **given).loss
+        return self.theirs(pixel_values=repeated, **batch).loss
 
-    def step(
-        self, contender: str, spec: Any, autocast: bool, an_image: int = 1, batch: int = BATCH
-    ) -> Work:
+    def step(self, contender: str, autocast: bool, an_image: int = 1) -> Work:
+        batch = GPU_BATCH if self.device.type == "cuda" and not self.tiny else CPU_BATCH
         image = images(self.ours, batch).to(self.device)
         texts = captions(self.tiny, batch, an_image)
         optimizer = self.usual if contender == THEIRS else self.fused
-        objective = Objective(spec, SMOOTHING)
+        objective = Objective(SMILE if contender == OURS_SMILE else "mle", SMOOTHING)
 
         def call() -> float:
             model = self.compiled if contender == COMPILED else self.ours
@@ -108,8 +109,8 @@ class Training:
         return call
 
 
-def whole_training(contender: str, tiny: bool, autocast: bool, spec: Any, an_image: int) -> Work:
-    """The work whose memory counts: it builds the captioner and the optimiser's state, too."""
+def whole_training(contender: str, tiny: bool, autocast: bool, an_image: int = 1) -> Work:
+    """The work whose memory counts on a CPU: it builds captioner and optimiser state, too."""
 
     def call() -> None:
         training = Training(tiny, contender == THEIRS)
@@ -117,37 +118,47 @@ def whole_training(contender: str, tiny: bool, autocast: bool, spec: Any, an_ima
             parameter.grad = torch.zeros_like(parameter)
         training.fused.step()
         training.fused.zero_grad(set_to_none=True)
-        training.step(contender, spec, autocast, an_image)()
+        training.step(contender, autocast, an_image)()
 
     return call
 
 
-def measure(tiny: bool, rounds: int) -> Iterator[dict[str, Any]]:
-    """Every row."""
+def cases(options: argparse.Namespace) -> Cases:
+    on_gpu, rounds = options.device.type == "cuda", options.rounds
+    items = (GPU_BATCH if on_gpu and not options.quick else CPU_BATCH, "images")
+    training = functools.cache(lambda: Training(options.quick, True, options.device))
 
-    def memory(contender: str, autocast: bool, spec: Any, an_image: int = 1) -> int:
-        return peak_memory(whole_training, contender, tiny, autocast, spec, an_image)
+    def steps(autocast: bool, compiled: bool = False) -> dict[str, Any]:
+        names = [OURS, OURS_SMILE, *([COMPILED] if compiled else []), THEIRS]
+        memory = None
+        if not on_gpu:
+            memory = {
+                who: peak_memory(whole_training, who, options.quick, autocast) for who in names
+            }
+        works = {who: training().step(who, autocast) for who in names}
+        return compare(works, [THEIRS], rounds, items, memory)
 
-    precisions = (True,) if tiny else (False, True)
-    specs = {OURS: (OURS, "mle"), OURS_SMILE: (OURS, SMILE), THEIRS: (THEIRS, "mle")}
-    # Before this process holds captioners of its own.
-    peaks = {
-        autocast: {name: memory(who, autocast, spec) for name, (who, spec) in specs.items()}
-        for autocast in precisions
-    }
-    several = {f"{k} a step": memory(OURS, True, "mle", k) for k in AN_IMAGE}
-    training = Training(tiny, peer=True)
-    for autocast in precisions:
-        works = {n: training.step(who, spec, autocast) for n, (who, spec) in specs.items()}
-        seconds = alternate(works, rounds)
-        yield row(PRECISIONS[autocast], seconds, THEIRS, peaks[autocast], (BATCH, "images"))
-    works = {f"{k} a step": training.step(OURS, "mle", True, k) for k in AN_IMAGE}
-    seconds = alternate(works, rounds)
-    each = {f"{k} a step": [t / k for t in seconds[f"{k} a step"]] for k in AN_IMAGE}
-    yield row("captions of an image, bf16", each, "1 a step", several, (BATCH, "captions"))
+    def several() -> dict[str, Any]:
+        """A step with one and with five captions of each image; the ratio is that of steps."""
+        memory = None
+        if not on_gpu:
+            memory = {
+                name: peak_memory(whole_training, OURS, options.quick, True, k)
+                for name, k in AN_IMAGE.items()
+            }
+        works = {name: training().step(OURS, True, k) for name, k in AN_IMAGE.items()}
+        return compare(works, ["1 a step"], rounds, items, memory)
+
+    found: dict[str, Any] = {"step, bf16 autocast": lambda: steps(True)}
+    if not options.quick:
+        found["step, fp32"] = lambda: steps(False)
+    found["captions of an image, bf16"] = several
+    if on_gpu:  # last: it takes longest until it runs
+        found["step, bf16, compiled"] = lambda: steps(True, True)
+    return found
 
 
-main = program("training", __doc__, 3, measure)
+main = program("training", __doc__, 3, cases)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,23 +1,25 @@
-"""A step of a vision-language model with the vocabulary of today's, beside the model's own loss.
+"""A step of a vision-language model with a large vocabulary, beside the model's own loss.
 
     bash scripts/benchmark.sh vlm [--quick]
 
-The model is that of `vlm.tiny`, 96 wide, with a head of many words: what its logits cost is what
-stands out. A step is forward and backward on made-up photos and captions. Memory is what it needs
+The model is that of `vlm.tiny`, 96 wide, with a head of many words, so that most of its memory is
+its logits'. A step is forward and backward on random photos and captions. Memory is that of a step
 beyond the gradients.
 """
 
+import argparse
 import itertools
 import string
+import sys
 import tempfile
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 
 import vlm.tiny
-from benchmarks.measure import Work, alternate, peak_memory, program, row
+from benchmarks.measure import Work, compare, peak_memory
+from benchmarks.topic import Cases, program
 from smile import Objective
 from smile.hf import undo
 from vlm.captioner import VlmCaptioner
@@ -52,18 +54,18 @@ def write(folder: str, V: int) -> None:
     vlm.tiny.write(folder, words)
 
 
-def step(contender: str, sizes: Sizes, folder: str) -> Work:
-    """Loss and gradients by one contender, of which a small one has been made before."""
+def step(contender: str, sizes: Sizes, folder: str, device: torch.device) -> Work:
+    """Loss and gradients by one contender, after a small step that loads the libraries."""
     model, question = model_of(folder, weights=True), prompt_processor_of(folder, vlm.tiny.ASKED)
     objective = Objective(OURS.get(contender, "mle"))
-    captioner = VlmCaptioner(model, question, objective, max_tokens=sizes.n + 1).train()
+    captioner = VlmCaptioner(model, question, objective, max_tokens=sizes.n + 1).train().to(device)
     words = sorted(word for word in captioner.tokenizer.tokenizer.get_vocab() if len(word) == 4)
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(len(words), (sizes.B, sizes.k, sizes.n), generator=generator).tolist()
-    captions = [[" ".join(words[i] for i in each) for each in group] for group in drawn]
+    numbers = torch.randint(len(words), (sizes.B, sizes.k, sizes.n), generator=generator).tolist()
+    captions = [[" ".join(words[i] for i in each) for each in group] for group in numbers]
     side = vlm.tiny.SIDE
     photos = [Image.new("RGB", (side, side), (20 * n, 100, 200)) for n in range(sizes.B)]
-    image = ImageBatch([question(photo) for photo in photos])
+    image = ImageBatch([question(photo) for photo in photos]).to(device)
     if contender == OWN:
         undo(model)
 
@@ -82,29 +84,31 @@ def step(contender: str, sizes: Sizes, folder: str) -> Work:
     return call
 
 
-def gradient_bytes(folder: str) -> int:
-    return sum(4 * weight.numel() for weight in model_of(folder, weights=True).parameters())
+def measure(sizes: Sizes, options: argparse.Namespace) -> dict[str, Any]:
+    names, device = [OWN, *OURS], options.device
+    with tempfile.TemporaryDirectory() as folder:
+        write(folder, sizes.V)
+        gradients = sum(p.nbytes for p in model_of(folder, weights=True).parameters())
+        memory = None
+        if device.type == "cpu":
+            memory = {name: peak_memory(step, name, sizes, folder, device) for name in names}
+        works = {name: step(name, sizes, folder, device) for name in names}
+        facts = {"memory": memory, "outputs": gradients, "sizes": sizes._asdict()}
+        return compare(works, [OWN], options.rounds, **facts)
 
 
-def measure(quick: bool, rounds: int) -> Iterator[dict[str, Any]]:
-    """A row for each vocabulary, and one for several captions of a photo; none without models."""
+def cases(options: argparse.Namespace) -> Cases:
+    """A row for each vocabulary, and one for several captions of a photo."""
     try:
         check_library()
-    except ValueError as error:
+    except ValueError as error:  # an older transformers
         print(error)
-        return
-    for sizes in [TINY] if quick else USUAL:
-        names = [OWN, *OURS]
-        with tempfile.TemporaryDirectory() as folder:
-            write(folder, sizes.V)
-            gradients = gradient_bytes(folder)
-            memory = {n: max(0, peak_memory(step, n, sizes, folder) - gradients) for n in names}
-            seconds = alternate({name: step(name, sizes, folder) for name in names}, rounds)
-        facts = {"sizes": sizes._asdict(), "gradient_bytes": gradients}
-        yield row(str(sizes), seconds, OWN, memory, **facts)
+        return {}
+    sizes = [TINY] if options.quick else USUAL
+    return {str(each): lambda each=each: measure(each, options) for each in sizes}
 
 
-main = program("vlm", __doc__, 3, measure)
+main = program("vlm", __doc__, 3, cases)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,1 +1,1 @@
-"""What a GPU is needed for: checked and measured by one command, scripts/gpu.sh."""
+"""One command that runs the checks and the topics that need a GPU, scripts/gpu.sh."""

@@ -2,87 +2,119 @@
 
 import argparse
 import contextlib
+import json
 import os
 import shlex
 import signal
+import site
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
-from benchmarks.gpu import surroundings
-from benchmarks.gpu.parts import NO_GPU, PARTS
-from benchmarks.gpu.summary import Summary
+from benchmarks.gpu.packages import REPOSITORY, install, is_there, required
+from benchmarks.gpu.part import CHECK, NO_GPU, PARTS
 
 NOTHING_DONE = 2  # exit status
-BEGINNING_S = 5.0  # that a process needs before it can do anything; less time is not worth it
+START_S = 5.0  # that a process needs before it can do anything; less time is not worth it
+LONGEST_SOCKET = 60  # characters of a folder: names of sockets in it must stay below 108 bytes
+SAME = ("gpu", "driver", "torch")
 
 
 def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
-    names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(prog="gpu.sh", description=__doc__)
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is missing")
     parser.add_argument("--out", type=Path, help="the folder to write to (output/gpu)")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=", ".join(names))
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--minutes", type=float, default=8.0, help="for all of it (8)")
     arguments = parser.parse_args(argv)
     if arguments.wheels and not arguments.wheels.is_dir():
         parser.error(f"--wheels: {arguments.wheels} is no folder")
-    arguments.out = (arguments.out or surroundings.REPOSITORY / "output" / "gpu").resolve()
+    arguments.out = (arguments.out or REPOSITORY / "output" / "gpu").resolve()
     return arguments
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    ends = time.monotonic()
     arguments = parse(argv)
-    ends += arguments.minutes * 60
-    out = arguments.out
-    (out / "parts").mkdir(parents=True, exist_ok=True)
-    absent = surroundings.missing()
-    problems = []
+    ends = time.monotonic() + arguments.minutes * 60
+    folder = arguments.out / "parts"
+    folder.mkdir(parents=True, exist_ok=True)
+    refused = []
     if arguments.wheels:
-        problems = surroundings.install(arguments.wheels, out / "packages", list(absent))
-        absent = surroundings.missing()
-    summary = Summary(out, arguments.rehearse, arguments.minutes, absent, problems)
-    # What was measured means little without what the card can do.
-    only = {"ceilings", *(arguments.only or [part.name for part in PARTS])}
-    chosen = [part for part in PARTS if part.name in only]
-    variables = surroundings.variables(out, arguments.rehearse)
-    try:
-        for number, part in enumerate(chosen):
-            lacking = [name for name, parts in absent.items() if part.name in parts]
-            if lacking:
-                summary.without(part, lacking)
-                continue
-            share = part.share / sum(other.share for other in chosen[number:])
-            limit = (ends - time.monotonic()) * share
-            if limit < BEGINNING_S:
-                summary.add(part, "there was no time left", 0.0)
-                continue
-            command = [sys.executable, "-m", "benchmarks.gpu.part", part.name, str(out / "parts")]
-            command += [f"{limit:.0f}", *(["--rehearse"] if arguments.rehearse else [])]
-            (out / "parts" / f"{part.name}.jsonl").unlink(missing_ok=True)  # an earlier run's
-            start = time.monotonic()
-            ended = run(command, variables, out / "parts" / f"{part.name}.log", limit)
-            summary.add(part, ended, time.monotonic() - start)
-            if NO_GPU in ended:
-                return NOTHING_DONE
-    except KeyboardInterrupt:
-        summary.add(part, "interrupted", 0.0)
-    summary.write(shlex.join(["bash", "scripts/gpu.sh", *(sys.argv[1:] if argv is None else argv)]))
-    return summary.show()
+        refused = install(arguments.wheels, arguments.out / "packages")
+    absent = {name: module for name, module in required().items() if not is_there(module)}
+    for name, module in absent.items():
+        without = [part for part in PARTS if module in (*PARTS[part].needs, "torch")]
+        print(f"missing: {name}; it costs {', '.join(without) or 'no part'}", flush=True)
+    for problem in refused:
+        print(f"not installed: {problem}", flush=True)
+    # Measurements mean little without the speed of the card.
+    chosen = [name for name in PARTS if name in ("ceilings", *(arguments.only or PARTS))]
+    environment = variables(arguments.out, arguments.rehearse)
+    for number, name in enumerate(chosen):
+        path, log = folder / f"{name}.json", folder / f"{name}.log"
+        path.unlink(missing_ok=True)  # of an earlier run
+        log.write_text("")
+        start = time.monotonic()
+        limit = (ends - start) * PARTS[name].share / sum(PARTS[p].share for p in chosen[number:])
+        lacking = [package for package, module in absent.items() if module in PARTS[name].needs]
+        if lacking:
+            ended = f"needs {', '.join(lacking)}"
+        elif limit < START_S:
+            ended = "there was no time left"
+        else:
+            command = [sys.executable, "-m", "benchmarks.gpu.part", name, "--output", str(folder)]
+            ended = run([*command, *["--quick"] * arguments.rehearse], environment, log, limit)
+        content = json.loads(path.read_text()) if path.exists() else {"planned": [], "rows": []}
+        content.update(ended=ended, lacking=bool(lacking), seconds=time.monotonic() - start)
+        path.write_text(json.dumps(content))
+        print(f"== {name}: {ended or 'done'}\n{log.read_text(errors='replace')}", flush=True)
+        if NO_GPU in ended:
+            return NOTHING_DONE
+    content = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join(["bash", "scripts/gpu.sh", *(argv or sys.argv[1:])]),
+        "rehearsal": arguments.rehearse,
+        "missing": list(absent),
+        "wheels_refused": refused,
+        "parts": parts_in(folder),
+    }
+    (arguments.out / "gpu.json").write_text(json.dumps(content, indent=1) + "\n")
+    status = show(content["parts"])
+    print(arguments.out / "gpu.json")
+    return status
 
 
-def run(command: Sequence[str], variables: dict[str, str], log: Path, limit: float) -> str:
-    """How a process ended, "" for well; it and all that it started are gone afterwards."""
+def variables(out: Path, rehearsal: bool) -> dict[str, str]:
+    """The environment of a part: no network, and caches and temporary files within `out`."""
+    places = {"HOME": out / "home", "XDG_CACHE_HOME": out / "home" / ".cache"}
+    if len(str(out)) < LONGEST_SOCKET:
+        places["TMPDIR"] = out / "tmp"
+    for place in places.values():
+        place.mkdir(parents=True, exist_ok=True)
+    path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")]), str(out / "packages")]
+    return {
+        **os.environ,
+        **{name: str(place) for name, place in places.items()},
+        "PYTHONUSERBASE": site.getuserbase(),
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if rehearsal else {}),
+    }
+
+
+def run(command: Sequence[str], environment: dict[str, str], log: Path, limit: float) -> str:
+    """How a process ended, "" for status 0; its children are killed with it."""
     with open(log, "wb") as file:
         process = subprocess.Popen(
             command,
-            cwd=surroundings.REPOSITORY,
-            env=variables,
+            cwd=REPOSITORY,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -93,23 +125,46 @@ def run(command: Sequence[str], variables: dict[str, str], log: Path, limit: flo
         except subprocess.TimeoutExpired:
             return f"ended after {limit:.0f} s, its time"
         finally:
-            _end_all(process)
-    return "" if status == 0 else f"failed with {_named(status)}: {last_line(log)}"
-
-
-def _end_all(process: subprocess.Popen) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _named(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f"status {status}"
-
-
-def last_line(log: Path) -> str:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if status == 0:
+        return ""
+    name = signal.Signals(-status).name if status < 0 else f"status {status}"
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line for line in reversed(lines) if line), "it said nothing")[:300]
+    last = next((line for line in reversed(lines) if line), "no output")
+    return f"failed with {name}: {last[:300]}"
+
+
+def parts_in(folder: Path) -> dict[str, Any]:
+    """The parts of this run and, from the same card and PyTorch, of earlier ones."""
+    found = {name: folder / f"{name}.json" for name in PARTS}
+    parts = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
+    here = parts["ceilings"].get("machine", {})
+    return {
+        name: part
+        for name, part in parts.items()
+        if all(part.get("machine", here).get(key) == here.get(key) for key in SAME)
+    }
+
+
+def show(parts: dict[str, Any]) -> int:
+    """Print a table; return 1 where something failed or a check was not done."""
+    bad = 0
+    for name, part in parts.items():
+        checks = [row for row in part["rows"] if row["name"].startswith(CHECK)]
+        failed = sum("error" in row for row in part["rows"])
+        missed = part["planned"][len(part["rows"]) :]
+        out_of_time = part["ended"].startswith("ended after") and part["rows"]
+        unchecked = any(row.startswith(CHECK) for row in missed)
+        broken = part["ended"] and not part["lacking"] and not out_of_time
+        bad += bool(failed or unchecked or broken)
+        print(
+            f"{name:12} {part['seconds']:6.0f} s  {len(checks):3} checks "
+            f"{len(part['rows']) - len(checks):3} rows  {failed} failed  {len(missed)} not done  "
+            f"{part['ended']}"
+        )
+    return int(bad > 0)
 
 
 if __name__ == "__main__":

@@ -1,119 +1,95 @@
-"""One part of a run: python -m benchmarks.gpu.part NAME FOLDER SECONDS [--rehearse].
+"""One part of a run, its checks and then its topic: python -m benchmarks.gpu.part NAME [options].
 
-Its checks and rows go to FOLDER/NAME.jsonl one by one, so that whatever ends it, those before stay.
+The checks are the functions test_* of a module of tests/gpu, called without pytest, which images
+lack. Options are those of a topic; --quick is a rehearsal. NAME.json holds what is done so far.
 """
 
-import argparse
 import functools
-import gc
 import importlib
-import json
 import sys
-import time
-import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, NamedTuple, Optional
 
 import torch
 
+from benchmarks import measure, topic
 from benchmarks.gpu.card import Card
-from benchmarks.gpu.parts import NO_GPU, PARTS, Part
 
-TO_MEASURE = 0.9  # of the time: after it nothing is begun
-
-
-def checks_of(part: Part) -> dict[str, Callable[[Card], None]]:
-    """The tests of its modules, by what they say; see tests/gpu."""
-    found = {}
-    # A folder without __init__.py, whose name a package may have taken that is installed.
-    ours = sys.modules["tests"] = types.ModuleType("tests")
-    ours.__path__ = [str(Path(__file__).resolve().parents[2] / "tests")]
-    for name in part.checks:
-        module = importlib.import_module(f"tests.gpu.{name}")
-        for each, test in vars(module).items():
-            if each.startswith("test_"):
-                found[each[len("test_") :].replace("_", " ")] = test
-    return found
+CAPTIONER = ("torchvision", "timm", "transformers", "huggingface_hub", "filelock", "safetensors")
+IMAGES = ("numpy", "PIL", "tqdm", "torchvision")
+NO_GPU = "there is no CUDA GPU that torch can use; --rehearse does the same on the CPU"
+ROUNDS = 5
+CHECK = "check: "  # before the names of rows that are no measurement
 
 
-def rows_of(part: Part, card: Card) -> Mapping[str, Callable[[], dict[str, Any]]]:
-    """What it measures, by the names of the rows."""
-    if not part.measures:
+class Part(NamedTuple):
+    """share: of the time, relative to the others'. checks: a module of tests/gpu. topic: a module
+    of benchmarks. needs: the modules that it imports besides torch."""
+
+    about: str
+    share: float
+    checks: str = ""
+    topic: str = ""
+    needs: tuple[str, ...] = ()
+
+
+PARTS = {
+    "ceilings": Part("the speed of the card", 4, topic="device"),
+    "objective": Part("losses, gradients, their time", 12, "test_objective", "objective"),
+    "captioning": Part(
+        "tokens, captions a second", 40, "test_captioning", "captioning", (*CAPTIONER, *IMAGES)
+    ),
+    "training": Part("steps, images a second", 22, "test_training", "training", CAPTIONER),
+    "runs": Part(
+        *("resume, reports, memory", 10, "test_runs"),
+        needs=(*CAPTIONER, *IMAGES, "pydantic", "ruamel.yaml", "tensorboard"),
+    ),
+    "processes": Part("NCCL, FSDP2", 6, "test_processes", needs=CAPTIONER),
+    "input": Part("prefetching, loaders", 6, "test_prefetching", "loader", IMAGES),
+}
+
+
+def checks_of(name: str, card: Card) -> topic.Cases:
+    """The checks of a part by their names in words; each returns a row with its notes."""
+
+    def row(test: Any) -> dict[str, Any]:
+        card.notes.clear()
+        test(card)
+        return {"notes": [*card.notes]}
+
+    module = PARTS[name].checks
+    if not module:
         return {}
-    return importlib.import_module(f"benchmarks.gpu.{part.name}").rows(card)
+    # tests/ has no __init__.py, and an installed package may have taken its name.
+    package = sys.modules["tests"] = types.ModuleType("tests")
+    package.__path__ = [str(Path(__file__).resolve().parents[2] / "tests")]
+    found = vars(importlib.import_module(f"tests.gpu.{module}"))
+    return {
+        CHECK + each.removeprefix("test_").replace("_", " "): functools.partial(row, test)
+        for each, test in found.items()
+        if each.startswith("test_")
+    }
 
 
-class Record:
-    """Lines of JSON: a plan, then one for each that is done."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        path.write_text("")
-
-    def add(self, **values: Any) -> None:
-        with open(self.path, "a") as file:
-            file.write(json.dumps(values) + "\n")
-
-
-def run(part: Part, card: Card, record: Record) -> None:
-    checks = checks_of(part)
-    record.add(checks=list(checks))
-    for name, check in checks.items():
-        card.said.clear()
-        error, seconds = attempt(lambda check=check: check(card), name)
-        record.add(check=name, error=error, seconds=seconds, said=list(card.said))
-    rows = rows_of(part, card)
-    record.add(rows=list(rows))
-    for name, measure in rows.items():
-        if card.left() <= 0:
-            break
-        row: dict[str, Any] = {}
-        error, seconds = attempt(lambda row=row, measure=measure: row.update(measure()), name)
-        record.add(row=name, error=error, seconds=seconds, **row)
-    record.add(done=True)
-
-
-def attempt(work: Callable[[], Any], name: str) -> tuple[str, float]:
-    """The error of a call in one line, "" without one, and the seconds that it took."""
-    print(f"== {name}", flush=True)
-    start, error = time.monotonic(), ""
-    try:
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    except Exception as problem:
-        traceback.print_exc()
-        error = said_of(problem)
-    gc.collect()
-    if torch.cuda.is_available() and not error:
-        torch.cuda.empty_cache()
-    return error, round(time.monotonic() - start, 3)
-
-
-def said_of(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.part", description=__doc__)
-    parser.add_argument("name", choices=[part.name for part in PARTS])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("seconds", type=float, help="that it may take")
-    parser.add_argument("--rehearse", action="store_true")
-    arguments = parser.parse_args()
-    ends = time.monotonic() + arguments.seconds * TO_MEASURE
-    part = next(part for part in PARTS if part.name == arguments.name)
-    folder = arguments.folder / part.name
-    folder.mkdir(parents=True, exist_ok=True)
-    if arguments.rehearse:  # compiling takes a CPU longer than all the rest
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    name, *rest = sys.argv[1:] if argv is None else argv
+    options = topic.parse(rest, __doc__, ROUNDS)
+    if options.quick:
+        options.device, measure.START = torch.device("cpu"), "fork"
+        # Compiling takes a CPU longer than all the rest.
         torch.compile = functools.partial(torch.compile, disable=True)
     elif not torch.cuda.is_available():
         raise SystemExit(NO_GPU)
-    record = Record(arguments.folder / f"{part.name}.jsonl")
-    run(part, Card.here(arguments.rehearse, folder, ends), record)
+    folder = options.output / name
+    folder.mkdir(parents=True, exist_ok=True)
+    cases = dict(checks_of(name, Card.here(options.quick, folder)))
+    if PARTS[name].topic:
+        cases.update(importlib.import_module(f"benchmarks.{PARTS[name].topic}").cases(options))
+    topic.run(name, cases, options)  # its report says which rows failed
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,35 +1,39 @@
-"""Train MLE, SMILE and mixtures on real photographs, over several seeds, and say what they do.
+"""Train MLE, SMILE and mixtures on real photographs, over several seeds, and compare them.
 
 python -m benchmarks.real_photos
 python -m benchmarks.real_photos --seeds 2 --objectives mle,smile,focal --jobs 1
 
-For each seed: a captioner is trained with MLE on two thirds of the training photos, and goes on
-with each objective; a judge is trained on the last third and the validation photos. The captions of
-the test photos are scored, and read by the judge. What is done is not done again; one that was
-stopped goes on. The folder gets results.json, table.md, plane.svg, report.html, and a folder a run.
+For each seed a captioner is trained with MLE on two thirds of the training photos, and then with
+each objective, by `captioning.sweep`; a judge is trained on the last third and the validation
+photos. The captions of the test photos are scored, and read by the judge. Finished runs are not
+repeated; a stopped one goes on. The folder gets results.json, table.md, plane.svg, report.html,
+and a folder a run.
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from benchmarks.real_photos.figure import draw
-from benchmarks.real_photos.parts import write_few
-from benchmarks.real_photos.runs import FINE_TUNING, Runs
-from benchmarks.real_photos.summary import markdown, summarise
+from benchmarks.real_photos.parts import JUDGE, START, write_few, write_parts
+from benchmarks.real_photos.summary import write_summary
+from captioning import train
 from captioning.config import load_config
-from captioning.files.writing import write_json, write_text
-from captioning.report.comparison import compare
-from captioning.report.page import write_report
+from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
+from captioning.runtime.job_runner import Job
 from captioning.runtime.program import exit_code
-from captioning.runtime.progress import say
+from captioning.sweep.__main__ import Sweep
+from captioning.sweep.parallel_runs import run_in_slots, slots
 from captioning.sweep.variants import of_objectives, read_objectives
+from captioning.training.validation_history import is_trained
 
 CONFIG = "configs/real_photos.yaml"
 OBJECTIVES = "mle,smile"
+# SMILE begins with a captioner that can caption: all go on from one that MLE has trained.
+FINE_TUNING = ("init_lr=2e-4", "warmup_steps=0", "max_epoch=3", "eval_every=3")
 QUICK_PHOTOS = {"train": 60, "val": 12, "test": 24}
 QUICK = ("max_epoch=2", "eval_every=2", "min_word_count=2")
 QUICK_TUNING = ("max_epoch=1", "eval_every=1", "warmup_steps=0")
@@ -42,7 +46,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--config", default=CONFIG, help=f"what all runs have in common (default: {CONFIG})")
+    add("--config", default=CONFIG, help=f"keys that all runs share (default: {CONFIG})")
     add("--seeds", type=int, help="how many (default: 3; with --quick 1)")
     add(
         "--objectives",
@@ -67,24 +71,41 @@ def _run(arguments: argparse.Namespace) -> None:
     for name in ("seeds", "jobs"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise UserError(f"--{name} is {getattr(arguments, name)}; it must be 1 or more")
-    quick, keys = arguments.quick, list(arguments.overrides)
+    quick, keys = arguments.quick, ["device=cpu", *arguments.overrides]
     folder = arguments.output_dir or Path("output/real_photos" + ("-quick" if quick else ""))
-    chosen = of_objectives(read_objectives(arguments.objectives))
+    tuning = QUICK_TUNING if quick else FINE_TUNING
+    variants = [
+        variant._replace(overrides=(*variant.overrides, *tuning))
+        for variant in of_objectives(read_objectives(arguments.objectives))
+    ]
     if quick:
         config = load_config(arguments.config, keys)
         keys = [*QUICK, *write_few(config, QUICK_PHOTOS, folder / "photos"), *keys]
-    seeds = arguments.seeds or (1 if quick else 3)
-    tuning = QUICK_TUNING if quick else FINE_TUNING
-    runs = Runs(arguments.config, folder, seeds, chosen, keys, tuning)
-    runs.run(arguments.jobs)
-    comparison = compare([runs.of(0, variant.name) for variant in chosen])
-    summary = summarise(runs, comparison)
-    write_json(summary.as_json(), folder / "results.json")
-    text = markdown(summary)
-    write_text(text, folder / "table.md")
-    write_report(comparison, folder / "report.html", "These are the runs of the first seed.")
-    say(draw(summary.rows, folder / "plane.svg"))
-    print(text, end="")
+    seeds = [folder / f"seed{n}" for n in range(arguments.seeds or (1 if quick else 3))]
+    jobs, sweeps = [], []
+    for number, seed in enumerate(seeds):
+        files = write_parts(load_config(arguments.config, keys), number, seed / "photos")
+        # The judge has another seed than its captioner, so that it starts from other weights.
+        for name, run_seed in ((START, number), (JUDGE, number + 1000)):
+            own = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
+            place = ["--config", arguments.config, "--output_dir", str(seed / name)]
+            if not is_trained(load_config(arguments.config, own, {"output_dir": place[-1]})):
+                do = functools.partial(train.main, [*place, *own])
+                jobs.append(Job(f"{seed.name}/{name}", do, seed / f"{name}.log"))
+        tuned = {key.partition("=")[0] for key in tuning}
+        own = [key for key in keys if key.partition("=")[0] not in tuned]
+        own += [f"train_file={files[START]}", f"seed={number}", f"pretrained={seed / START / BEST}"]
+        sweeps.append((seed, own))
+    _check(run_in_slots(jobs, slots("cpu", arguments.jobs)))
+    for seed, own in sweeps:
+        sweep = Sweep(arguments.config, None, seed, own, variants)
+        _check(sweep.train(arguments.jobs))
+    print(write_summary(folder, seeds, variants), end="")
+
+
+def _check(failures: dict[str, str]) -> None:
+    for name, reason in failures.items():
+        raise UserError(f"{name} failed: {reason}")
 
 
 if __name__ == "__main__":

@@ -1,23 +1,15 @@
-"""Whether captions tell their photos from others, by how likely another captioner finds them.
+"""Whether captions tell their photos from others, by how likely another captioner finds them."""
 
-python -m benchmarks.real_photos.judge JUDGE RUN
-
-JUDGE and RUN are folders of runs. The test captions of RUN are read under their own photos and
-under others, and RUN/result/judged.json says where the own one stands. RUN may be "humans", which
-asks of one human caption a photo; the answer is JUDGE/result/humans.json.
-"""
-
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.real_photos.parts import JUDGE
 from captioning.config import Config
 from captioning.data import Prefetcher, Sample, preprocess_caption, read_split
-from captioning.data.caption_files import read_predictions
+from captioning.data.caption_files import Captions, read_predictions
 from captioning.data.randomness import derived_seed, permutation
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
@@ -25,49 +17,40 @@ from captioning.models.build import load_trained
 from captioning.models.checkpoints import BEST
 from captioning.models.generation import images_of
 from captioning.report.comparison import held_out
-from captioning.runtime.program import exit_code
 
 CROWD = 100  # photos that a caption is tried on, its own among them
 HUMANS = "humans"
 _IMAGES_AT_ONCE = 10
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    judge, run = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: _judge(Path(judge), Path(run)), "stopped")
+def found(seed: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Of each run of a seed, and of HUMANS: 100 by image id where the judge finds the caption's
+    own photo likeliest, else 0.
 
-
-def answer_path(judge: Path, run: Path) -> Path:
-    """Where the answer is: the captions, and {image id: place} of them."""
-    return (
-        judge / "result" / "humans.json" if run.name == HUMANS else run / "result" / "judged.json"
-    )
-
-
-def is_answered(judge: Path, run: Path) -> bool:
-    """Whether this judge has read the captions that the run has now."""
-    answer = answer_path(judge, run)
-    if not answer.exists() or answer.stat().st_mtime < (judge / BEST).stat().st_mtime:
-        return False
-    return run.name == HUMANS or read_json(answer)["captions"] == _captions(run)
-
-
-def _captions(run: Path) -> dict[str, str]:
-    found = read_predictions(run / "result" / "test.json")
-    return {str(image_id): caption for image_id, caption in found.items()}
-
-
-def _judge(judge: Path, run: Path) -> None:
-    torch.set_grad_enabled(False)
-    config, captioner = load_trained(str(judge / BEST), None, torch.device("cpu"))
+    What has been judged is kept in the judge's folder, and used while the captions are the same.
+    """
+    config, captioner = load_trained(str(seed / JUDGE / BEST), None, torch.device("cpu"))
     samples = read_split(config, "test")
-    if run.name == HUMANS:
-        held = held_out({sample.image_id: sample.captions for sample in samples})[0]
-        captions = {str(image_id): caption for image_id, caption in held.items()}
-    else:
-        captions = _captions(run)
-    found = {"captions": captions, "places": places(captioner, config, samples, captions)}
-    write_json(found, answer_path(judge, run))
+    held = held_out({sample.image_id: sample.captions for sample in samples})[0]
+    results = {}
+    for name in (HUMANS, *names):
+        path = seed / JUDGE / "result" / f"judged_{name}.json"
+        texts = held if name == HUMANS else captions_of(seed / name)
+        captions = {str(image_id): text for image_id, text in texts.items()}
+        known = read_json(path) if path.exists() else {}
+        if known.get("captions") != captions:
+            with torch.no_grad():
+                known = {
+                    "captions": captions,
+                    "places": places(captioner, config, samples, captions),
+                }
+            write_json(known, path)
+        results[name] = {image_id: 100.0 * (p == 1) for image_id, p in known["places"].items()}
+    return results
+
+
+def captions_of(run: Path) -> Captions:
+    return read_predictions(run / "result" / "test.json")
 
 
 def places(
@@ -76,7 +59,7 @@ def places(
     """The place of each caption's own photo, 1 for the best, by image id.
 
     The photos are put into crowds at random, always the same; a caption is tried on those of its
-    own photo's. Photos that make it as likely share a place in the middle.
+    own photo's. Photos with the same likelihood share a place in the middle.
     """
     samples = [sample for sample in samples if str(sample.image_id) in captions]
     order = permutation(len(samples), derived_seed("crowds"))
@@ -104,7 +87,3 @@ def _loglikelihoods(
         sums = logprobs.masked_fill(labels < 0, 0).double().sum(1)  # (R,)
         rows.append(sums.unflatten(0, (len(image), len(texts))))
     return torch.cat(rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Which photos a captioner learns from, and which its judge."""
+"""The photos of a captioner and those of its judge."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +11,7 @@ from captioning.runtime.errors import UserError
 
 PARTS = 3  # of the training photos: the judge has one, the captioner the others
 SPLITS = ("train", "val", "test")
+START, JUDGE = "start", "judge"  # the folders of a seed's captioner, before tuning, and its judge
 
 
 def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
@@ -25,8 +26,8 @@ def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
     order = permutation(len(samples), derived_seed("parts"))
     judges = set(order[seed % PARTS :: PARTS])
     of = {
-        "captioner": [sample for n, sample in enumerate(samples) if n not in judges],
-        "judge": [samples[n] for n in sorted(judges)] + read_split(config, "val"),
+        START: [sample for n, sample in enumerate(samples) if n not in judges],
+        JUDGE: [samples[n] for n in sorted(judges)] + read_split(config, "val"),
     }
     return {name: _write(part, folder / f"{name}.json") for name, part in of.items()}
 

@@ -2,7 +2,7 @@
 
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import named_in
-from captioning.files.local_copies import local
+from captioning.files.cache import local
 from captioning.runtime.errors import UserError
 
 

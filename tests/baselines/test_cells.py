@@ -1,88 +1,76 @@
-"""The decoders against their equations, written out as loops over numbers in double precision."""
-
-import math
+"""The decoders against their equations, computed caption by caption and place by place."""
 
 import pytest
 import torch
-from torch import nn
 
-from baselines.cells import AttentionLSTM, PooledDecoder
+from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
 
-V, D, E, H, P = 11, 5, 4, 6, 3
-
-
-def numbers(parameter):
-    return parameter.detach().double().tolist()
-
-
-def affine(weight, x, bias=None):
-    rows = [sum(w * value for w, value in zip(row, x)) for row in weight]
-    return rows if bias is None else [r + b for r, b in zip(rows, bias)]
-
-
-def add(*vectors):
-    return [sum(values) for values in zip(*vectors)]
-
-
-def sigmoid(x):
-    return 1 / (1 + math.exp(-x))
-
-
-def mean(places):
-    return [sum(column) / len(places) for column in zip(*places)]
+V, D, E, H, A, P = 11, 5, 4, 6, 7, 3
+KINDS = {
+    "rnn": lambda: PooledDecoder("rnn", V, D, E, H, 0.0),
+    "lstm": lambda: PooledDecoder("lstm", V, D, E, H, 0.0),
+    "attn": lambda: AttentionLSTM(V, D, E, H, 0.0),
+    "sat": lambda: ShowAttendTell(V, D, E, H, 0.0, A, num_layers=1),
+    "sat, 3 layers": lambda: ShowAttendTell(V, D, E, H, 0.0, A, num_layers=3),
+    "sat, shallow": lambda: ShowAttendTell(V, D, E, H, 0.0, A, num_layers=2, deep_output=False),
+}
 
 
 def lstm_update(gates, cell):
-    """gates: input, forget, candidate, output, each H numbers."""
-    i, f, g, o = (gates[n * H : (n + 1) * H] for n in range(4))
-    cell = [sigmoid(f[n]) * cell[n] + sigmoid(i[n]) * math.tanh(g[n]) for n in range(H)]
-    return [sigmoid(o[n]) * math.tanh(cell[n]) for n in range(H)], cell
+    i, f, g, o = gates.split(H)
+    cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
 
 
-def softmax(scores):
-    total = sum(math.exp(s) for s in scores)
-    return [math.exp(s) / total for s in scores]
+def pooled_step(p, state, x, places):
+    hidden, cell = state or (p["from_image.weight"] @ places.mean(0) + p["from_image.bias"], None)
+    gates = p["cell.weight_ih_l0"] @ x + p["cell.bias_ih_l0"]
+    gates = gates + p["cell.weight_hh_l0"] @ hidden + p["cell.bias_hh_l0"]
+    if len(gates) == H:
+        return (gates.tanh(), None), gates.tanh(), None
+    state = lstm_update(gates, torch.zeros_like(hidden) if cell is None else cell)
+    return state, state[0], None
 
 
-def reference(decoder, kind, tokens, places):
-    """Logits of one caption and the attention, word by word."""
-    p = {name: numbers(value) for name, value in decoder.named_parameters()}
-    first = affine(p["from_image.weight"], mean(places), p["from_image.bias"])
-    hidden, cell = first, [0.0] * H
-    if kind == "attn":
-        projected = [affine(p["from_image.weight"], v, p["from_image.bias"]) for v in places]
-        hidden = cell = mean(projected)
-    logits, attention = [], []
-    for token in tokens:
-        x = p["embedding.weight"][token]
-        if kind == "attn":
-            scores = [sum(a * h for a, h in zip(v, hidden)) / math.sqrt(H) for v in projected]
-            weights = softmax(scores)
-            attended = [sum(w * v[n] for w, v in zip(weights, projected)) for n in range(H)]
-            gates = add(
-                affine(p["word_gates.weight"], x, p["word_gates.bias"]),
-                affine(p["hidden_gates.weight"], hidden),
-                affine(p["image_gates.weight"], attended),
-            )
-            hidden, cell = lstm_update(gates, cell)
-            attention.append(weights)
-        else:
-            a = add(
-                affine(p["cell.weight_ih_l0"], x, p["cell.bias_ih_l0"]),
-                affine(p["cell.weight_hh_l0"], hidden, p["cell.bias_hh_l0"]),
-            )
-            if kind == "rnn":
-                hidden = [math.tanh(value) for value in a]
-            else:
-                hidden, cell = lstm_update(a, cell)
-        logits.append(affine(p["head.weight"], hidden, p["head.bias"]))
-    return logits, attention
+def attention_step(p, state, x, places):
+    places = places @ p["from_image.weight"].T + p["from_image.bias"]
+    hidden, cell = state or (places.mean(0), places.mean(0))
+    weights = torch.stack([place @ hidden / H**0.5 for place in places]).exp()
+    weights = weights / weights.sum()
+    attended = sum(weight * place for weight, place in zip(weights, places))
+    gates = p["word_gates.weight"] @ x + p["word_gates.bias"] + p["hidden_gates.weight"] @ hidden
+    state = lstm_update(gates + p["image_gates.weight"] @ attended, cell)
+    return state, state[0], weights
+
+
+def show_attend_tell_step(p, state, x, places):
+    first = p["first_state.weight"] @ places.mean(0) + p["first_state.bias"]
+    state = list(state or first.split(H))  # hidden and cell of each layer in turn
+    hidden, scores = state[-2], []
+    for place in places:
+        pair = p["key.weight"] @ place + p["key.bias"] + p["query.weight"] @ hidden
+        scores.append(p["score.weight"][0] @ pair.tanh())
+    weights = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
+    context = sum(weight * place for weight, place in zip(weights, places))
+    gate = (p["gate.weight"][0] @ hidden + p["gate.bias"][0]).sigmoid()
+    below = torch.cat([x, gate * context])
+    for n in range(len(state) // 2):
+        name = f"layers.{n}."
+        gates = p[name + "weight_ih"] @ below + p[name + "bias_ih"]
+        gates = gates + p[name + "weight_hh"] @ state[2 * n] + p[name + "bias_hh"]
+        state[2 * n : 2 * n + 2] = lstm_update(gates, state[2 * n + 1])
+        below = state[2 * n]
+    if "from_hidden.weight" in p:
+        below = x + p["from_hidden.weight"] @ below + p["from_hidden.bias"]
+        below = below + p["from_context.weight"] @ context + p["from_context.bias"]
+    return state, below, weights
+
+
+STEPS = {"rnn": pooled_step, "lstm": pooled_step, "attn": attention_step}
 
 
 def make(kind):
-    sizes = (V, D, E, H, 0.0)
-    made = AttentionLSTM(*sizes) if kind == "attn" else PooledDecoder(kind, *sizes)
-    return made.double()
+    return KINDS[kind]().double()
 
 
 def inputs(images=2, captions=3, length=5):
@@ -90,21 +78,24 @@ def inputs(images=2, captions=3, length=5):
     return tokens, torch.randn(images, P, D, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", ["rnn", "lstm", "attn"])
-def test_logits_are_the_equations(kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_attention_are_the_equations(kind):
     decoder, (tokens, places) = make(kind), inputs()
     logits, attention = decoder(tokens, places)
+    assert (attention is None) == (kind in ("rnn", "lstm"))
+    p, step = dict(decoder.named_parameters()), STEPS.get(kind, show_attend_tell_step)
     for b in range(2):
         for k in range(3):
-            expected, weights = reference(decoder, kind, tokens[b, k].tolist(), places[b].tolist())
-            torch.testing.assert_close(logits[b, k], torch.tensor(expected, dtype=torch.float64))
-            if kind == "attn":
-                expected = torch.tensor(weights, dtype=torch.float64)
-                torch.testing.assert_close(attention[b, k], expected)
-    assert (attention is None) == (kind != "attn")
+            state = None
+            for n, token in enumerate(tokens[b, k]):
+                state, seen, weights = step(p, state, p["embedding.weight"][token], places[b])
+                expected = p["head.weight"] @ seen + p["head.bias"]
+                torch.testing.assert_close(logits[b, k, n], expected)
+                if weights is not None:
+                    torch.testing.assert_close(attention[b, k, n], weights)
 
 
-@pytest.mark.parametrize("kind", ["rnn", "lstm", "attn"])
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "attn", "sat"])
 def test_a_later_word_changes_no_earlier_logit(kind):
     decoder, (tokens, places) = make(kind), inputs()
     changed = tokens.clone()
@@ -115,7 +106,7 @@ def test_a_later_word_changes_no_earlier_logit(kind):
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
-def test_torchs_whole_loop_is_step_after_step(kind):
+def test_torchs_loop_equals_single_steps(kind):
     decoder, (tokens, places) = make(kind), inputs()
     fused = decoder.read(tokens, places, 1)[0]
     stepwise = super(PooledDecoder, decoder).read(tokens, places, 1)[0]
@@ -136,8 +127,10 @@ def test_under_autocast_on_any_cpu(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
-def test_torchs_cells_are_in_full_and_in_the_mode_that_cudnn_differentiates(kind, monkeypatch):
-    """Without autocast on any device, whose rule for cuDNN's cells is float16."""
+def test_torchs_cells_run_without_autocast_and_in_the_mode_that_cudnn_differentiates(
+    kind, monkeypatch
+):
+    """On any device: autocast's rule for cuDNN's cells is float16."""
     decoder, (tokens, places) = make(kind).float().eval(), inputs()
     assert not decoder.training and decoder.cell.training
     off = []
@@ -153,32 +146,21 @@ def test_torchs_cells_are_in_full_and_in_the_mode_that_cudnn_differentiates(kind
     assert off == [("meta", {"enabled": False})]
 
 
-def test_with_blind_gates_the_attention_lstm_is_torchs_lstm_with_its_gradients():
-    decoder, (tokens, places) = make("attn"), inputs()
-    nn.init.zeros_(decoder.image_gates.weight)
-    lstm = nn.LSTM(E, H, batch_first=True).double()
-    with torch.no_grad():
-        lstm.weight_ih_l0.copy_(decoder.word_gates.weight)
-        lstm.weight_hh_l0.copy_(decoder.hidden_gates.weight)
-        lstm.bias_ih_l0.copy_(decoder.word_gates.bias)
-        lstm.bias_hh_l0.zero_()
-    outputs = decoder.read(tokens, places, 1)[0]
-    first = decoder.from_image(places).mean(1).repeat_interleave(3, 0).unsqueeze(0)
-    expected, _ = lstm(decoder.embedding(tokens.flatten(0, 1)), (first, first))
-    torch.testing.assert_close(outputs.flatten(0, 1), expected)
-    outputs.square().sum().backward()
-    own = decoder.word_gates.weight.grad.clone()
-    expected.square().sum().backward()
-    torch.testing.assert_close(own, lstm.weight_ih_l0.grad)
-
-
-@pytest.mark.parametrize("kind", ["rnn", "lstm", "attn"])
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "attn", "sat, 3 layers"])
 def test_gradients_are_those_of_finite_differences(kind):
     decoder, (tokens, places) = make(kind), inputs(1, 2, 3)
-    parameters = tuple(decoder.parameters())
 
-    def outputs(places, *_):
-        return decoder(tokens, places)[0]
+    def loss(places, *_):
+        return decoder(tokens, places)[0].square().mean()
 
     places.requires_grad_()
-    assert torch.autograd.gradcheck(outputs, (places, *parameters))
+    assert torch.autograd.gradcheck(loss, (places, *decoder.parameters()))
+
+
+def test_dropout_acts_in_training_alone():
+    """Between the layers, too."""
+    decoder, (tokens, places) = make("sat, 3 layers"), inputs()
+    decoder.dropout.p = 0.5
+    assert not torch.equal(decoder(tokens, places)[0], decoder(tokens, places)[0])
+    decoder.eval()
+    assert torch.equal(decoder(tokens, places)[0], decoder(tokens, places)[0])

@@ -1,23 +1,18 @@
-"""Words to ids and back: counting, cutting, what is unknown."""
+"""Words to ids and back: counting, cutting, unknown words; and word vectors."""
 
 import pytest
 import torch
+from torch import nn
 
 from baselines import Vocabulary
-from baselines.vocabulary import split_words
+from baselines.vocabulary import load_word_vectors, normalise_embedding, split_words
 
 CAPTIONS = ["a dog runs", "a dog's ball", "A man, a plan", "a dog sits"]
 
 
 def test_words_of_a_text():
-    assert split_words("A man's well-lit café, (2 dogs)!") == [
-        "a",
-        "man's",
-        "well-lit",
-        "café",
-        "2",
-        "dogs",
-    ]
+    words = ["a", "man's", "well-lit", "café", "2", "dogs"]
+    assert split_words("A man's well-lit café, (2 dogs)!") == words
     assert split_words("- ' ...") == []
     marked = "कुत्ता दौड़ता है หมาวิ่ง cafe\u0301"  # vowel signs and accents of their own
     assert split_words(marked) == marked.split()
@@ -45,11 +40,8 @@ def test_ids_and_mask():
     assert ids.tolist() == [[1, 4, 5, 6, 2], [1, 4, 3, 2, 0], [1, 2, 0, 0, 0]]
     assert mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]
     assert ids.dtype == mask.dtype == torch.int64
-
-
-def test_a_cut_caption_still_ends():
-    ids, _ = Vocabulary(["a", "dog", "runs"]).encode(["a dog runs", "a"], 4)
-    assert ids.tolist() == [[1, 4, 5, 2], [1, 4, 2, 0]]
+    cut, _ = vocabulary.encode(["a dog runs", "a"], 4)
+    assert cut.tolist() == [[1, 4, 5, 2], [1, 4, 2, 0]]
 
 
 def test_decoding_leaves_special_tokens_out():
@@ -73,3 +65,55 @@ def test_what_cannot_be_a_vocabulary():
         Vocabulary.count(CAPTIONS, size=6, prompt="of two")
     with pytest.raises(ValueError, match="min_word_count is 1000; no word occurs so often"):
         Vocabulary.count(CAPTIONS, min_count=1000)
+
+
+TOKENS = ["<UNK>", "dog", "cat", "naïve"]
+
+
+def test_known_words_take_their_vectors_and_others_stay(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 9 9 9\ndog 0.5 -1 2e-1\nnaïve 1 2 3\n. 1 1 1\n", encoding="utf-8")
+    embedding = nn.Embedding(4, 3)
+    before = embedding.weight.detach().clone()
+    assert load_word_vectors(embedding, TOKENS, path) == 2
+    expected = torch.tensor([[0.5, -1, 0.2], [1, 2, 3]])
+    torch.testing.assert_close(embedding.weight[[1, 3]].detach(), expected)
+    assert torch.equal(embedding.weight[[0, 2]], before[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("the 1 2\ncat 1 2\n", "line 1: 2 numbers, but embed_dim is 3"),
+        ("the 1 2 3 4\n", "line 1: 4 numbers, but embed_dim is 3"),
+        ("the 1 2 3\ncat 1 2\n", "line 2: 2 numbers, but embed_dim is 3"),
+        ("cat 1 2 x\n", "line 1: could not convert"),
+        ("the 1 2 3\n", "none of the 4 words"),
+        (None, r"cannot read .*glove\.txt"),
+    ],
+)
+def test_a_file_that_does_not_fit(tmp_path, text, message):
+    path = tmp_path / "glove.txt"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        load_word_vectors(nn.Embedding(4, 3), TOKENS, path)
+    assert str(error.value).startswith("word_vectors: ") and "\n" not in str(error.value)
+
+
+def test_words_with_spaces_are_no_others(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 2 3\ncat at home.com 4 5 6\ncat 7 8 9\n")
+    embedding = nn.Embedding(4, 3)
+    assert load_word_vectors(embedding, TOKENS, path) == 1
+    assert [7, 8, 9] in embedding.weight.tolist()
+
+
+def test_every_vector_has_length_one_and_keeps_its_direction():
+    embedding = nn.Embedding(5, 3)
+    before = embedding.weight.detach().clone()
+    normalise_embedding(embedding)
+    torch.testing.assert_close(embedding.weight.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(
+        nn.functional.cosine_similarity(embedding.weight, before), torch.ones(5)
+    )

@@ -1,15 +1,36 @@
-"""What the smallest forms of benchmarks share."""
+"""Fixtures for the smallest forms of benchmarks."""
 
-import multiprocessing
+import json
 
 import pytest
+import transformers
+
+
+@pytest.fixture(scope="session")
+def needs_peer():
+    """Skip where transformers has no BLIP to compare with."""
+    if not hasattr(transformers, "BlipForConditionalGeneration"):
+        pytest.skip(f"transformers {transformers.__version__} has no BLIP")
 
 
 @pytest.fixture
-def forked(monkeypatch):
-    """Let memory be measured in processes that begin with what is imported here.
+def quick_rows(monkeypatch, tmp_path):
+    """Return a function of a topic: its rows with --quick on the CPU, by name.
 
-    Fresh ones, as a benchmark's are, import torch for each contender.
+    Memory is measured in forked processes; a benchmark's fresh ones import torch for each row.
     """
-    fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr("benchmarks.measure.multiprocessing.get_context", lambda method: fork)
+    monkeypatch.setattr("benchmarks.measure.START", "fork")
+
+    def rows(topic):
+        assert topic.main(["--quick", "--device", "cpu", "--output", str(tmp_path)]) == 0
+        name = topic.__name__.rpartition(".")[2]
+        content = json.loads((tmp_path / f"{name}.json").read_text())
+        rows = {row["name"]: row for row in content["rows"]}
+        assert content["quick"] and content["planned"] == list(rows)
+        for row in rows.values():
+            assert row["failed"] == {}
+            for entry in row["contenders"].values():
+                assert len(entry["times"]) == 1 and entry["median"] > 0
+        return rows
+
+    return rows

@@ -1,35 +1,48 @@
-"""The measuring itself: turns, ratios, memory, and what is written."""
+"""The measuring itself: turns, ratios, memory, contenders that fail, and what is written."""
 
 import importlib
 import json
 
 import pytest
-import torch
 
 from benchmarks import TOPICS, __main__
-from benchmarks.measure import alternate, parse, peak_memory, report, row
+from benchmarks.measure import alternate, compare, peak_memory, row
+from benchmarks.topic import parse, run
 
 
-def test_contenders_take_turns_and_the_warm_up_does_not_count():
+def test_contenders_take_turns():
     calls = []
     contenders = {name: lambda name=name: calls.append(name) for name in ("ours", "theirs")}
-    seconds = alternate(contenders, rounds=3, warmup=1)
-    assert calls == ["ours", "theirs"] * 4
+    seconds = alternate(contenders, rounds=3)
+    assert calls == ["ours", "theirs"] * 3
     assert {name: len(times) for name, times in seconds.items()} == {"ours": 3, "theirs": 3}
 
 
 def test_a_row_holds_ratios_of_medians_and_of_rounds():
     seconds = {"ours": [1.0, 2.0, 4.0], "theirs": [3.0, 4.0, 4.0]}
-    entry = row("step", seconds, "theirs", {"ours": 10, "theirs": 40}, (6, "captions"), size=2)
-    assert (entry["name"], entry["peer"], entry["size"]) == ("step", "theirs", 2)
+    entry = row(seconds, "theirs", {"ours": 10, "theirs": 40}, (6, "captions"), size=2)
+    assert (entry["peer"], entry["size"]) == ("theirs", 2)
     ours, theirs = entry["contenders"]["ours"], entry["contenders"]["theirs"]
     assert (ours["median"], ours["ratio"], ours["spread"]) == (2.0, 2.0, [1.0, 3.0])
     assert (ours["peak_bytes"], ours["memory_ratio"], ours["rate"]) == (10, 0.25, 3.0)
-    assert (theirs["ratio"], theirs["spread"], theirs["times"]) == (
-        1.0,
-        [1.0, 1.0],
-        [3.0, 4.0, 4.0],
-    )
+    assert (theirs["ratio"], theirs["spread"]) == (1.0, [1.0, 1.0])
+    assert theirs["times"] == [3.0, 4.0, 4.0]
+
+
+def test_a_contender_that_fails_costs_itself_alone(monkeypatch):
+    def fails():
+        raise ValueError("no\nmemory")
+
+    seconds = {"ours": [2.0], "slow": [4.0], "fast": [3.0]}
+    monkeypatch.setattr("benchmarks.measure.alternate", lambda works, rounds: seconds)
+    works = {"ours": int, "slow": int, "fast": int, "broken": fails}
+    memory = {"ours": 30, "slow": 10, "fast": 20, "broken": 5}
+    entry = compare(works, ["slow", "broken", "fast"], 1, memory=memory, outputs=15)
+    assert entry["failed"] == {"broken": "ValueError: no memory"}
+    assert entry["peer"] == "fast" and set(entry["contenders"]) == set(seconds)
+    assert [each["peak_bytes"] for each in entry["contenders"].values()] == [15, 0, 5]
+    with pytest.raises(RuntimeError, match="no contender ran"):
+        compare({"broken": fails}, [], 1)
 
 
 WORKS = """
@@ -64,8 +77,8 @@ def works(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("before", "during"), [(1, 100), (200, 100)])
-def test_peak_memory_is_what_the_call_alone_needs(works, before, during):
-    """Not what was held or freed before it."""
+def test_peak_memory_is_that_of_the_call(works, before, during):
+    """Not that held or freed before it."""
     growth = peak_memory(works.allocate, before, during) / 2**20
     assert during <= growth < during + 40
 
@@ -77,30 +90,30 @@ def test_a_child_that_fails_is_an_error(works):
         peak_memory(works.die)
 
 
-def test_the_report_is_written_and_printed(tmp_path, capsys):
-    arguments = parse(["--quick", "--output", str(tmp_path / "new")], "test", rounds=7)
-    assert arguments.rounds == 1
-    entry = row("step", {"ours": [0.5], "theirs": [1.0]}, "theirs", items=(3, "images"), note="so")
-    content = json.loads(report("topic", [entry], arguments).read_text())
-    assert content["rows"] == [entry]
-    assert content["quick"] and content["machine"]["threads"] == torch.get_num_threads()
+def test_rows_are_printed_and_kept_as_they_are_measured(tmp_path, capsys):
+    def fails():
+        raise ValueError("on purpose")
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    entry = row({"ours": [0.5], "theirs": [1.0]}, "theirs", items=(3, "images"), notes=["so"])
+    options = parse(["--quick", "--output", str(tmp_path / "new")], "test", rounds=7)
+    cases = {"step": lambda: entry, "broken": fails, "stopped": interrupted}
+    with pytest.raises(KeyboardInterrupt):
+        run("topic", cases, options)
+    content = json.loads((tmp_path / "new" / "topic.json").read_text())
+    assert content["planned"] == list(cases) and content["quick"] and content["rounds"] == 1
+    assert content["rows"][0] == {"name": "step", **entry} and len(content["rows"]) == 2
+    assert content["rows"][1] == {"name": "broken", "error": "ValueError: on purpose"}
+    assert content["machine"]["torch"] != "none"
     printed = capsys.readouterr().out.splitlines()
     assert printed[2] == "step"
     assert printed[4].split() == ["ours", "500.0", "6.00", "images", "2.00", "2.00-2.00"]
     assert printed[5].split() == ["theirs", "1000.0", "3.00", "images", "1.00", "1.00-1.00"]
     assert printed[6].strip() == "so"
-
-
-def test_rows_are_kept_as_they_are_measured(tmp_path):
-    def measure():
-        yield row("first", {"ours": [0.5]}, "ours")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        report("topic", measure(), parse(["--output", str(tmp_path)], "test", rounds=1))
-    assert [row["name"] for row in json.loads((tmp_path / "topic.json").read_text())["rows"]] == [
-        "first"
-    ]
+    assert printed[8:] == ["broken", "  FAILED: ValueError: on purpose"]
+    assert [run("topic", {"a": case}, options) for case in (fails, lambda: entry)] == [1, 0]
 
 
 def test_rounds_are_the_users_where_given():
@@ -108,17 +121,13 @@ def test_rounds_are_the_users_where_given():
     assert parse(["--rounds", "2", "--quick"], "test", rounds=7).rounds == 2
 
 
-def test_topics_run_in_turn_and_one_that_fails_is_told(monkeypatch):
+def test_topics_run_in_turn_and_one_that_fails_counts(monkeypatch):
     ran = []
 
     class Result:
         returncode = 1
 
-    def run(command):
-        ran.append(command[2:])
-        return Result()
-
-    monkeypatch.setattr(__main__.subprocess, "run", run)
+    monkeypatch.setattr(__main__.subprocess, "run", lambda c: ran.append(c[2:]) or Result())
     assert __main__.main(["--quick"]) == 1
     assert ran == [[f"benchmarks.{topic}", "--quick"] for topic in TOPICS]
     Result.returncode, ran[:] = 0, []

@@ -1,5 +1,5 @@
-"""The benchmark on real photographs: which photos are whose, who finds them, how seeds are put
-together; and all of it, on a small drawn data set."""
+"""The study on real photographs: the parts of the photos, the judge, differences over seeds; and
+all of it, on a small data set of scenes."""
 
 import json
 
@@ -11,8 +11,6 @@ from benchmarks.real_photos import __main__ as program
 from benchmarks.real_photos import judge, parts, summary
 from captioning.config import load_config
 from captioning.data import read_annotations, read_split
-from captioning.metrics.bootstrap import Estimate
-from captioning.report.comparison import Row
 
 TINY = [
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -35,7 +33,7 @@ def test_a_judge_has_seen_no_photo_of_its_captioner(config, tmp_path):
         files = parts.write_parts(config, seed, tmp_path)
         own, others = (
             {sample.image_id for sample in read_annotations(files[name])}
-            for name in ("captioner", "judge")
+            for name in (parts.START, parts.JUDGE)
         )
         assert not own & others and own <= training and others - training == validation
         assert own | others == training | validation and len(own) == 16
@@ -86,7 +84,7 @@ def test_differences_are_of_the_same_images_and_seeds():
     first = [{"a": shared + random.normal(size=40), "b": shared} for _ in range(3)]
     second = [{"a": each["a"] + 2 + 0.1 * random.normal(size=40)} for each in first]
     second[0]["a"][:3] = np.nan
-    found = summary._differences(first, second)
+    found = summary.differences(first, second)
     assert list(found) == ["a"] and found["a"].n == 37
     assert 1.9 < found["a"].low < 2 < found["a"].high < 2.1
 
@@ -99,20 +97,23 @@ def test_the_configuration_has_both_data_sets(repository, shared_data):
 
 
 @pytest.mark.slow
-def test_all_of_it_and_again(scenes_config, tmp_path, capsys):
-    """Two objectives from one start, told and judged; what is done is not done again."""
+def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
+    """Two objectives from one start, scored and judged; finished runs are not repeated."""
     command = ["--config", str(scenes_config), "--seeds", "1", "--objectives", "mle,focal"]
     command += ["--output_dir", str(tmp_path), *TINY]
     assert program.main(command) == 0
     table = capsys.readouterr().out
-    assert "| MLE |" in table and "Finds its photo" in table
+    lines = table.splitlines()
+    assert "| Finds its photo, % |" in lines[0] and "Length, words" in lines[0]
+    assert [line.split(" | ")[0] for line in lines[2:5]] == ["| Humans", "| MLE", "| focal"]
+    assert lines[6].startswith("Photo: ") and lines[8].startswith("MLE: ")
     content = json.loads((tmp_path / "results.json").read_text())
-    for label in ("MLE", "focal"):
-        assert len(content["seeds"][label]["found"]) == 1
+    for label in ("Humans", "MLE", "focal"):
         assert 0 <= content["scores"][label]["found"]["value"] <= 100
     assert {"cap_len", "found"} <= content["differences_from_mle"]["focal"].keys()
     for name in ("plane.svg", "report.html", "table.md"):
         assert (tmp_path / name).stat().st_size
+    monkeypatch.setattr(judge, "places", None)
     assert program.main(command) == 0
     shown = capsys.readouterr()
     assert shown.out == table and "begun" not in shown.err
@@ -125,18 +126,3 @@ def test_what_is_refused(scenes_config, tmp_path, capsys):
     errors = capsys.readouterr().err.splitlines()
     assert errors[0] == "error: --seeds is 0; it must be 1 or more"
     assert errors[1].startswith("error: 'reward' is no objective; name some of mle, smile")
-
-
-def test_the_table():
-    """Half an interval where there is one, else the lowest and the highest seed."""
-    metrics = {"cap_len": Estimate(11.04, 10.0, 12.0, 9), "lex_div": Estimate(0.178, None, None, 9)}
-    rows = [Row("Humans", "humans", {}, {"cap_len": metrics["cap_len"]}), Row("A", "", {}, metrics)]
-    seeds = {"A": {"cap_len": [11.0, 11.08], "lex_div": [0.177, 0.179]}}
-    found = summary.Summary(rows, seeds, {}, [{"image_id": 5, "A": "a dog"}])
-    assert summary.markdown(found).splitlines() == [
-        "|  | Words | Distinct words |",
-        "| --- | ---: | ---: |",
-        "| Humans | 11.0±1.0 | - |",
-        "| A | 11.0±1.0 | 178 (177-179) |",
-        *("", "Photo 5", "", "- A: a dog"),
-    ]

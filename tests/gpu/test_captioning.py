@@ -65,13 +65,13 @@ def compare(found, expected, tie, card, what):
     differ = (ours != theirs).any(1)
     apart = (found.scores[:, 0].cpu() - expected.scores[:, 0].cpu()).abs()
     distinct = len({tuple(row) for row in theirs.tolist()})
-    card.say(
+    card.note(
         f"{what}: {int((~differ).sum())} of {len(ours)} captions equal ({distinct} distinct), "
         f"scores at most {float(apart.max()):.1e} apart"
     )
     assert distinct > 1 and torch.isfinite(apart).all()
-    assert not (apart[differ] > tie).any(), card.said[-1]
-    assert differ.float().mean() <= 0.5, card.said[-1]  # all are no ties
+    assert not (apart[differ] > tie).any(), card.notes[-1]
+    assert differ.float().mean() <= 0.5, card.notes[-1]  # all are no ties
 
 
 def test_encoder_and_decoder_are_those_of_the_cpu(card):
@@ -85,8 +85,8 @@ def test_encoder_and_decoder_are_those_of_the_cpu(card):
                 on_cpu.predictions(image, captions)[0],
             ),
         }
-    card.say(", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
-    assert all(error < 1e-3 for error in errors.values()), card.said[-1]
+    card.note(", ".join(f"{name} {error:.1e}" for name, error in errors.items()))
+    assert all(error < 1e-3 for error in errors.values()), card.notes[-1]
 
 
 def test_gradients_are_those_of_the_cpu(card):
@@ -99,8 +99,8 @@ def test_gradients_are_those_of_the_cpu(card):
             loss = captioner(image, texts(captioner, 2)).loss
             found.append([loss, *torch.autograd.grad(loss, chosen)])
     errors = [relative_error(b, a) for a, b in zip(*found)]
-    card.say(f"loss and {len(errors) - 1} gradients: at most {max(errors):.1e}")
-    assert max(errors) < 5e-3, card.said[-1]
+    card.note(f"loss and {len(errors) - 1} gradients: at most {max(errors):.1e}")
+    assert max(errors) < 5e-3, card.notes[-1]
 
 
 def test_beam_search_has_the_tokens_of_the_cpu(card):

@@ -32,7 +32,7 @@ def with_words(spec, labels, vocabulary):
     """The objective, its random words the same wherever it is asked."""
     objective = Objective(spec, 0.1, pad_token_id=0)
     drawn = torch.randint(vocabulary, (*labels.shape, 10), generator=torch.Generator())
-    objective._draw = lambda labels, _: drawn.to(labels.device)
+    objective._sample = lambda labels, _: drawn.to(labels.device)
     return objective
 
 
@@ -72,8 +72,8 @@ def test_losses_and_gradients_are_those_of_float64(card):
                 for dtype in ERRORS
             }
             told = ", ".join(f"{str(dtype)[6:]} {error:.1e}" for dtype, error in errors.items())
-            card.say(f"V {vocabulary:,}, {name}: {told}")
-            assert all(errors[dtype] < ERRORS[dtype] for dtype in ERRORS), card.said[-1]
+            card.note(f"V {vocabulary:,}, {name}: {told}")
+            assert all(errors[dtype] < ERRORS[dtype] for dtype in ERRORS), card.notes[-1]
 
 
 def test_under_autocast_they_are_those_of_its_precision(card):

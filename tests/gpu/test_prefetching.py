@@ -39,7 +39,7 @@ def test_no_copy_waits_for_the_model(card):
             overlapped += not torch.cuda.current_stream().query()  # and the model still at work
             torch.cuda.synchronize()
     if card.on_gpu:
-        card.say(f"{overlapped} of 3 copies ended before the model's work")
+        card.note(f"{overlapped} of 3 copies ended before the model's work")
         assert overlapped == 3
 
 

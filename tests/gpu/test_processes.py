@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.captioners import our_captioner
 from benchmarks.gpu.card import relative_error
-from benchmarks.gpu.surroundings import REPOSITORY
+from benchmarks.gpu.packages import REPOSITORY
 from benchmarks.training import captions, images
 
 BEYOND = """
@@ -131,5 +131,5 @@ def test_a_label_beyond_the_head_ends_the_process(card):
     for case, process in zip(cases, begun):
         stdout, stderr = process.communicate(timeout=120)
         assert process.returncode != 0 and "the loss is" not in stdout, case
-        said = "device-side assert" if card.on_gpu else "but the head has 11 words"
+        said = "device-side assert" if card.on_gpu else "but the vocabulary has 11 tokens"
         assert said in stderr, stderr[-500:]

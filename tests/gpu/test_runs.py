@@ -84,7 +84,7 @@ def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):
         assert len(pairs) == 6
         bits = sum(a == b for a, b in pairs)
         apart = relative_error(weights(other), weights(whole))
-        card.say(
+        card.note(
             f"{what}: {bits} of 6 losses to the bit; weights "
             + ("to the bit" if apart == 0 else f"{apart:.1e} apart")
         )
@@ -97,7 +97,7 @@ def test_a_step_that_is_not_finite_is_repeated(card):
     changes = ("precision=fp16", "init_lr=1e30")
     lines = [trained(card, folder, *changes, code=2).strip().splitlines()[-1] for _ in range(2)]
     assert lines[0] == lines[1] and "is not finite at step" in lines[0]
-    card.say(lines[0].partition(";")[0].replace("error: ", ""))
+    card.note(lines[0].partition(";")[0].replace("error: ", ""))
 
 
 def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
@@ -115,8 +115,8 @@ def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
     whole = model.lines(batch, 0, job)
     with short_of_memory(card, model, lambda: model.lines(batch, 0, job)):
         lines = model.lines(batch, 0, job)
-    assert model.at_once < count, "memory did not run out"
-    card.say(f"{count} images at once did not fit, {model.at_once} did")
+    assert model.generated_at_once < count, "memory did not run out"
+    card.note(f"{count} images at once did not fit, {model.generated_at_once} did")
     equal = sum(a["caption"] == b["caption"] for a, b in zip(lines, whole))
     assert len(lines) == count and equal >= 0.99 * count
 

@@ -53,8 +53,8 @@ def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
             found.append(torch.cat([g.flatten() for g in gradients if g is not None]))
         error = relative_error(found[1], found[0])
-        card.say(f"{'bf16' if autocast else 'fp32'}: the gradients differ by {error:.1e}")
-        assert error < most, card.said[-1]
+        card.note(f"{'bf16' if autocast else 'fp32'}: the gradients differ by {error:.1e}")
+        assert error < most, card.notes[-1]
 
 
 def test_memory_is_flat_after_200_steps(card):
@@ -74,10 +74,10 @@ def test_memory_is_flat_after_200_steps(card):
             held.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
     if card.on_gpu:
         (allocated, reserved), (at_end, reserved_at_end) = held[count // 10], held[-1]
-        card.say(
+        card.note(
             f"held after {count // 10} and {count} steps: {allocated / MEGABYTE:.0f} and "
             f"{at_end / MEGABYTE:.0f} MB, {reserved / MEGABYTE:.0f} and "
             f"{reserved_at_end / MEGABYTE:.0f} with what the allocator keeps"
         )
-        assert abs(at_end - allocated) < MEGABYTE, card.said[-1]
-        assert reserved_at_end < 1.25 * reserved, card.said[-1]
+        assert abs(at_end - allocated) < MEGABYTE, card.notes[-1]
+        assert reserved_at_end < 1.25 * reserved, card.notes[-1]

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from captioning.files.writing import atomic_write, held, write_lines
+from captioning.files.writing import atomic_write, locked, write_lines
 from tests.captioning.bulk.conftest import read_lines
 
 
@@ -39,7 +39,7 @@ def test_failures_that_another_run_writes_meanwhile_stay(start, photos, tmp_path
             time.sleep(0.01)
 
     process = start(hook=begin_when_it_is_held)
-    with held(failed):
+    with locked(failed):
         (tmp_path / "held").touch()
         until = time.monotonic() + 60
         while not out.exists() and time.monotonic() < until:
