@@ -83,7 +83,7 @@ def build(config: Any, context: Any) -> BlipCaptioner:
 
 
 def origin(config: Any) -> str:
-    return "the weights are random"
+    return "the weights are made up"
 
 
 def title(config: Any) -> str:

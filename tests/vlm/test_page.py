@@ -9,7 +9,7 @@ from app.checkpoints import Checkpoint
 from app.options import read_options
 from app.photos import Limits
 from app.service import CaptionService
-from captioning.config import Config
+from captioning.config import parse_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
@@ -24,7 +24,7 @@ NAME = "Qwen2VLForConditionalGeneration"
 def checkpoint(vlm_folder):
     folder, prompt = vlm_folder(NAME)
     keys = {"model": "vlm", "vlm": folder, "prompt": prompt, "augmentation": "none"}
-    config = Config(**keys, image_root="", ann_root="", output_dir="x")
+    config = parse_config({**keys, "image_root": "", "ann_root": "", "output_dir": "x"})
     captioner, _ = captioner_from(config, None)
     return Checkpoint("x.pth", "Qwen", "#000", config, captioner.eval())
 

@@ -111,7 +111,7 @@ def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
     first.run()
     capsys.readouterr()
     second = run("max_epoch=3", "lr_schedule=exponential")  # `select` is the run's
-    assert "weights are random" not in capsys.readouterr().err
+    assert "are random" not in capsys.readouterr().err
     second.run()
     assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1
 
