@@ -1,4 +1,4 @@
-"""BLIP, the captioner that is fine-tuned: image encoder, text decoder, released checkpoints.
+"""BLIP: image encoder, text decoder and released checkpoints.
 
 The names below are imported when they are used, so that reading a checkpoint needs no model.
 """

@@ -15,7 +15,7 @@ from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
-from BLIP.vit import ImageEncoder
+from BLIP.vit import ImageEncoder, VitSizes
 from decoding import DecodingSettings, Generated, generate_captions, until_end
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
@@ -205,7 +205,7 @@ class BlipCaptioner(nn.Module):
 
 def build_captioner(
     tokenizer: str = "bert-base-uncased",
-    vit: Union[str, Mapping] = "base",
+    vit: Union[str, Mapping, VitSizes] = "base",
     image_size: int = 384,
     med_config: Union[str, Path, Mapping] = MED_CONFIG,
     objective: Optional[Objective] = None,

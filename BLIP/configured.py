@@ -1,33 +1,19 @@
 """BLIP's configuration keys, and the captioner that they describe."""
 
 from inspect import signature
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Union
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from adapters.lora import CONFIG, adapted
 from BLIP.blip import MED_CONFIG, BlipCaptioner, build_captioner
 from BLIP.kernels.int8_linear import check_int8
+from BLIP.vit import VitSizes
 from BLIP.weights.checkpoint import TIED, base_weights, load_weights
 from BLIP.weights.download import without_secrets
 
 ASKS = False
-
-
-class VitSizes(BaseModel):
-    """The sizes of a vision transformer that is not one of BLIP's."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    embed_dim: int = Field(gt=0, le=65_536)
-    depth: int = Field(gt=0, le=1000)
-    num_heads: int = Field(gt=0)
-    patch_size: int = Field(16, gt=0)
-    mlp_ratio: float = Field(4.0, gt=0, le=1000)
-    drop_path_rate: float = Field(0.0, ge=0, lt=1)
-    layer_norm_eps: float = Field(1e-6, gt=0)
-    initializer_range: Optional[float] = Field(None, gt=0)
 
 
 class Keys(BaseModel):
@@ -61,11 +47,10 @@ class Keys(BaseModel):
 
 def build(config: Any, context: Any) -> BlipCaptioner:
     """See `captioning.captioners.interface`, as for the other functions."""
-    vit = config.vit.model_dump() if isinstance(config.vit, VitSizes) else config.vit
-    made = {"vit": vit, "objective": config.build_objective()}
     # The other arguments are keys of the same names.
-    names = signature(build_captioner).parameters.keys() - made
-    captioner = build_captioner(**{name: getattr(config, name) for name in names}, **made)
+    names = signature(build_captioner).parameters.keys() - {"objective"}
+    values = {name: getattr(config, name) for name in names}
+    captioner = build_captioner(objective=config.build_objective(), **values)
     if config.lora is None:
         return captioner
     if context.content is None:
@@ -83,7 +68,7 @@ def build(config: Any, context: Any) -> BlipCaptioner:
 
 
 def origin(config: Any) -> str:
-    return "the weights are made up"
+    return "the weights are random"
 
 
 def title(config: Any) -> str:
@@ -91,7 +76,7 @@ def title(config: Any) -> str:
 
 
 def check_device(config: Any, device: torch.device) -> None:
-    """BLIP computes in every precision but int8 on every device."""
+    """int8 needs a CPU with kernels for it; other precisions work everywhere."""
     if config.precision == "int8":
         check_int8(device, config.compile)
 

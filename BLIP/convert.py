@@ -26,7 +26,7 @@ from adapters.lora import CONFIG, Lora, adapted, merge
 from BLIP.blip import MED_CONFIG, PROMPT, BlipCaptioner, build_captioner
 from BLIP.med import MedConfig, TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer
-from BLIP.vit import NEEDED_SIZES, VIT_SIZES, ImageEncoder
+from BLIP.vit import VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
     DERIVED,
     POSITION_EMBEDDING,
@@ -124,13 +124,9 @@ def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
         },
         "vision_config": {
             "model_type": "blip_vision_model",
-            "hidden_size": vit.embed_dim,
+            **{theirs: getattr(vit.sizes, ours) for ours, theirs in VIT_NAMES.items()},
             "intermediate_size": vit.blocks[0].mlp.fc1.out_features,
-            "num_hidden_layers": len(vit.blocks),
-            "num_attention_heads": vit.blocks[0].attn.num_heads,
             "image_size": vit.patch_embed.img_size[0],
-            "patch_size": vit.patch_embed.patch_size[0],
-            "layer_norm_eps": vit.norm.eps,
         },
     }
 
@@ -151,16 +147,12 @@ def settings_of(config: Mapping) -> dict:
     grid = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
     vision = {**sizes, **grid, **config["vision_config"]}
     if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
-        raise CheckpointError("its hidden_act is not 'gelu', which alone is built")
+        raise CheckpointError("its hidden_act is not 'gelu', which is the only one supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
-    usual = {"patch_size": 16, "mlp_ratio": 4, "layer_norm_eps": 1e-6}
-    for name, sizes in VIT_SIZES.items():
-        if vit == {**usual, **{key: sizes[key] for key in NEEDED_SIZES}}:
-            vit = name  # which also has a drop path rate
-            break
+    named = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
     return {
-        "vit": vit,
+        "vit": next(named, vit),  # a name also stands for a drop path rate
         "image_size": vision["image_size"],
         "med_config": {field.name: text[field.name] for field in fields(MedConfig)},
     }

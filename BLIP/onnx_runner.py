@@ -2,9 +2,9 @@
 
     python BLIP/onnx_runner.py output/onnx photo.jpg other.jpg --num_beams 3
 
-It needs numpy, Pillow and onnxruntime, and nothing of this project: this file and the folder can be
-taken elsewhere. A line a photo: its name, a tab, the caption. Decoding is that of
-`decoding/beam.py`, one photo at a time.
+It needs numpy, Pillow and onnxruntime and imports nothing from this project, so this file and the
+folder can be copied elsewhere. It prints one line per photo: name, tab, caption. The beam search is
+that of `decoding/beam.py`, one photo at a time.
 """
 
 import argparse
@@ -18,24 +18,32 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-NOT_STARTED = -1e9  # what beams but the first start from, so that they do not repeat it
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # and none that runs a program
+NOT_STARTED = -1e9  # the initial score of all beams but the first, so that they do not repeat it
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "BMP",
+    "GIF",
+    "TIFF",
+    "PPM",
+)  # not EPS, for which Pillow runs a program
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
-# How BERT's tokeniser closes the spaces that its pieces leave.
-CLOSED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+# BERT's tokeniser removes the spaces before these.
+UNSPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
-class Ended(NamedTuple):
-    """tokens: with the prompt's and the end; score: the sum of log-probabilities by length."""
+class Caption(NamedTuple):
+    """tokens: with the prompt and the end; score: as in `decoding.Decoded`."""
 
     tokens: list[int]
     score: float
 
 
 class OnnxCaptioner:
-    """folder: what `BLIP.export` wrote. threads: 0 for onnxruntime's own choice.
+    """folder: written by `BLIP.export`. threads: 0 lets onnxruntime choose.
 
-    Raises OSError and ValueError for a folder that lacks something or has it damaged.
+    Raises OSError and ValueError if a file is missing or damaged.
     """
 
     def __init__(self, folder: Union[str, Path], threads: int = 0):
@@ -50,8 +58,8 @@ class OnnxCaptioner:
         )
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """float32 (1, 3, S, S), as the captioner takes an image."""
-        if image.mode == "I" or image.mode.startswith("I;16"):  # whose 16 bits Pillow would clip
+        """The captioner's input of an image: float32 (1, 3, S, S)."""
+        if image.mode == "I" or image.mode.startswith("I;16"):  # Pillow would clip 16 bits
             image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
         side = (self.settings["image_size"],) * 2
         square = np.asarray(image.convert("RGB").resize(side, Image.BICUBIC), dtype=np.float32)
@@ -65,12 +73,12 @@ class OnnxCaptioner:
         max_length: int = 20,
         min_length: int = 5,
         length_penalty: float = 1.0,
-    ) -> Ended:
-        """The best caption of one image (1, 3, S, S); the settings are `DecodingSettings`'."""
+    ) -> Caption:
+        """The best caption of one image (1, 3, S, S); see `DecodingSettings`."""
         end, prompt = self.settings["end"], self.settings["prompt_ids"]
         if not len(prompt) < max_length <= self.settings["max_length"]:
-            least, most = len(prompt) + 1, self.settings["max_length"]
-            raise ValueError(f"max_length is {max_length}; it must be {least} to {most}")
+            limits = f"{len(prompt) + 1} to {self.settings['max_length']}"
+            raise ValueError(f"max_length is {max_length}; it must be {limits}")
         image_past = self.encoder.run(None, {"image": pixels})[0]
         past = np.zeros(self.settings["empty_past"], dtype=np.float32)
         logits, past = self._step([prompt], past, image_past)
@@ -80,41 +88,41 @@ class OnnxCaptioner:
         scores[0] = 0
         rows, ended = [list(prompt)] * num_beams, []
         for length in range(len(prompt), max_length):
-            chances = _log_softmax(logits)  # (beams, V)
+            logprobs = _log_softmax(logits)  # (beams, V)
             if length < min_length:
-                chances[:, end] = -np.inf
-            total = (chances + scores[:, None]).ravel()
+                logprobs[:, end] = -np.inf
+            total = (logprobs + scores[:, None]).ravel()
             top = np.argpartition(-total, 2 * num_beams - 1)[: 2 * num_beams]
-            top = top[np.lexsort((top, -total[top]))]  # the best first; of equals the first
+            top = top[np.lexsort((top, -total[top]))]  # best first; ties in order
             normalised = total[top].astype(np.float64) / length**length_penalty
             beam, word = np.divmod(top, logits.shape[1])
-            for place in range(num_beams):
-                if word[place] == end and np.isfinite(normalised[place]):
-                    ended.append(Ended([*rows[beam[place]], end], normalised[place]))
+            for rank in range(num_beams):
+                if word[rank] == end and np.isfinite(normalised[rank]):
+                    ended.append(Caption([*rows[beam[rank]], end], normalised[rank]))
             ended = sorted(ended, key=lambda one: -one.score)[:num_beams]
             if len(ended) == num_beams and ended[-1].score >= normalised[0]:
                 break
-            goes_on = np.argsort(word == end, kind="stable")[:num_beams]
-            beam, word, scores = beam[goes_on], word[goes_on], total[top][goes_on]
+            continued = np.argsort(word == end, kind="stable")[:num_beams]
+            beam, word, scores = beam[continued], word[continued], total[top][continued]
             rows = [[*rows[b], int(w)] for b, w in zip(beam, word)]
             if length + 1 < max_length:
                 logits, past = self._step(word[:, None], past[:, :, beam], image_past)
         else:
             last = scores.astype(np.float64) / max_length**length_penalty
-            ended += [Ended(row, score) for row, score in zip(rows, last)]
+            ended += [Caption(row, score) for row, score in zip(rows, last)]
         return max(ended, key=lambda one: one.score)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What the tokens say, without the prompt."""
-        prompt = self._read(self.settings["prompt_ids"])
-        return self._read(tokens)[len(prompt) + bool(prompt) :]
+        """The text of the tokens, without the prompt."""
+        prompt = self._decode(self.settings["prompt_ids"])
+        return self._decode(tokens)[len(prompt) + bool(prompt) :]
 
-    def _read(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: Sequence[int]) -> str:
         words = [self.words[token] for token in tokens]
-        said = " ".join(word for word in words if word not in SPECIAL).replace(" ##", "")
-        for spaced in CLOSED:
-            said = said.replace(spaced, spaced.strip())
-        return said
+        text = " ".join(word for word in words if word not in SPECIAL).replace(" ##", "")
+        for spaced in UNSPACED:
+            text = text.replace(spaced, spaced.strip())
+        return text
 
     def _step(self, tokens, past: np.ndarray, image_past: np.ndarray) -> list[np.ndarray]:
         tokens = np.asarray(tokens, dtype=np.int64)
@@ -129,14 +137,14 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 def _session(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's have nothing else in common
+    except Exception as error:  # onnxruntime's errors have no other common type
         raise ValueError(f"{path}: no graph that can be run: {error}".splitlines()[0]) from error
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after one line of what is to be mended."""
+    """Run the program. Return 0, or 2 after a user's error in one line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", help="what BLIP.export wrote")
+    parser.add_argument("folder", help="written by BLIP.export")
     parser.add_argument("photos", nargs="+")
     parser.add_argument("--num_beams", type=int, default=3)
     parser.add_argument("--max_length", type=int, default=20)
@@ -150,8 +158,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         for name in given.photos:
             with Image.open(name, formats=FORMATS) as photo:
                 pixels = captioner.pixels(photo)
-            made = captioner.generate(pixels, given.num_beams, **lengths)
-            print(f"{name}\t{captioner.text(made.tokens)}", flush=True)
+            caption = captioner.generate(pixels, given.num_beams, **lengths)
+            print(f"{name}\t{captioner.text(caption.tokens)}", flush=True)
     except (OSError, ValueError, KeyError, Image.DecompressionBombError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

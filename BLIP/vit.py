@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Union
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
@@ -14,17 +15,35 @@ from torch import Tensor, nn
 from BLIP.kernels.attention import attention
 from BLIP.kernels.recompute_linear import recompute_linear
 
+
+class VitSizes(BaseModel):
+    """The sizes of a vision transformer, those of timm's and two more.
+
+    initializer_range: the standard deviation of the blocks' random weights, 0.02 by default; narrow
+    encoders learn faster with about embed_dim**-0.5. With it the position embedding has a standard
+    deviation of 1, like the patches.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    embed_dim: int = Field(gt=0, le=65_536)
+    depth: int = Field(gt=0, le=1000)
+    num_heads: int = Field(gt=0)
+    patch_size: int = Field(16, gt=0)
+    mlp_ratio: float = Field(4.0, gt=0, le=1000)
+    drop_path_rate: float = Field(0.0, ge=0, lt=1)
+    layer_norm_eps: float = Field(1e-6, gt=0)
+    initializer_range: Optional[float] = Field(None, gt=0)
+
+
 VIT_SIZES = {
-    "base": {"embed_dim": 768, "depth": 12, "num_heads": 12},
-    "large": {"embed_dim": 1024, "depth": 24, "num_heads": 16, "drop_path_rate": 0.1},
+    "base": VitSizes(embed_dim=768, depth=12, num_heads=12),
+    "large": VitSizes(embed_dim=1024, depth=24, num_heads=16, drop_path_rate=0.1),
 }
 
 # Elements of the widest activation when a CPU encodes images without gradients: more would leave
 # its cache and take a tenth longer.
 MAX_ACTIVATION = 2**22
-
-NEEDED_SIZES = ("embed_dim", "depth", "num_heads")
-OTHER_SIZES = ("patch_size", "mlp_ratio", "drop_path_rate", "layer_norm_eps", "initializer_range")
 
 
 class ImageAttention(Attention):
@@ -62,39 +81,34 @@ class RecomputableBlock(Block):
 class ImageEncoder(VisionTransformer):
     """Image (B, 3, S, S), normalised -> embeddings (B, 1 + (S / patch_size)**2, embed_dim).
 
-    vit: "base", "large", or a mapping with embed_dim, depth, num_heads and optionally patch_size
-    (16), mlp_ratio (4), drop_path_rate (0), layer_norm_eps (1e-6), initializer_range. The last one
-    is the standard deviation of the blocks' random weights, 0.02 by default; narrow encoders learn
-    faster with about embed_dim**-0.5. With it the position embedding has a standard deviation of 1,
-    like the patches. grad_ckpt: the last `ckpt_layer` blocks are recomputed in backward. Raises
-    ValueError for any other `vit`.
+    vit: a key of VIT_SIZES, or sizes. grad_ckpt: the last `ckpt_layer` blocks are recomputed in
+    backward. Raises ValueError for any other `vit`.
     """
 
     def __init__(
         self,
-        vit: Union[str, Mapping] = "base",
+        vit: Union[str, Mapping, VitSizes] = "base",
         image_size: int = 384,
         grad_ckpt: bool = False,
         ckpt_layer: int = 0,
     ):
         sizes = _sizes(vit)
-        initializer_range = sizes.pop("initializer_range", None)
-        eps = sizes.pop("layer_norm_eps", 1e-6)
         super().__init__(
             img_size=image_size,
-            **sizes,
+            **sizes.model_dump(exclude={"layer_norm_eps", "initializer_range"}),
             num_classes=0,
             global_pool="",
-            norm_layer=partial(nn.LayerNorm, eps=eps),
+            norm_layer=partial(nn.LayerNorm, eps=sizes.layer_norm_eps),
             block_fn=RecomputableBlock,
             attn_layer=ImageAttention,
             mlp_layer=ImageMlp,
         )
-        if initializer_range is not None:
+        self.sizes = sizes
+        if sizes.initializer_range is not None:
             nn.init.normal_(self.pos_embed, std=1.0)
             for module in self.blocks.modules():
                 if isinstance(module, nn.Linear):
-                    nn.init.normal_(module.weight, std=initializer_range)
+                    nn.init.normal_(module.weight, std=sizes.initializer_range)
         widest = self.pos_embed.size(1) * self.blocks[0].mlp.fc1.out_features
         self.images_at_once = max(MAX_ACTIVATION // widest, 1)
         self.recomputed = list(self.blocks)[::-1][:ckpt_layer] if grad_ckpt else []
@@ -102,9 +116,7 @@ class ImageEncoder(VisionTransformer):
             from fairscale.nn.checkpoint import checkpoint_wrapper
 
             for block in self.recomputed:
-                checkpoint_wrapper(
-                    block
-                )  # replaces the block's forward and keeps its parameter names
+                checkpoint_wrapper(block)  # in place, with the same parameter names
 
     def forward(self, image: Tensor) -> Tensor:
         device = image.device.type
@@ -119,29 +131,15 @@ class ImageEncoder(VisionTransformer):
         return torch.cat([self.forward_features(some) for some in image.split(self.images_at_once)])
 
 
-def _sizes(vit: Union[str, Mapping]) -> dict:
-    if isinstance(vit, str):
-        if vit not in VIT_SIZES:
-            raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or sizes")
-        return dict(VIT_SIZES[vit])
-    wrong = [f"lacks {key}" for key in NEEDED_SIZES if key not in vit]
-    wrong += [f"has an unknown {key}" for key in vit if key not in NEEDED_SIZES + OTHER_SIZES]
-    if wrong:
-        raise ValueError(f"vit {' and '.join(wrong)}")
-    return dict(vit)
-
-
-def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
-    """Resize a position embedding (1, 1 + p*p, D) bicubically to 1 + q*q = `tokens`.
-
-    The class token's is unchanged. Raises ValueError if either grid is not a square.
-    """
-    before, after = (round((n - 1) ** 0.5) for n in (pos_embed.size(1), tokens))
-    if (before**2, after**2) != (pos_embed.size(1) - 1, tokens - 1):
-        raise ValueError(
-            f"{pos_embed.size(1)} or {tokens} positions are not a class token and a square"
-        )
-    token, grid = pos_embed[:, :1], pos_embed[:, 1:]
-    grid = grid.reshape(1, before, before, -1).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
-    return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
+def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
+    if isinstance(vit, VitSizes):
+        return vit
+    if isinstance(vit, Mapping):
+        try:
+            return VitSizes(**vit)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            raise ValueError(f"vit.{detail['loc'][0]}: {detail['msg']}") from error
+    if vit not in VIT_SIZES:
+        raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or sizes")
+    return VIT_SIZES[vit]

@@ -1,4 +1,1 @@
-"""Layers of low rank beside the weights of a captioner that stay as they are.
-
-peft makes them and names them; it is imported where it is used.
-"""
+"""Low-rank layers beside the frozen weights of a captioner, made by peft."""

@@ -1,6 +1,6 @@
-"""LoRA through peft: what is trained of a model, and saved of it, in peft's own format.
+"""LoRA through peft: layers to train, and their weights in peft's format.
 
-A model is one of transformers in a `PeftModel`, or any `nn.Module` whose layers were replaced.
+A model is a `PeftModel` of transformers, or any `nn.Module` in which peft has replaced layers.
 """
 
 import copy
@@ -13,14 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 CONFIG = "adapter_config"  # its key in a checkpoint
-PREFIX = "base_model.model."  # that peft's files have before a model's own names
+PREFIX = "base_model.model."  # before a model's own names in peft's files
 NAME = "default"
 
 
 class Lora(BaseModel):
-    """Layers of low rank that are trained in the place of the model; the names are peft's.
+    """LoRA's settings, under peft's names.
 
-    load_in_4bit: the weights that stay are in four bits (QLoRA, arXiv 2305.14314).
+    load_in_4bit: the frozen weights have four bits (QLoRA, arXiv 2305.14314).
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -35,10 +35,9 @@ class Lora(BaseModel):
 def adapted(
     model: nn.Module, lora: Lora, base: Optional[str] = None, whole: Sequence[str] = ()
 ) -> nn.Module:
-    """A `PeftModel` of the model, whose layers are replaced in it: it is frozen, with layers of low
-    rank beside those that `lora` names (arXiv 2106.09685).
+    """Freeze a model and add low-rank layers in place (arXiv 2106.09685); return its `PeftModel`.
 
-    base: where the weights that stay come from. whole: layers that have none. Raises ValueError.
+    base: the file of the frozen weights. whole: layers to leave alone. Raises ValueError.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -52,11 +51,11 @@ def adapted(
         exclude_modules=list(whole) or None,
     )
     try:
-        made = get_peft_model(model, config)
-    except (ValueError, re.error) as error:  # a string is a regular expression to peft
+        adapted_model = get_peft_model(model, config)
+    except (ValueError, re.error) as error:  # peft takes a string as a regular expression
         raise ValueError(f"lora: target_modules {lora.target_modules!r}: {error}") from error
     config.base_model_name_or_path = base or config.base_model_name_or_path
-    return made
+    return adapted_model
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -64,12 +63,12 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def adapter_state(model: nn.Module, **how) -> dict[str, Tensor]:
-    """Of the model's state dict what peft saves, by the names in peft's files. how: keep_vars."""
+    """The adapter's state dict, as in peft's files. how: see `nn.Module.state_dict`."""
     return _of_adapter(model, nn.Module.state_dict(model, **how))
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Raises RuntimeError, as torch does, where the names are not those of this adapter."""
+    """Raises RuntimeError, as torch does, if the names are not those of this adapter."""
     own = _of_adapter(model, {name: name for name in nn.Module.state_dict(model)})
     other = sorted(own.keys() ^ state.keys())
     if other:
@@ -79,7 +78,7 @@ def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _of_adapter(model: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of the adapter among those of the whole model, by the names in peft's files."""
+    """The adapter's entries of a whole state dict, under the names of peft's files."""
     from peft import get_peft_model_state_dict
 
     found = get_peft_model_state_dict(model, state_dict=whole, save_embedding_layers=False)
@@ -87,14 +86,14 @@ def _of_adapter(model: nn.Module, whole: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def adapter_config(model: nn.Module) -> dict[str, Any]:
-    """That of peft, as JSON has it."""
+    """peft's configuration of the adapter, as JSON holds it."""
     return json.loads(json.dumps(model.peft_config[NAME].to_dict(), default=list))
 
 
 def merge(model: nn.Module) -> None:
-    """Put plain layers of the same function in the place of those with low ranks beside them.
+    """Replace layers with adapters by plain layers of the same function.
 
-    The weights that stay are copied, not changed: another model may have them, too.
+    The frozen weights are copied, because another model may share them.
     """
     for module in list(model.modules()):
         for name, layer in module.named_children():

@@ -85,8 +85,8 @@ def serve(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if token is None and not is_local(host):
             say(
-                f"whoever reaches {host} can caption here: ask them for a --token, or keep a "
-                "server with a login before this one"
+                f"anyone who reaches {host} can caption here: set a --token, or put a "
+                "proxy with a login before this server"
             )
         try:
             say(f"open {address} in a browser; Ctrl-C ends it")

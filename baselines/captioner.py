@@ -1,4 +1,4 @@
-"""The classic captioners: an image encoder and a recurrent decoder behind one interface."""
+"""A classic captioner: image encoder, recurrent decoder and tokenizer behind one interface."""
 
 from typing import Any, Optional
 
@@ -17,20 +17,20 @@ MODELS = ("rnn", "lstm", "attn", "sat")
 
 
 class ClassicCaptioner(nn.Module):
-    """RNN, LSTM, attention LSTM or Show, Attend and Tell.
+    """RNN, LSTM, attention LSTM or Show, Attend and Tell, by its decoder.
 
-    Implements `captioning.captioners.interface.Captioner`. The arguments, except encoder and
-    tokenizer, are configuration keys of the same names.
+    It satisfies `captioning.captioners.interface.Captioner`, which documents each method. Its
+    arguments, except encoder and tokenizer, are configuration keys of the same names.
 
-    model: one of MODELS. tokenizer: a `baselines.Vocabulary` or a word-piece tokenizer with the
-    same methods. objective: SMILE by default. prompt: the start of every caption, not scored in
-    training and removed in generation. max_tokens: training captions are truncated to this length,
-    start and end included. attention_dim, num_layers, deep_output: for Show, Attend and Tell.
-    tie_embeddings: see `baselines.decoder`. attention_penalty: the weight of `coverage_penalty`.
-    encoder_lr: the learning rate of the encoder's network, 0 to freeze it. embedding_lr: that of
-    the word vectors, None for the run's. teacher_forcing, teacher_forcing_k: see
-    `baselines.decoder.teacher_forcing`. Raises ValueError for a prompt with unknown words and for
-    word vectors that do not fit.
+    model: of MODELS. tokenizer: a `baselines.Vocabulary`, or a word-piece tokenizer with the same
+    methods. objective: by default SMILE. prompt: the start of every caption, not scored in training
+    and cut off in generation. max_tokens: training captions are cut to so many tokens, start and
+    end included. attention_dim, num_layers, deep_output: of Show, Attend and Tell. tie_embeddings:
+    see `baselines.decoder`. attention_penalty: the weight of `coverage_penalty`. encoder_lr: the
+    learning rate of the encoder's network, 0 to freeze it. embedding_lr: that of the word vectors,
+    None for the run's. teacher_forcing, teacher_forcing_k: see `baselines.decoder.teacher_forcing`.
+    Raises ValueError for a prompt with an unknown word, and for a file of word vectors that does
+    not fit.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ClassicCaptioner(nn.Module):
         self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
         self.forcing = teacher_forcing, teacher_forcing_k
         self.max_positions, self.has_unused_parameters = None, False
-        self._forbidden = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
+        self._excluded = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
 
     @property
     def min_batch_size(self) -> int:
@@ -92,7 +92,7 @@ class ClassicCaptioner(nn.Module):
         """The objective on k captions of each image, which is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
-        ValueError if k differs between images.
+        ValueError where their numbers differ.
         """
         logits, labels, attention = self._predict(image, captions)
         output = self.objective(logits, labels)
@@ -113,10 +113,10 @@ class ClassicCaptioner(nn.Module):
         rows = (len(image), captions_an_image(captions, len(image)))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
-        given = len(self.prompt_ids)
-        labels = tokens.masked_fill(mask == 0, self.objective.ignore_index)[:, given:]
+        prompt = len(self.prompt_ids)
+        labels = tokens.masked_fill(mask == 0, self.objective.ignore_index)[:, prompt:]
         read = tokens[:, :-1].unflatten(0, rows)  # (B, k, n)
-        logits, attention = self.decoder(read, self.encoder(image), given)
+        logits, attention = self.decoder(read, self.encoder(image), prompt)
         attention = None if attention is None else attention.flatten(0, 1)
         return logits.flatten(0, 1), labels, attention
 
@@ -127,8 +127,8 @@ class ClassicCaptioner(nn.Module):
 
     @torch.inference_mode()
     def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
-        """Captions from the images' annotations (B, P, D)."""
-        step = RecurrentStep(self.decoder, encoded, self._forbidden)
+        """Captions of images by their annotations (B, P, D)."""
+        step = RecurrentStep(self.decoder, encoded, self._excluded)
         return draw_captions(
             step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
         )
@@ -146,34 +146,34 @@ class ClassicCaptioner(nn.Module):
 
     @torch.inference_mode()
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        """Teacher-forced scoring of a caption's ids (n,), given annotations (1, P, D).
+        """Teacher-forced scoring of a caption's ids (n,) by an image's annotations (1, P, D).
 
-        Returns logits (n - p, V) at the positions after the prompt and, from a decoder with
-        attention, attention maps (n - p, P) whose rows sum to 1.
+        Returns logits (n - p, V) of the ids after the prompt and, for a decoder with attention, the
+        attention map (n - p, P), rows that sum to 1.
         """
         logits, attention = self.decoder(ids[None, None, :-1], encoded, len(self.prompt_ids))
-        logits = logits[0, 0].index_fill(-1, self._forbidden.to(logits.device), float("-inf"))
+        logits = logits[0, 0].index_fill(-1, self._excluded.to(logits.device), float("-inf"))
         return logits, None if attention is None else attention[0, 0]
 
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
     ) -> "ClassicCaptioner":
-        """The captioner itself; autocast makes it compute in `dtype`."""
+        """Itself: it computes in `dtype` under autocast."""
         return self.eval()
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """float32 (B, k, n - p) for captions (B, k, n), with gradient, 0 after the end."""
-        given = len(self.prompt_ids)
-        logits, _ = self.decoder(ids[:, :, :-1], encoded, given)
-        logits = logits.float().index_fill(-1, self._forbidden.to(ids.device), float("-inf"))
-        labels, end = ids[:, :, given:], self.tokenizer.end
-        real = until_end(labels, end)
+        """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end."""
+        prompt = len(self.prompt_ids)
+        logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt)
+        logits = logits.float().index_fill(-1, self._excluded.to(ids.device), float("-inf"))
+        tokens, end = ids[:, :, prompt:], self.tokenizer.end
+        real = until_end(tokens, end)
         logprobs = (logits / temperature).log_softmax(-1)
-        logprobs = logprobs.gather(3, labels.where(real, end).unsqueeze(3)).squeeze(3)
+        logprobs = logprobs.gather(3, tokens.where(real, end).unsqueeze(3)).squeeze(3)
         return logprobs.masked_fill(~real, 0)
 
     def compile_parts(self) -> None:
-        """Compile all but the decoder, whose loop over words would recompile for every length."""
+        """All but the decoder: its loop over words would be compiled again for every length."""
         self.encoder.compile()
         self.objective.compile()
 
@@ -183,8 +183,8 @@ class ClassicCaptioner(nn.Module):
             groups.append((list(self.encoder.network.parameters()), self.encoder_lr))
         if self.embedding_lr is not None:
             groups.append(([self.decoder.embedding.weight], self.embedding_lr))
-        grouped = {id(parameter) for parameters, _ in groups for parameter in parameters}
-        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in grouped]
+        taken = {id(parameter) for parameters, _ in groups for parameter in parameters}
+        rest = [p for p in self.parameters() if p.requires_grad and id(p) not in taken]
         return [(rest, None), *groups]
 
     def shards(self) -> list[nn.Module]:
@@ -195,18 +195,18 @@ class ClassicCaptioner(nn.Module):
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """The vocabulary, if it was counted in the captions."""
+        """The vocabulary of counted words."""
         counted = isinstance(self.tokenizer, Vocabulary)
         return {"vocabulary": self.tokenizer.words} if counted else {}
 
 
 def coverage_penalty(attention: Tensor, labelled: Tensor) -> Tensor:
-    """(1 - attention summed over time) ** 2, averaged over positions and then over tokens.
+    """The mean over places of (1 - sum over time of the attention) ** 2, a mean over tokens.
 
-    attention: (R, N, P); labelled: bool (R, N), the scored tokens. The doubly stochastic term of
-    Show, Attend and Tell (arXiv 1502.03044, equation 14), with a mean instead of the sum. Captions
-    are weighted by their tokens, as in the loss, so that a token-weighted mean over batches or
-    processes equals the value for all their captions.
+    attention: (R, N, P); labelled: bool (R, N), the scored positions. The doubly stochastic
+    term of Show, Attend and Tell (arXiv 1502.03044, equation 14), with a mean in place of the sum.
+    A caption is weighted by its tokens, as in the loss: the token-weighted mean over batches or
+    processes equals that of all their captions together.
     """
     seen = (attention * labelled.unsqueeze(2)).sum(1)  # (R, P)
     tokens = labelled.sum(1)  # (R,)

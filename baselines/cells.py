@@ -1,6 +1,6 @@
 """The recurrent decoders: RNN, LSTM, LSTM with dot-product attention, and Show, Attend and Tell.
 
-x is the input word vector, h the hidden state, c the cell state of an LSTM. Shapes as in
+x is the input word's vector, h the hidden state, c the cell state of an LSTM. Shapes as in
 `baselines.decoder`.
 """
 
@@ -13,7 +13,7 @@ from baselines.decoder import Advanced, Read, RecurrentDecoder, Tensors
 
 
 class PooledDecoder(RecurrentDecoder):
-    """RNN or LSTM; h0, an affine map of the mean annotation, is all it knows of the image.
+    """RNN or LSTM whose h0 is an affine map of the mean annotation.
 
     cell "rnn": h' = tanh(Wx x + Wh h + b). "lstm": (i, f, g, o) = Wx x + Wh h + b,
     c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c'), from c0 = 0.
@@ -35,7 +35,7 @@ class PooledDecoder(RecurrentDecoder):
 
     def train(self, mode: bool = True) -> "PooledDecoder":
         super().train(mode)
-        self.cell.train()  # cuDNN has a backward in training mode only; the cell has no dropout
+        self.cell.train()  # cuDNN has a backward in this mode only; the cell has no dropout
         return self
 
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
@@ -47,18 +47,18 @@ class PooledDecoder(RecurrentDecoder):
         outputs, state = self._run(embedded.unsqueeze(2), state)
         return outputs.squeeze(2), state, None
 
-    def read(self, tokens: Tensor, annotations: Tensor, given: int) -> Read:
+    def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> Read:
         if self.training and self.teacher_forcing < 1:
-            return super().read(tokens, annotations, given)
+            return super().read(tokens, annotations, prompt)
         _, state = self.begin(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
         return self.dropout(self._run(self.embed(tokens), state)[0]), None
 
     def _run(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """torch's own loop over n words: embedded (B, k, n, E), state (B, k, H) each.
+        """torch's loop over n words: embedded (B, k, n, E), state (B, k, H) each.
 
-        Runs without autocast, which on a CPU without bfloat16 or float16 makes oneDNN's LSTM fail,
-        and on a GPU uses float16 whatever dtype is set.
+        Without autocast: on a CPU it would call oneDNN's LSTM, which fails where the CPU lacks
+        bfloat16 or float16; on a GPU it would use float16 whatever its dtype.
         """
         rows = embedded.shape[:2]
         flat = tuple(part.reshape(1, -1, part.size(2)) for part in state)
@@ -104,13 +104,13 @@ class AttentionLSTM(RecurrentDecoder):
 
 
 class ShowAttendTell(RecurrentDecoder):
-    """LSTMs with gated additive attention to the image before each word (Show, Attend and Tell
-    with soft attention, Xu et al. 2015, arXiv 1502.03044).
+    """LSTMs with gated additive attention to the image before each word: Show, Attend and Tell with
+    soft attention (Xu et al. 2015, arXiv 1502.03044).
 
     With annotations V (P, D) and the top layer's state h: weights a = softmax(w tanh(Wv V + Wh h)),
     context z = a V, gate b = sigmoid(wb h); the first LSTM reads [x, b z], each further one the
-    layer below. The head's input is x + Lh h' + Lz z, or h' alone without deep_output. The
-    first states of all layers are linear maps of the mean annotation. The attention has A channels.
+    layer below. The head sees x + Lh h' + Lz z, or h' alone without deep_output. The first states
+    of all layers are linear maps of the mean annotation. The attention has A channels.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Configuration of the classic captioners: their keys, and how one is built from them."""
+"""The classic captioners in a configuration: their keys, and how they are built."""
 
 from inspect import signature
 from typing import Annotated, Any, Literal, Optional
@@ -16,10 +16,10 @@ ASKS = False
 
 
 class Keys(BaseModel):
-    """The keys that only the classic captioners read; see docs/settings.md."""
+    """The keys of the classic captioners alone; docs/settings.md documents each."""
 
     encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
-    # A resumed run takes its weights from the checkpoint, so the initial ones may have moved.
+    # Of role "data": a resumed run has its weights from the checkpoint.
     encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
     encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
@@ -56,11 +56,11 @@ class Keys(BaseModel):
         if self.attention_penalty and self.model not in ATTENDING:
             raise ValueError(
                 f"attention_penalty is {self.attention_penalty}, but model {self.model} has no "
-                f"attention; it is for {' and '.join(ATTENDING)}"
+                f"attention to weigh; it is for {' and '.join(ATTENDING)}"
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        deep = self.model == "sat" and self.deep_output  # its output is embed_dim wide
+        deep = self.model == "sat" and self.deep_output  # the output has the width of word vectors
         tied = self.tie_embeddings and self.model in MODELS
         if tied and not deep and self.hidden_dim != self.embed_dim:
             raise ValueError(
@@ -69,9 +69,9 @@ class Keys(BaseModel):
             )
         if self.encoder_features and (self.encoder_lr or self.augmentation != "none"):
             raise ValueError(
-                f"encoder_features is {self.encoder_features}, but features change if the "
-                "encoder is trained or images are augmented; set encoder_lr to 0 and augmentation "
-                "to none"
+                f"encoder_features is {self.encoder_features}, but an encoder that is trained or "
+                "sees augmented images never sees the same twice; set encoder_lr to 0 and "
+                "augmentation to none"
             )
         k = self.teacher_forcing_k
         if self.teacher_forcing == "exponential" and k >= 1:
@@ -88,10 +88,9 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any) -> ClassicCaptioner:
-    """See `captioning.captioners.interface`, also for the functions below.
+    """See `captioning.captioners.interface`, as for the other functions.
 
-    A checkpoint brings the vocabulary and the encoder's weights. Without one the vocabulary is
-    counted in the training captions.
+    The vocabulary is that of a checkpoint; without one the training captions' words are counted.
     """
     restored = context.content is not None
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
@@ -111,21 +110,19 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
         image_size=config.image_size,
         features=config.encoder_features,
     )
-    arguments = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
-    arguments["objective"] = config.build_objective()
+    built = {"encoder": encoder, "tokenizer": _tokenizer(config, context)}
+    built["objective"] = config.build_objective()
     if restored:
-        arguments["word_vectors"] = None
+        built["word_vectors"] = None
     if config.teacher_forcing_middle is not None:
-        arguments["teacher_forcing_k"] = k_of_middle(
-            config.teacher_forcing_middle * config.max_epoch
-        )
-    # All other arguments are keys of the same names.
-    names = signature(ClassicCaptioner).parameters.keys() - arguments
-    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **arguments)
+        built["teacher_forcing_k"] = k_of_middle(config.teacher_forcing_middle * config.max_epoch)
+    # The other arguments are keys of the same names.
+    names = signature(ClassicCaptioner).parameters.keys() - built
+    return ClassicCaptioner(**{name: getattr(config, name) for name in names}, **built)
 
 
 def _tokenizer(config: Any, context: Any):
-    """The checkpoint's vocabulary, BERT's, or the words of the training captions."""
+    """The checkpoint's, BERT's, or one of the training captions' words."""
     words = context.content.get("vocabulary") if context.content else None
     if words is not None and not (
         isinstance(words, list) and all(isinstance(word, str) for word in words)
@@ -143,7 +140,7 @@ def _tokenizer(config: Any, context: Any):
 def origin(config: Any) -> str:
     if config.encoder_weights == "none":
         return "the weights are random"
-    return f"the weights are random, except the image encoder's ({config.encoder_weights})"
+    return f"the weights are random, but for the image encoder's ({config.encoder_weights})"
 
 
 def title(config: Any) -> str:
@@ -152,9 +149,7 @@ def title(config: Any) -> str:
 
 def check_device(config: Any, device: torch.device) -> None:
     if config.precision == "int8":
-        raise ValueError(
-            f"precision is int8, which {config.model} does not support; try fp32 or bf16"
-        )
+        raise ValueError(f"precision is int8, which {config.model} has not; try fp32 or bf16")
 
 
 def preprocessing(config: Any) -> None:

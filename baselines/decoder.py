@@ -1,8 +1,7 @@
-"""What the recurrent decoders share: the loop over words, the step function for `decoding` and the
-schedules of teacher forcing.
+"""The base of the classic text decoders, their step function for `decoding`, and teacher forcing.
 
-Shapes: B images with P positions and annotations of width D; k captions an image; n tokens; E the
-width of word vectors; H of the hidden state; V the vocabulary.
+Shapes: B images of P places with annotations of width D; k captions an image; n tokens; E the width
+of word vectors, H of the hidden state; V vocabulary.
 """
 
 import math
@@ -19,11 +18,11 @@ SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 
 
 class RecurrentDecoder(nn.Module, ABC):
-    """A decoder that reads one word at a time.
+    """A decoder that reads one word after the other.
 
-    Subclasses define the first state (`begin`) and one step (`advance`). teacher_forcing: the
-    probability in training that the next input is the caption's word and not the decoder's own
-    prediction (scheduled sampling, arXiv 1506.03099).
+    Subclasses define the first state (`begin`) and a step (`advance`). teacher_forcing: in
+    training, the probability that the next input is the caption's own word, and not the decoder's
+    argmax (scheduled sampling, arXiv 1506.03099).
     """
 
     def __init__(self, vocabulary_size: int, embed_dim: int, output_dim: int, dropout: float):
@@ -34,44 +33,43 @@ class RecurrentDecoder(nn.Module, ABC):
         self.teacher_forcing = 1.0
 
     def tie_embeddings(self) -> None:
-        """Use one parameter as word vectors and as the head's weight.
+        """Share one parameter between word vectors and head (Inan et al. 2017, arXiv 1611.01462).
 
-        It keeps the head's initial values, whose scale is far smaller. The head's input must be E
-        wide. Loading weights that differ raises ValueError. Source: Inan et al. 2017 (arXiv
-        1611.01462).
+        It keeps the head's initialisation, as an embedding's is much larger. The head's input must
+        have width E. Loading weights that differ raises ValueError.
         """
         self.embedding.weight = self.head.weight
         self.register_load_state_dict_pre_hook(_check_tied)
 
     @abstractmethod
     def begin(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
-        """From annotations (B, P, D): constants (B, ...) and the first state, each (B, H)."""
+        """Constants of images (B, P, D), each (B, ...), and the first state, (B, H) each."""
 
     @abstractmethod
     def advance(self, embedded: Tensor, memory: Tensors, state: Tensors) -> Advanced:
         """Read one word of each row: embedded (B, k, E), state (B, k, H) each.
 
-        Returns the head's input before dropout (B, k, O), the next state, and the attention
-        (B, k, P), None for a decoder without one.
+        Returns the head's input (B, k, O) before dropout, the next state, and the attention (B, k,
+        P) or None.
         """
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
 
-    def forward(self, tokens: Tensor, annotations: Tensor, given: int = 1) -> Read:
-        """Logits (B, k, n - given + 1, V) for the token after each, from the `given`th on.
+    def forward(self, tokens: Tensor, annotations: Tensor, prompt: int = 1) -> Read:
+        """Logits (B, k, n - p + 1, V) of the tokens after each from the p-th on, and the attention
+        (B, k, n - p + 1, P) or None.
 
-        tokens: int64 (B, k, n); the first `given` are always teacher-forced. Also returns the
-        attention (B, k, n - given + 1, P), None for a decoder without one.
+        tokens: int64 (B, k, n); the first p = `prompt` are read whatever `teacher_forcing` is.
         """
-        outputs, attention = self.read(tokens, annotations, given)
-        kept = None if attention is None else attention[:, :, given - 1 :]
-        return self.head(outputs[:, :, given - 1 :]), kept
+        outputs, attention = self.read(tokens, annotations, prompt)
+        kept = None if attention is None else attention[:, :, prompt - 1 :]
+        return self.head(outputs[:, :, prompt - 1 :]), kept
 
-    def read(self, tokens: Tensor, annotations: Tensor, given: int) -> Read:
-        """The head's inputs (B, k, n, O) and the attention.
+    def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> Read:
+        """The head's inputs (B, k, n, O) and the attention, word by word.
 
-        A prediction that replaces a word uses the same outputs and dropout as the loss.
+        Guesses come from the outputs that the loss uses, under the same dropout.
         """
         memory, state = self.begin(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
@@ -80,7 +78,7 @@ class RecurrentDecoder(nn.Module, ABC):
         outputs, attention = [], []
         for n in range(tokens.size(2)):
             word = embedded[:, :, n]
-            if guesses and n >= given:
+            if guesses and n >= prompt:
                 with torch.no_grad():
                     guess = self.head(outputs[-1]).argmax(-1)  # (B, k)
                 own = torch.rand_like(word[..., :1]) < self.teacher_forcing
@@ -95,37 +93,37 @@ def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
     words, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
     if words is not None and head is not None and not torch.equal(words, head):
         raise ValueError(
-            "tie_embeddings is true, but the checkpoint's word vectors and output weights differ: "
+            "tie_embeddings is true, but the checkpoint's word vectors and output weights are two: "
             "it was trained without"
         )
 
 
 class RecurrentStep:
-    """Implements `decoding.Step`. All rows of an image share its tensors.
+    """See `decoding.Step`. An image's constants are stored once for all its rows.
 
-    unsaid: int64 (u,), ids that are never generated, such as padding and <UNK>.
+    excluded: int64 (u,), ids that are never generated, such as padding and <UNK>.
     """
 
-    def __init__(self, decoder: RecurrentDecoder, annotations: Tensor, forbidden: Tensor):
+    def __init__(self, decoder: RecurrentDecoder, annotations: Tensor, excluded: Tensor):
         """annotations: (B, P, D)."""
         self.decoder = decoder
         self.memory, state = decoder.begin(annotations)
         self.state = tuple(part.unsqueeze(1) for part in state)  # (B, 1, H) each
-        self.forbidden = forbidden.to(annotations.device)
+        self.excluded = excluded.to(annotations.device)
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
         if rows is not None:
-            if len(rows) < len(self.state[0]):  # some images are finished
+            if len(rows) < len(self.state[0]):  # finished images have been removed
                 images = rows[:, 0] // self.state[0].size(1)
                 self.memory = tuple(part[images] for part in self.memory)
             self.state = tuple(part.flatten(0, 1)[rows] for part in self.state)
         for embedded in self.decoder.embed(tokens).unbind(2):
             output, self.state, _ = self.decoder.advance(embedded, self.memory, self.state)
-        return self.decoder.head(output).index_fill(-1, self.forbidden, float("-inf"))
+        return self.decoder.head(output).index_fill(-1, self.excluded, float("-inf"))
 
 
 def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
-    """The probability of teacher forcing in `epoch`, counted from 0.
+    """The probability in `epoch`, counted from 0, that the caption's own word is read.
 
     linear: 1 - epoch / k, and 0 from epoch k on; exponential: k ** epoch, k below 1;
     inverse_sigmoid: k / (k + exp(epoch / k)), k of 1 or more, a half at epoch k ln k.
@@ -143,9 +141,9 @@ def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
 
 
 def k_of_middle(epoch: float) -> float:
-    """The k with which the inverse sigmoid is 0.5 at `epoch`: k ln k = epoch, by Newton's method.
+    """The k of an inverse sigmoid that is a half at `epoch`: k ln k = epoch, by Newton's method.
 
-    The start lies above the root of a convex function, so the iterates stay above it.
+    It starts above k; the function is convex, so no step goes below k.
     """
     k = 1 + epoch
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""A cache of feature maps on disk: a frozen network computes each image only once."""
+"""The feature maps of a frozen network on disk: each image is encoded once."""
 
 import contextlib
 import hashlib
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 class FeatureCache:
-    """Feature maps of a frozen network, one file each in `folder`.
+    """The maps of a frozen network, each in a file of `folder`.
 
-    The key is a hash of the image's values; each network, by name and weights, has its own
-    subfolder. Maps are computed image by image in float32, so that they do not depend on the
-    batch. An unreadable file counts as missing; if the folder is not writable, one warning is
-    logged.
+    The keys are a hash of the image's values, and the network's name with a hash of its weights. A
+    map is computed from its image alone and in float32, so that it does not depend on the rest of
+    the batch. An unreadable file counts as missing; a folder that cannot be written to gives one
+    warning.
     """
 
     def __init__(self, folder: str, network: nn.Module, name: str):
@@ -34,16 +34,16 @@ class FeatureCache:
 
     def forget(self) -> None:
         """Hash the network's weights again before the next image."""
-        self._of_network: Optional[Path] = None
+        self._network_folder: Optional[Path] = None
 
     @torch.compiler.disable
     def __call__(self, image: Tensor, keep: bool) -> Tensor:
-        """Maps (B, C, h, w) of images (B, 3, S, S). keep: write missing maps to disk."""
+        """Maps (B, C, h, w) of images (B, 3, S, S); keep: write those that were missing."""
         with torch.autocast(image.device.type, enabled=False):
             return torch.stack([self._of(one, keep) for one in image.float()])
 
     def _of(self, image: Tensor, keep: bool) -> Tensor:
-        path = self._place() / f"{_digest([image])}.safetensors"
+        path = self._folder() / f"{_digest([image])}.safetensors"
         with contextlib.suppress(OSError, SafetensorError, KeyError):
             return load_file(path, device=str(image.device))["map"]
         features = self.network(image.unsqueeze(0))[0]
@@ -51,11 +51,11 @@ class FeatureCache:
             self._write(features, path)
         return features
 
-    def _place(self) -> Path:
-        if self._of_network is None:
+    def _folder(self) -> Path:
+        if self._network_folder is None:
             values = _digest(self.network.state_dict().values())
-            self._of_network = self.folder / f"{self.name.replace('/', '_')}-{values}"
-        return self._of_network
+            self._network_folder = self.folder / f"{self.name.replace('/', '_')}-{values}"
+        return self._network_folder
 
     def _write(self, features: Tensor, path: Path) -> None:
         temporary = path.with_suffix(f".{os.getpid()}")
@@ -71,7 +71,7 @@ class FeatureCache:
 
 
 def _digest(values: Iterable[Tensor]) -> str:
-    """32 hexadecimal characters of the tensors' SHA-256."""
+    """A hash of 32 characters of the tensors' values."""
     digest = hashlib.sha256()
     for value in values:
         digest.update(value.detach().cpu().contiguous().numpy())

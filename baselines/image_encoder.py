@@ -1,4 +1,4 @@
-"""The image encoder of a classic captioner: a network's feature map as a sequence."""
+"""The image encoder of a classic captioner: a network's feature map as annotation vectors."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -16,17 +16,17 @@ TIMM = "timm/"
 
 
 class ImageEncoder(nn.Module):
-    """Images (B, 3, S, S) to annotations (B, P, D), one vector per position, row by row.
+    """Images (B, 3, S, S) to annotations (B, P, D): a vector for each of P places, row by row.
 
-    name: a torchvision network (`encoder_names`), or "timm/" and a name of timm's. weights: "none",
-    random; "default", the library's best, downloaded; "package", from `packaged_weights`; or a file
-    with the network's state dict. dim: D by a 1x1 convolution, otherwise the network's width. grid:
-    P = grid * grid by average pooling, or by bilinear interpolation from fewer positions. norm: a
-    BatchNorm over images and positions at the end. finetune: False freezes the network, batch
-    statistics included. mean, std: of the images' normalisation, converted here to what the weights
-    expect. image_size: S, checked against the network. features: a folder that caches a
-    frozen network's maps of training images. Raises ValueError for an unknown name, for weights
-    that are not available or do not fit, and for images that are too small.
+    name: of a torchvision network (`encoder_names`), or "timm/NAME" of one of timm's. weights:
+    "none" for random ones; "default", the library's best, downloaded; "package", of
+    `packaged_weights`; or a file of a state dict of that network. dim: D by a 1x1 convolution, by
+    default the network's. grid: P = grid * grid by average pooling, or by bilinear interpolation of
+    a smaller map. norm: a BatchNorm of the annotations at the end. finetune: if not, the network is
+    frozen, batch statistics included. mean, std: the images' normalisation, changed here to the one
+    that the weights expect. image_size: S, to check that the network takes it. features: a folder
+    that caches a frozen network's maps of training images. Raises ValueError for an unknown name,
+    for weights that cannot be read or do not fit, and for images that are too small.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ImageEncoder(nn.Module):
         shift = (torch.tensor(mean) - expected_mean) / expected_std
         self.register_buffer("scale", scale.view(3, 1, 1), persistent=False)
         self.register_buffer("shift", shift.view(3, 1, 1), persistent=False)
-        self.kept = FeatureCache(features, self.network, name) if features else None
+        self.cache = FeatureCache(features, self.network, name) if features else None
         self.train()
 
     def train(self, mode: bool = True) -> "ImageEncoder":
@@ -81,12 +81,12 @@ class ImageEncoder(nn.Module):
         return self.norm(features.flatten(2)).transpose(1, 2)
 
     def _map(self, image: Tensor) -> Tensor:
-        # Only training images are cached: they recur, images to caption do not.
-        return self.network(image) if self.kept is None else self.kept(image, keep=self.training)
+        # Evaluation reads the cache without adding to it: bulk captioning sees each image once.
+        return self.network(image) if self.cache is None else self.cache(image, keep=self.training)
 
     @property
     def min_batch_size(self) -> int:
-        """The smallest training batch: batch statistics need two values."""
+        """2 where a BatchNorm would see one value per channel of a single image, else 1."""
         normalised = any(isinstance(m, nn.BatchNorm2d) for m in self.network.modules())
         in_network = self.finetune and normalised and self.one_place
         one_annotation = self.grid == 1 or (self.grid is None and self.one_place)
@@ -94,10 +94,10 @@ class ImageEncoder(nn.Module):
         return 2 if in_network or at_end else 1
 
     def _map_of(self, image_size: int, name: str) -> Sequence[int]:
-        """Channels, height and width of the network's map.
+        """Channels, height and width of the network's map of an image.
 
-        Parameters that the map does not depend on, such as the rest of a head, are frozen: DDP
-        would wait for their gradients.
+        Parameters that the map does not depend on, such as those of a head, are frozen: DDP would
+        wait for their gradients.
         """
         self.network.eval()
         try:

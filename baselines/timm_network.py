@@ -1,23 +1,21 @@
 """Any of timm's networks, without its head."""
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from baselines.packaged_weights import MEAN, STD, packaged_weights
-from baselines.weight_files import OTHERS, errors_naming, read_weights, reason
+from baselines.packaged_weights import MEAN, STD
+from baselines.weight_files import errors_naming, fetched, reason, state_of
 
 
 class TimmNetwork(nn.Module):
     """Images (B, 3, S, S), values from 0 to 1, to a map (B, C, h, w): timm's `forward_features`.
 
-    name: a timm model; for a vision transformer the map consists of its patch tokens. weights: as
-    in `baselines.image_encoder`. The normalisation that the weights expect is part of the state
-    dict. Raises ValueError for an unknown name, an unsuitable image size, a network without a
-    feature map, and weights that are not available or do not fit.
+    name: of a network of timm; a vision transformer's map is that of its patches, without its other
+    tokens. weights: as in `baselines.image_encoder`. The state dict includes the normalisation that
+    the weights expect. Raises ValueError for an unknown name, for a network that takes no images of
+    that size or makes no map, and for weights that cannot be read or do not fit.
     """
 
     def __init__(self, name: str, weights: str, image_size: int):
@@ -46,7 +44,7 @@ class TimmNetwork(nn.Module):
             side = math.isqrt(places.size(1))
             if side * side == places.size(1):
                 return places.transpose(1, 2).unflatten(2, (side, side))
-        raise ValueError(f"encoder: timm's {self.name} has no feature map; choose another")
+        raise ValueError(f"encoder: timm's {self.name} makes no map of an image; choose another")
 
 
 def _load(name: str, weights: str, image_size: int) -> nn.Module:
@@ -54,34 +52,20 @@ def _load(name: str, weights: str, image_size: int) -> nn.Module:
 
     if not timm.is_model(name):
         raise ValueError(f"encoder: timm has no network {name!r}; see timm.list_models()")
-    # Only these networks are built for one image size.
+    # Most networks take images of any size; some are made for one.
     fixed = getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False)
     size = {"img_size": image_size} if fixed else {}
     if weights == "default":
-        try:
-            return timm.create_model(name, pretrained=True, **size)
-        except Exception as error:  # raised by the hub, the file or the size
-            raise ValueError(
-                f"encoder_weights: cannot fetch timm's weights of {name} ({reason(error)}); "
-                f"connect to the network, or give {OTHERS}"
-            ) from error
-    if weights == "none":
+        return fetched("timm", name, lambda: timm.create_model(name, pretrained=True, **size))
+    state = state_of(weights, name)
+    if state is None:
         try:
             return timm.create_model(name, **size)
         except Exception as error:
             raise ValueError(
-                f"encoder: timm cannot build {name} for image_size {image_size}: {reason(error)}"
+                f"encoder: timm cannot make {name} for image_size {image_size}: {reason(error)}"
             ) from error
-    if weights == "package":
-        return _with_weights(name, packaged_weights(name), size)
-    path = Path(weights)
-    with errors_naming(path, name):
-        return _with_weights(name, read_weights(path), size)
-
-
-def _with_weights(name: str, state: Mapping[str, Tensor], size: Mapping[str, int]) -> nn.Module:
-    """The network with a state dict, which timm adapts to the image size."""
-    import timm
-
-    given = {"state_dict": dict(state), "custom_load": False}
-    return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=given, **size)
+    # timm resizes position embeddings of this state dict as of its own weights.
+    source = {"state_dict": state, "custom_load": False}
+    with errors_naming(weights, name):
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay=source, **size)

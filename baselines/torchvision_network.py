@@ -2,27 +2,25 @@
 
 import os
 from collections import OrderedDict
-from pathlib import Path
 from unittest.mock import patch
 
 import torchvision
 from torch import nn
 
-from baselines.packaged_weights import packaged_weights
-from baselines.weight_files import OTHERS, errors_naming, read_weights, reason
+from baselines.weight_files import errors_naming, fetched, state_of
 
 FAMILIES = (
     *("resnet", "resnext", "wide_resnet", "squeezenet", "densenet", "shufflenet"),
     *("mobilenet", "mnasnet", "regnet"),
 )
-# The normalisation that torchvision's weights expect.
+# The normalisation that torchvision's weights were trained with.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 SAFE_LOADING = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's own switch
 
 
 def encoder_names() -> list[str]:
-    """The torchvision networks that can be an encoder."""
+    """The networks of torchvision that can be an encoder."""
     names = torchvision.models.list_models(module=torchvision.models)
     return [name for name in names if name.startswith(FAMILIES)]
 
@@ -30,8 +28,8 @@ def encoder_names() -> list[str]:
 def torchvision_network(name: str, weights: str) -> nn.Module:
     """Images (B, 3, S, S), normalised with IMAGENET_MEAN and IMAGENET_STD, to a map (B, C, h, w).
 
-    name: one of `encoder_names`; weights: as in `baselines.image_encoder`. Raises ValueError for an
-    unknown name, and for weights that are not available or do not fit.
+    name: of `encoder_names`; weights: as in `baselines.image_encoder`. Raises ValueError for an
+    unknown name, and for weights that cannot be read or do not fit.
     """
     if name not in encoder_names():
         raise ValueError(
@@ -42,35 +40,27 @@ def torchvision_network(name: str, weights: str) -> nn.Module:
 
 
 def _load(name: str, weights: str) -> nn.Module:
+    get_model = torchvision.models.get_model
     if weights == "default":
-        try:
-            # torchvision loads downloads without weights_only, which would run code in the file.
-            with patch.dict(os.environ, {SAFE_LOADING: "1"}):
-                return torchvision.models.get_model(name, weights="DEFAULT")
-        except Exception as error:  # network, hash or unpickling
-            raise ValueError(
-                f"encoder_weights: cannot fetch torchvision's weights of {name} "
-                f"({reason(error)}); connect to the network, or give {OTHERS}"
-            ) from error
-    if weights == "package":
-        packaged_weights(name)  # raises: there are none
-    network = torchvision.models.get_model(name, weights=None)
-    if weights != "none":
-        path = Path(weights)
-        with errors_naming(path, name):
-            network.load_state_dict(read_weights(path))
+        # Without it torchvision unpickles downloads, which runs their code.
+        with patch.dict(os.environ, {SAFE_LOADING: "1"}):
+            return fetched("torchvision", name, lambda: get_model(name, weights="DEFAULT"))
+    network, state = get_model(name, weights=None), state_of(weights, name)
+    if state is not None:
+        with errors_naming(weights, name):
+            network.load_state_dict(state)
     return network
 
 
 def _without_head(network: nn.Module) -> nn.Module:
-    """The part of a classifier that ends in a map (B, C, h, w), with unchanged names."""
+    """The part of a classifier that ends in a map (B, C, h, w); its parameters keep their names."""
     if hasattr(network, "features"):  # squeezenet, densenet, mobilenet
         dense = isinstance(network, torchvision.models.DenseNet)
-        # DenseNet applies its last activation in forward.
+        # DenseNet's last activation is in its forward.
         return nn.Sequential(network.features, nn.ReLU()) if dense else network.features
     if hasattr(network, "layers"):  # mnasnet
         return network.layers
     children = OrderedDict(network.named_children())
-    for head in ("avgpool", "fc"):  # shufflenet pools in forward
+    for head in ("avgpool", "fc"):  # the pooling of shufflenet is in its forward
         children.pop(head, None)
     return nn.Sequential(children)

@@ -1,30 +1,30 @@
-"""A word vocabulary, counted in the training captions, and pre-trained word vectors."""
+"""The vocabulary of a classic captioner, counted in its training captions, and word vectors."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Union
 
-import regex  # unlike re, it counts combining vowel signs and accents as part of the word
+import regex  # its \w includes vowel signs and combining accents
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
-UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # in captions with words removed
+UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # in captions with words replaced
 _WORD = regex.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
 
 
 def split_words(text: str) -> list[str]:
-    """The lower-case words of a text. Inner apostrophes and hyphens stay, and so does <unk>."""
+    """The words of a text in lower case; apostrophes and hyphens within a word stay, and <unk>."""
     return _WORD.findall(text.lower())
 
 
 class Vocabulary:
     """Captions to word ids and back.
 
-    words: get ids from 4 on, after the special tokens. Unknown words become <UNK>. Raises
-    ValueError for a word that occurs twice or is a special token.
+    words: with ids from 4 on, after the special tokens. Other words become <UNK>. Raises ValueError
+    for a word that occurs twice or is a special token.
     """
 
     pad, start, end, unknown = range(len(SPECIAL_TOKENS))
@@ -40,10 +40,10 @@ class Vocabulary:
     def count(
         cls, captions: Iterable[str], size: int = 6400, min_count: int = 1, prompt: str = ""
     ) -> "Vocabulary":
-        """The most frequent words with `min_count` occurrences, `size` ids in all at most.
+        """The most frequent words that occur `min_count` times, at most `size` ids in all.
 
-        Ties are broken alphabetically. The prompt's words are always included. Raises ValueError if
-        `size` leaves no room for a word, or no word is frequent enough.
+        Ties are broken alphabetically. A prompt's words are always included. Raises ValueError
+        where no word of the captions fits, or none is frequent enough.
         """
         counts = Counter(word for caption in captions for word in split_words(caption))
         del counts[UNKNOWN_WORD]
@@ -59,7 +59,7 @@ class Vocabulary:
 
     @property
     def words(self) -> list[str]:
-        """The words without special tokens, as the constructor takes them."""
+        """The arguments of an equal `Vocabulary`."""
         return self.tokens[len(SPECIAL_TOKENS) :]
 
     def __len__(self) -> int:
@@ -71,21 +71,21 @@ class Vocabulary:
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
         """int64 ids and mask (1 real, 0 padding), each (R, n), n the longest and <= max_length.
 
-        A row begins with <START> and ends with <END>, also if the text was truncated.
+        <START> comes first and <END> last, also where a text was cut.
         """
         rows = [torch.tensor([*self._begin(text)[: max_length - 1], self.end]) for text in texts]
         ids = pad_sequence(rows, batch_first=True, padding_value=self.pad)
         return ids, (ids != self.pad).long()
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """int64 (n,): <START> and the prompt's words, no end."""
+        """int64 (n,): <START> and the prompt's words, without an end."""
         return torch.tensor(self._begin(prompt))
 
     def _begin(self, text: str) -> list[int]:
         return [self.start, *(self._ids.get(word, self.unknown) for word in split_words(text))]
 
     def decode(self, ids: Tensor) -> str:
-        """The words of ids (n,), joined by spaces, without special tokens."""
+        """The words of ids (n,) without special tokens, joined by spaces."""
         first = len(SPECIAL_TOKENS)
         return " ".join(self.tokens[number] for number in ids.tolist() if number >= first)
 
@@ -93,11 +93,11 @@ class Vocabulary:
 def load_word_vectors(
     embedding: nn.Embedding, tokens: Sequence[str], path: Union[str, Path]
 ) -> int:
-    """Copy a file's word vectors into an embedding; return the number of words found.
+    """Copy a file's vectors of tokens into an embedding; return how many it had.
 
-    The file has GloVe's format (Pennington et al. 2014): each line a word and its numbers,
-    separated by spaces. Raises ValueError, naming the line, for a malformed line or another width,
-    and for a file that cannot be read or has none of the words.
+    The file has GloVe's format (Pennington et al. 2014): a line a word, the word and its numbers
+    separated by spaces. Raises ValueError, naming the line, for another format or width, and for a
+    file that cannot be read or has none of the words.
     """
     numbers = {token: number for number, token in enumerate(tokens)}
     width, found = embedding.embedding_dim, 0
@@ -106,7 +106,7 @@ def load_word_vectors(
             for line_number, line in enumerate(lines, 1):
                 if line_number == 1:
                     _vector(line.split()[1:], width, "line 1")
-                # Split from the right: some words of GloVe's largest file contain spaces.
+                # From the right: some words of GloVe's largest file contain spaces.
                 word, *values = line.rstrip().rsplit(" ", width)
                 if word not in numbers:
                     continue

@@ -1,10 +1,10 @@
-"""Draw where a captioner looks, word by word: a strip of the photo, one frame a word.
+"""Draw a captioner's attention maps over a photo, one frame for each word.
 
     python -m captioning.attend --checkpoint output/sat_coco/checkpoint_best.pth photo.jpg
     python -m captioning.attend --checkpoint blip.pth --config configs/caption_coco.yaml photo.jpg
 
-Writes photo_gaze.png in the current folder, or the file that --output names. For the attention
-LSTM, Show, Attend and Tell, and BLIP.
+Writes photo_gaze.png in the current folder, or the file that --output names. For BLIP, Show, Attend
+and Tell, and the attention LSTM.
 """
 
 if __name__ == "__main__":
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from captioning.data import load_image
-from captioning.files.writing import atomic_write, refusals_told
+from captioning.files.writing import atomic_write, user_errors
 from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.score_tokens import END, ScoredCaption, attention_map
 from captioning.runtime import distributed
@@ -31,14 +31,14 @@ from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import exit_code
 
 FRAMES_A_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
-LONGEST_STRIP = 16  # how many times as long as wide a photo may be
-DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels of a photo beyond these only take time
+LONGEST_STRIP = 16  # the largest aspect ratio of a photo
+DRAWN_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels; a wider photo is scaled down
 
 
 def draw(found: ScoredCaption, photo: Image.Image, path: Path) -> None:
-    """A PNG of the photo and, for each word, the photo lit where the captioner looked.
+    """Write a PNG of the photo and, for each word, the photo with the word's attention map over it.
 
-    The attention is interpolated over the photo; in each frame its highest value is white.
+    Maps are interpolated to the photo's size; in each frame the highest value is the brightest.
     """
     from matplotlib.figure import Figure
 
@@ -61,12 +61,12 @@ def draw(found: ScoredCaption, photo: Image.Image, path: Path) -> None:
         axis.imshow(grey, cmap="gray", alpha=0.6)
         axis.imshow((weights / weights.max()).numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
-    with refusals_told(path), atomic_write(path) as file:
+    with user_errors(path), atomic_write(path) as file:
         figure.savefig(file, format="png")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    """Run the program; return 0, or 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.attend", description=__doc__)
     parser.add_argument("image", type=Path, metavar="IMAGE")
     parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
@@ -81,7 +81,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def attend(arguments: argparse.Namespace, output: Path) -> None:
-    """Caption the photo, and draw. Raises UserError."""
+    """Caption the photo and draw the maps. Raises UserError."""
     device = distributed.start(arguments.device)
     photo = load_image(arguments.image)
     if max(photo.size) > LONGEST_STRIP * min(photo.size):

@@ -1,9 +1,9 @@
-"""How likely a captioner finds the human captions of a split, and at which temperature most.
+"""The likelihood of a split's human captions, and the temperature that maximises it.
 
     python -m captioning.calibrate --checkpoint output/sat_flickr8k/checkpoint_best.pth
 
-Prints the mean negative log-likelihood of a token, that of a model that knows nothing but how
-frequent each token is, SMILE's loss, and the temperature to sample with (temperature=1.1).
+Prints the mean negative log-likelihood of a token, that of a unigram model, SMILE's loss, and the
+temperature for sampling (as temperature=1.1).
 """
 
 if __name__ == "__main__":
@@ -24,7 +24,7 @@ from captioning.runtime.program import exit_code
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program; 0, or 2 after the one line that says what the user can mend."""
+    """Run the program; return 0, or 2 after a one-line error for the user."""
     parser = argparse.ArgumentParser(prog="python -m captioning.calibrate", description=__doc__)
     parser.add_argument("--checkpoint", required=True, help="a path, a URL or hf://")
     parser.add_argument("--config", help="a YAML file, where the checkpoint is not of a run here")
@@ -35,7 +35,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def calibrate(arguments: argparse.Namespace) -> None:
-    """Measure, and print. Raises UserError."""
+    """Compute and print the values. Raises UserError."""
     device = distributed.start(arguments.device)
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     samples = read_split(config, arguments.split)

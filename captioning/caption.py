@@ -124,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--retry-failed", "--retry_failed", action="store_true", help="try images again that failed"
     )
     group.add_argument("--verify", action="store_true", help="find gaps, and repair them")
-    group.add_argument("--restart", action="store_true", help="drop an unfinished run")
+    group.add_argument("--restart", action="store_true", help="abandon an unfinished run")
 
     group = parser.add_argument_group("what is written")
     group.add_argument("--prefix", default="", help="put before each caption")

@@ -29,7 +29,7 @@ from captioning.data.caption_files import (
     read_references,
     with_references,
 )
-from captioning.files.local_copies import local
+from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
@@ -88,8 +88,8 @@ def _kind(annotation: Any, default: Any) -> dict[str, Any]:
     """argparse's settings for an option of this type."""
     if get_origin(annotation) is Literal:
         return {"choices": get_args(annotation)}
-    if list[str] in get_args(annotation):
-        return {"nargs": "+", "metavar": "FILE"}
+    if list[str] in (annotation, *get_args(annotation)):
+        return {"nargs": "+"}
     return {"type": str if default is None else type(default)}
 
 

@@ -1,9 +1,10 @@
-"""torchrun, without its report where a process has already said in one line what is wrong.
+"""torchrun, without its report where a process has printed what is wrong in one line.
 
 python -m captioning.launch --standalone --nproc_per_node 4 -m captioning.train --config ...
 
-The arguments are torchrun's. Where it is asked to stop (SIGTERM, SIGUSR1, Ctrl-C) it asks its
-processes and waits for them; torchrun would end them after half a minute, and fail.
+The arguments are torchrun's. A request to stop (SIGTERM, SIGUSR1, Ctrl-C) is passed on to the
+processes, and they are given time to save. torchrun itself kills them after half a minute, ignores
+SIGUSR1, and fails, since it does not look at their exit codes any more.
 """
 
 import contextlib
@@ -24,9 +25,9 @@ from captioning.runtime.signals import PARENT, SIGNALS
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the processes; 0 when all have ended well. Raises ChildFailedError after a bug."""
+    """Run the processes; 0 when all have succeeded. Raises ChildFailedError after a bug."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # torchrun installs the handler of this name for SIGTERM and SIGINT when it starts processes.
+    # torchrun installs this function as the handler of SIGTERM and SIGINT.
     api._terminate_process_handler = _pass_on
     os.environ[PARENT] = str(os.getpid())
     for number in SIGNALS:
@@ -43,7 +44,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _pass_on(number: int, frame) -> None:
     children = list(_children())
     if not children:
-        sys.exit(0)  # none has begun, or one is being started again
+        sys.exit(0)  # no process has started, or one is being restarted
     for process in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
@@ -54,7 +55,7 @@ def _children() -> Iterator[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
             status = (folder / "stat").read_text(errors="replace")
-            parent = status.rpartition(")")[2].split()[1]  # a name in brackets may hold anything
+            parent = status.rpartition(")")[2].split()[1]  # the name in brackets is any text
             if int(parent) == os.getpid():
                 yield int(folder.name)
 

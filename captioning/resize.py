@@ -29,7 +29,7 @@ from PIL import Image
 from captioning.data.image import decode, open_image
 from captioning.files.images import images_in
 from captioning.files.reading import read_json
-from captioning.files.writing import atomic_write, atomic_writes, refusals_told, write_json
+from captioning.files.writing import atomic_write, unfinished_writes, user_errors, write_json
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
@@ -70,7 +70,7 @@ def make_small(name: str, source: Path, target: Path, side: int) -> str:
         say(str(error))
         return "cannot be read"
     path = target / name
-    with refusals_told(path):
+    with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(content)
@@ -91,7 +91,7 @@ def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counte
     if not found:
         raise UserError(f"{source} holds no images")
     _check_side(side, target)
-    for leftover in atomic_writes(target):
+    for leftover in unfinished_writes(target):
         leftover.unlink()
     todo = [name for name in found if not (target / name).exists()]
     counts = Counter({**dict.fromkeys(DONE, 0), "there already": len(found) - len(todo)})

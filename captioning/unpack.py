@@ -20,7 +20,7 @@ from typing import Optional
 from PIL import Image
 
 from captioning.data.tensor_file import Part, read_tensor_file
-from captioning.files.writing import refusals_told, require_folder, write_json
+from captioning.files.writing import require_folder, user_errors, write_json
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import progress, say
 
@@ -28,7 +28,7 @@ from captioning.runtime.progress import progress, say
 def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
     """Write NAME.json after its images; return how many. Their ids start at `first_id`."""
     rows = []
-    with refusals_told(folder / name), progress(len(part.captions), name) as bar:
+    with user_errors(folder / name), progress(len(part.captions), name) as bar:
         (folder / name).mkdir(exist_ok=True)
         for number, caption in enumerate(part.captions):
             bar.update()

@@ -168,7 +168,7 @@ install() {
 explain_failure() {
     if grep -qi 'No space left on device' "$log"; then
         fail "the disk is full: make room or set VENV, UV_CACHE_DIR or TMPDIR to a folder on another disk (log: $log)"
-    elif grep -qE 'error sending request|Failed to fetch|Request failed|NewConnectionError|NameResolutionError|Timeout|ProxyError' "$log"; then
+    elif grep -qE 'error sending request|Failed to fetch|Request failed|distribution found for uv|NewConnectionError|NameResolutionError|Timeout|ProxyError' "$log"; then
         fail "the package index cannot be reached: check the network, the proxy or PIP_INDEX_URL (log: $log)"
     fi
     tail -n 15 "$log" | sed 's/^/    /' >&2

@@ -1,7 +1,7 @@
-"""Where a row of labels holds more than one caption, which of its positions belong together.
+"""The captions of a batch, of which a row can hold several.
 
-`segments` are integers (B, N), in step with the labels: positions of a row that have the same
-number are one caption. Packed rows say so in other forms, which are read here.
+`segments` are integers (B, N), aligned with the labels: positions of a row that have the same
+number are one caption. Other forms that packed rows have are converted here.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,9 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-LONG = 128  # tokens of a row, of which SMILE takes the square, that are looked through for labels
+from smile.labels import check_labels, check_shapes, reduce, weigh
+
+LONG = 128  # tokens of a row from which unlabelled ones are left out: SMILE takes their square
 
 
 def segments_from_position_ids(position_ids: Tensor) -> Tensor:
@@ -35,7 +37,7 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
     """int64 (1, length): the number of the piece that each token of a flattened batch is in.
 
     cu_seq_lens: (S + 1,) boundaries from 0 to `length`, as attention of packed rows takes them.
-    Raises ValueError where they are others; their values are read on a CPU alone.
+    Raises ValueError for other boundaries; their values are read on a CPU alone.
     """
     whole_numbers(cu_seq_lens, "cu_seq_lens")
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
@@ -54,7 +56,7 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
 def captions_of_turns(
     labels: Tensor, segments: Optional[Tensor] = None, ignore_index: int = -100
 ) -> Tensor:
-    """int64 (B, N) in which each unbroken run of labels has a number of its own.
+    """int64 (B, N) in which each unbroken run of labels has another number.
 
     labels: (B, N). A run is a turn of an assistant, say; it also ends where `segments` change.
     """
@@ -68,7 +70,7 @@ def captions_of_turns(
 
 
 def check_segments(segments: Tensor, labels: Tensor) -> None:
-    """Raise ValueError for segments that are no whole numbers, or not one for each label."""
+    """Raise ValueError unless segments are whole numbers, one for each label."""
     whole_numbers(segments, "segments")
     if segments.shape != labels.shape:
         raise ValueError(
@@ -78,7 +80,7 @@ def check_segments(segments: Tensor, labels: Tensor) -> None:
 
 
 def whole_numbers(numbers: Tensor, name: str) -> None:
-    """Raise ValueError for what is no tensor of integers."""
+    """Raise ValueError unless `numbers` is a tensor of integers."""
     if not isinstance(numbers, Tensor):
         raise ValueError(f"{name} is a {type(numbers).__name__}; give a tensor of whole numbers")
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
@@ -88,18 +90,18 @@ def whole_numbers(numbers: Tensor, name: str) -> None:
 def blocks(
     labels: Tensor, segments: Optional[Tensor], ignore_index: int, whole_rows: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Captions of similar length together: where their labels are, and the labels.
+    """Blocks of captions of similar length: the positions of their labels, and the labels.
 
     labels, segments: (B, N). Each block is `rows`, int64 (C, L), positions in `labels.flatten()`,
     and the labels there, (C, L), padded with `ignore_index`. Without segments all rows are one
-    block; long ones with few labels, as behind a question about an image, keep only these, unless
-    `whole_rows`. With segments a block's longest caption is at most twice its shortest.
+    block; unless `whole_rows`, long rows with few labels, such as an answer after an image, keep
+    these alone. With segments a block's longest caption is at most twice its shortest.
     """
     if labels.numel() == 0:
         return
     if segments is None:
         rows = torch.arange(labels.numel(), device=labels.device).view_as(labels)
-        if labels.size(1) >= LONG and not whole_rows:  # else a GPU need not be waited for
+        if labels.size(1) >= LONG and not whole_rows:  # waits for a GPU
             there = labels != ignore_index
             most = int(there.sum(1).max())
             if 2 * most < labels.size(1):
@@ -116,7 +118,7 @@ def blocks(
     order = caption.argsort(stable=True)
     start = lengths.cumsum(0) - lengths
     place = torch.arange(len(order), device=order.device) - start[caption[order]]
-    # The power of 2 that a length is at most, in whole numbers: MPS has no float64.
+    # The exponent of the next power of 2, in whole numbers: MPS has no float64.
     size = torch.bucketize(lengths, 1 << torch.arange(63, device=lengths.device))
     for of_this_size in (size == each for each in size.unique()):
         longest = lengths[of_this_size].max()
@@ -140,7 +142,7 @@ def numbered(labels: Tensor, segments: Optional[Tensor]) -> tuple[Tensor, int]:
 
 
 def _keys(labels: Tensor, segments: Tensor) -> Tensor:
-    """int64 (B, N): another number for each segment of each row."""
+    """int64 (B, N): a different number for each segment of each row."""
     segments = segments.to(labels.device, torch.int64)
     least = segments.min()
     spread = segments.max() - least + 1
@@ -148,14 +150,34 @@ def _keys(labels: Tensor, segments: Tensor) -> Tensor:
     return of_row + segments - least
 
 
-def by_caption(
+def reduced_by_caption(
+    losses_of: Callable,
+    inputs: tuple[Tensor, ...],
+    labels: Tensor,
+    ignore_index: int,
+    reduction: str,
+    segments: Optional[Tensor],
+    weights: Optional[Tensor],
+) -> Tensor:
+    """The reduced losses of labels (B, N), each caption's computed as if it were a row.
+
+    losses_of: a function of `inputs`, each (C, L, ...) of (B, N, ...) and the first one logits, and
+    of labels (C, L), whose losses are (C, L). The rest is that of `smile_loss`.
+    """
+    logits = inputs[0]
+    check_shapes(logits, labels)
+    labels, weights = weigh(labels, weights, ignore_index)
+    check_labels(labels, logits.size(2), ignore_index)
+    if segments is None:
+        losses = losses_of(*inputs, labels)
+    else:
+        losses = _by_caption(losses_of, inputs, labels, segments, ignore_index)
+    return reduce(losses, labels, ignore_index, reduction, weights)
+
+
+def _by_caption(
     losses_of: Callable, inputs: tuple[Tensor, ...], labels: Tensor, segments: Tensor, ignore: int
 ) -> Tensor:
-    """Losses (B, N), those of each caption found as if it were a row of its own.
-
-    losses_of: a function of `inputs`, each (C, L, ...) of (B, N, ...), and of labels (C, L), whose
-    losses are (C, L).
-    """
     check_segments(segments, labels)
     losses = None
     for rows, own in blocks(labels, segments, ignore):

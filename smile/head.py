@@ -1,4 +1,4 @@
-"""A linear language head whose logits and gradients are made only where they are asked for."""
+"""A linear language head that computes logits and gradients of some positions or tokens."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,28 +11,28 @@ from torch import Tensor
 
 from smile.labels import RULED_OUT, at_least_float32
 
-# Positions whose logits are there at a time, on a CPU and elsewhere. Each piece reads and writes
-# the whole gradient of the weight: with fewer that would take longer than the products.
+# Positions whose logits are computed at a time, on a CPU and elsewhere. Each chunk reads and writes
+# the whole gradient of the weight: with fewer positions that would take longer than the matmuls.
 POSITIONS = {"cpu": 256, "cuda": 1024}
-# Of what is gathered or converted at a time: what a processor's cache holds, a few calls of a GPU.
+# Elements gathered or converted at a time: a processor's cache, or a few kernels of a GPU.
 ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 Slope = Union[Tensor, float]
 
 
 def slices(count: int, step: int) -> Iterator[slice]:
-    """Slices of `step`, at least 1, the last one what is left, that cover `count`."""
+    """Slices of `step`, at least 1, that cover `count`; the last one may be shorter."""
     step = max(step, 1)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 class Transform(NamedTuple):
-    """What becomes of z = hidden @ weight.T + bias: scale * z; with a cap c tanh(scale * z / c)."""
+    """The logits of z = hidden @ weight.T + bias: scale * z, or cap * tanh(scale * z / cap)."""
 
     scale: float = 1.0
     softcap: Optional[float] = None
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Slope]:
-        """In the place of `z`, with the derivative, of the shape of z, or a number for all."""
+        """Overwrites `z`; also returns d(logits)/dz, of the shape of z or a number."""
         if self.scale != 1:
             z *= self.scale
         if self.softcap is None:
@@ -42,13 +42,13 @@ class Transform(NamedTuple):
 
 
 class Head:
-    """Logits of some rows or words from hidden states, and the gradients of all that makes them.
+    """Logits of some rows or tokens from hidden states, and the gradients of hidden, weight, bias.
 
     hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are `transform` of
-    `hidden @ weight.T + bias`, a product in `dtype`. The gradients that are `wanted` of the three
-    are collected in float32 or wider, each in one buffer, the others None. That of the weight, by
-    far the largest, is made by what comes first: a sum over all words is written, not added to
-    zeros. Logits come with their slope, which goes back with their gradient.
+    `hidden @ weight.T + bias`, computed in `dtype`. The `wanted` gradients of the three are
+    accumulated in float32 or wider, each in one buffer; the others are None. The weight's is by far
+    the largest: the first chunk writes it, so that it is not filled with zeros. Logits are returned
+    with their slope, d(logits)/dz, which backward takes with their gradient.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Head:
         self.d_weight: Optional[Tensor] = None
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Slope]:
-        """Those of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
+        """Logits of `rows` (R,) over the whole vocabulary: (R, V), float32 or wider."""
         hidden = self.hidden[rows]
         logits = hidden.new_empty(len(rows), len(self.weight), dtype=self.wide)
         for words in self._slices():
@@ -91,7 +91,7 @@ class Head:
         return self.transform(logits)
 
     def backward(self, rows: Tensor, d_logits: Tensor, slope: Slope) -> None:
-        """Collect what the gradient (R, V) of `logits(rows)` adds; `rows` has no row twice."""
+        """Accumulate for the gradient (R, V) of `logits(rows)`; `rows` has no row twice."""
         d_logits = times(d_logits, slope)
         if self.wants_bias:
             self.d_bias += d_logits.sum(0)
@@ -103,7 +103,7 @@ class Head:
             collect = _put_product
         hidden = self.hidden[rows]
         d_hidden = torch.zeros_like(hidden, dtype=self.wide)
-        # Products as wide as what they are added to need no conversion: one is fastest.
+        # Without conversion one matmul is fastest.
         for words in [slice(None)] if self.dtype == self.wide else self._slices():
             d_words = d_logits[:, words].to(self.dtype)
             if self.wants_hidden:
@@ -114,26 +114,24 @@ class Head:
             self.d_hidden.index_add_(0, rows, d_hidden)
 
     def pick(self, logits: Tensor, words: Tensor) -> Tensor:
-        """Those of `logits` (R, V) for `words` (R, J)."""
+        """The logits (R, V) of `words` (R, J)."""
         return logits.gather(1, words)
 
     def without(self, logits: Tensor, excluded: Tensor, label: Tensor, target: Tensor) -> Tensor:
-        """A copy in which the words `excluded` (R, J) cannot be, but for `label` (R, 1), whose
-        logit is `target`."""
+        """A copy in which the tokens `excluded` (R, J) are -inf, except `label` (R, 1), whose logit
+        is `target`."""
         return logits.scatter(1, excluded, float("-inf")).scatter_(1, label, target)
 
     def mean(self, logits: Tensor) -> Tensor:
-        """(R, 1), over the words that are not ruled out."""
+        """(R, 1), over the tokens that are not ruled out."""
         if self.ruled_out is not None:
             logits = logits.masked_fill(self.ruled_out, 0)
         return self._sum(logits.sum(1, keepdim=True)) / self.possible
 
     @cached_property
     def ruled_out(self) -> Optional[Tensor]:
-        """bool (V,), words that the bias rules out at every position; None for no such word.
-
-        An accelerator would have to be waited for to know that there is none.
-        """
+        """bool (V,), tokens that the bias rules out at every position; None if there are none,
+        which is checked on a CPU alone, as an accelerator would have to be waited for."""
         if self.bias is None or self.transform.softcap is not None:
             return None
         found = self.transform.scale * self.bias <= RULED_OUT
@@ -141,53 +139,53 @@ class Head:
 
     @cached_property
     def possible(self) -> Union[Tensor, int]:
-        """The number of words that are not ruled out, over which labels are smoothed."""
+        """The number of tokens that are not ruled out, over which labels are smoothed."""
         if self.ruled_out is None:
             return self.vocabulary
         return self.vocabulary - self._sum(self.ruled_out.sum()).to(self.wide)
 
     def subtract_(self, d_logits: Tensor, values: Tensor) -> None:
-        """Subtract `values` (R, 1) from `d_logits` (R, V) of the words that are not ruled out."""
+        """Subtract `values` (R, 1) from `d_logits` (R, V) of the tokens that are not ruled out."""
         if self.ruled_out is None:
             d_logits -= values
         else:
             d_logits.addcmul_(values, (~self.ruled_out).to(d_logits.dtype), value=-1)
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        """Over the processes that divide the words."""
+        """The sum over the processes that divide the vocabulary."""
         return tensor
 
     def softmax_(self, logits: Tensor) -> Tensor:
-        """Make logits (R, V) probabilities in their place; the logsumexp (R, 1) of each row."""
+        """Overwrite logits (R, V) with probabilities; returns the logsumexp (R, 1) of each row."""
         largest = logits.amax(1, keepdim=True)
         torch.softmax(logits, 1, out=logits)
         return largest - logits.amax(1, keepdim=True).log()
 
     def add_(self, d_logits: Tensor, label: Tensor, values: Tensor) -> None:
-        """Add `values` (R, 1) to what `d_logits` (R, V) have for `label` (R, 1)."""
+        """Add `values` (R, 1) to `d_logits` (R, V) at `label` (R, 1)."""
         d_logits.scatter_add_(1, label, values)
 
     def gradients(self) -> tuple[Optional[Tensor], ...]:
-        """All that was collected, of hidden, weight and bias; once, at the end."""
+        """The accumulated gradients of hidden, weight and bias; called once, at the end."""
         self._begin_weight()
         return self.d_hidden, self.d_weight, self.d_bias
 
     def _begin_weight(self) -> None:
-        """Let there be a sum for the weight's gradient, if it is wanted, that can be added to."""
+        """Allocate the weight's gradient, if it is wanted and was not written yet."""
         if self.wants_weight and self.d_weight is None:
             self.d_weight = self.weight.new_zeros(self.weight.shape, dtype=self.wide)
 
     def _slices(self) -> Iterator[slice]:
-        """Of the vocabulary: in half precision no whole weight is converted, nor a gradient made,
-        and in any precision a slice's logits are still in the cache when they are put in place."""
+        """Slices of the vocabulary: in half precision neither the whole weight nor its gradient is
+        converted at once, and in any precision a slice's logits stay in the cache."""
         return slices(len(self.weight), self.elements // self.weight.size(1))
 
     def _rows(self, words: Union[slice, Tensor]) -> Tensor:
-        """Those of the weight, in the dtype of logits."""
+        """Rows of the weight, in the dtype of logits."""
         return self.weight[words].to(self.dtype)
 
     def logits_of(self, rows: Tensor, words: Tensor) -> tuple[Tensor, Slope]:
-        """Those of `rows` (G, R) for `words` (G, J) of each group: (G, R, J), float32 or wider."""
+        """Logits of `rows` (G, R) for `words` (G, J) of each group: (G, R, J), float32 or wider."""
         return self.transform(at_least_float32(self._product_of(rows, words)))
 
     def _product_of(self, rows: Tensor, words: Tensor) -> Tensor:
@@ -197,7 +195,7 @@ class Head:
         return torch.baddbmm(self.bias[words].unsqueeze(1), self.hidden[rows], weight)
 
     def backward_of(self, rows: Tensor, words: Tensor, d_logits: Tensor, slope: Slope) -> None:
-        """Collect what the gradient (G, R, J) of `logits_of(rows, words)` adds."""
+        """Accumulate for the gradient (G, R, J) of `logits_of(rows, words)`."""
         d_logits = times(d_logits, slope)
         if self.wants_bias:
             self.d_bias.index_add_(0, words.flatten(), d_logits.sum(1).flatten())
@@ -212,14 +210,14 @@ class Head:
 
 
 def times(d_logits: Tensor, slope: Slope) -> Tensor:
-    """In the place of `d_logits`."""
+    """Multiplies `d_logits` in place."""
     if isinstance(slope, Tensor) or slope != 1:
         d_logits *= slope
     return d_logits
 
 
 def _put_product(to: Tensor, a: Tensor, b: Tensor) -> None:
-    """to = a @ b, in the place of `to`."""
+    """to = a @ b, in place."""
     if a.dtype == to.dtype:
         torch.mm(a, b, out=to)
     else:
@@ -227,7 +225,7 @@ def _put_product(to: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
-    """to += a @ b. In half precision torch has no product that is added to a wider sum."""
+    """to += a @ b. torch has no half-precision matmul that adds to a wider sum."""
     if a.dtype == to.dtype:
         to.addmm_(a, b)
     else:
@@ -244,8 +242,8 @@ def computed_in(hidden: Tensor) -> torch.dtype:
 
 @contextlib.contextmanager
 def recorded():
-    """Autograd is on, beneath an operator too, where it is off. What it keeps for a gradient that
-    is asked for at once is kept as it is, and not as activation checkpointing would."""
+    """Turn autograd on, in an operator too, where it is off. Tensors that it saves are used at
+    once, so hooks such as activation checkpointing's are not applied to them."""
     as_it_is = (lambda x: x, lambda x: x)
     with torch.inference_mode(False), torch.autograd.graph.saved_tensors_hooks(*as_it_is):
         yield

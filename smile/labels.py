@@ -1,11 +1,11 @@
-"""What every objective asks of the labels: the types of a caption, and which positions count."""
+"""Labels and their weights: checked, counted, and the token types of a caption."""
 
 from typing import Optional
 
 import torch
 from torch import Tensor
 
-# Logits at or below it are masks (-inf, the minimum of float16), not predictions.
+# Logits at or below it are masks (-inf, float16's minimum), not predictions.
 RULED_OUT = torch.finfo(torch.float16).min / 2
 
 
@@ -28,7 +28,7 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
 
 
 def check_shapes(logits: Tensor, labels: Tensor) -> None:
-    """Raise ValueError where logits (B, N, V) and labels (B, N) are not of the same positions."""
+    """Raise ValueError unless logits are (B, N, V) and labels (B, N)."""
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
         raise ValueError(
             f"logits are {tuple(logits.shape)} and labels {tuple(labels.shape)}; they must be "
@@ -37,20 +37,20 @@ def check_shapes(logits: Tensor, labels: Tensor) -> None:
 
 
 def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
-    """Raise ValueError for a label that is none of the `vocabulary` words of the head.
+    """Raise ValueError for a label that is not in the head's `vocabulary`.
 
-    On a CPU alone: an accelerator would have to be waited for, and says so itself. Nor is there
-    anything to read while a program is compiled.
+    On a CPU alone: an accelerator would have to be waited for, and raises an error itself. Not
+    while a program is compiled, which has no values.
     """
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
     wrong = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
     if wrong.any():
         caption, position = wrong.nonzero()[0].tolist()
+        found = labels[caption, position].item()
         raise ValueError(
-            f"the label at caption {caption}, position {position} is "
-            f"{labels[caption, position].item()}, but the head has {vocabulary} words (from 0) and "
-            f"ignore_index is {ignore_index}"
+            f"the label at caption {caption}, position {position} is {found}, but the vocabulary "
+            f"has {vocabulary} tokens (from 0) and ignore_index is {ignore_index}"
         )
 
 
@@ -61,14 +61,14 @@ def first_labelled(labels: Tensor, ignore_index: int) -> Tensor:
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Half-precision logits in float32, so that a softmax over them is; others as they are."""
+    """Half-precision logits in float32, for an exact softmax; others unchanged."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def weigh(
     labels: Tensor, weights: Optional[Tensor], ignore_index: int
 ) -> tuple[Tensor, Optional[Tensor]]:
-    """Labels without those of weight 0, and the weights (B, N) of the others, if there are any.
+    """Labels without those of weight 0, and the weights (B, N), None if none are given.
 
     labels: (B, N). weights: floats (B, N) of tokens or (B,) of rows, at least 0. Raises ValueError
     for another shape, and, on a CPU, for one that is negative or not finite.
@@ -91,7 +91,7 @@ def weigh(
 
 
 def check_weights(weights: Optional[Tensor]) -> None:
-    """Raise ValueError, where `check_labels` would, for one that is negative or not finite."""
+    """Raise ValueError for one that is negative or not finite; when, as in `check_labels`."""
     if weights is None or weights.device.type != "cpu" or torch.compiler.is_compiling():
         return
     unfit = ~(weights.isfinite() & (weights >= 0))
@@ -101,7 +101,7 @@ def check_weights(weights: Optional[Tensor]) -> None:
 
 
 def count(labels: Tensor, weights: Optional[Tensor], ignore_index: int) -> Tensor:
-    """What losses are divided by: the number of labels, or the sum of their weights; a scalar."""
+    """The divisor of a mean: the number of labels, or the sum of their weights; a scalar."""
     return (labels != ignore_index).sum() if weights is None else weights.sum()
 
 
@@ -114,8 +114,8 @@ def reduce(
 ) -> Tensor:
     """Losses (B, N) to their mean over labelled tokens, their sum, or, with "none", themselves.
 
-    Each is multiplied by its weight, and the mean is over weights, as `weigh` gives them. Positions
-    to ignore are 0; the mean of no token at all is 0.
+    Each is multiplied by its weight, and the mean divides by the sum of weights, which `weigh`
+    returns. Ignored positions are 0, and so is the mean of no token.
     """
     losses = losses.masked_fill(labels == ignore_index, 0)
     if weights is not None:
@@ -131,6 +131,6 @@ def reduce(
 
 
 def check_reduction(reduction: str) -> None:
-    """Raise ValueError for one that is unknown."""
+    """Raise ValueError for an unknown one."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")

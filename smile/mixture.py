@@ -1,4 +1,4 @@
-"""What is asked of the objective from hidden states besides hidden states and the head."""
+"""The settings and inputs of the fused linear loss, besides hidden states and the head."""
 
 import ast
 from functools import lru_cache
@@ -17,8 +17,8 @@ FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
 
 def scores_first_token(name: str, given: Optional[bool] = None) -> bool:
     """Whether the objective does; given: the run's `first_token_mle`, None as in the original."""
-    as_it_was = FIRST_TOKEN_MLE.get(name)
-    return bool(as_it_was if given is None else given and as_it_was is not None)
+    original = FIRST_TOKEN_MLE.get(name)
+    return bool(original if given is None else given and original is not None)
 
 
 class Mixture(NamedTuple):
@@ -39,7 +39,7 @@ class Mixture(NamedTuple):
         return _built(self.alternatives_text)
 
     def text(self) -> str:
-        """As an operator can take it; compiled programs make it while they are traced."""
+        """An operator's argument; compiled programs make it while they are traced."""
         weights = ", ".join(f"{name!r}: {weight!r}" for name, weight in self.weights.items())
         return (
             f"{{{weights}}}, {self.label_smoothing!r}, {self.first_token_mle!r}, "
@@ -47,7 +47,7 @@ class Mixture(NamedTuple):
         )
 
     def first_by_mle(self) -> list[str]:
-        """The objectives of which first tokens are scored over the whole vocabulary."""
+        """The objectives whose first tokens are scored over the whole vocabulary."""
         return [name for name in self.weights if scores_first_token(name, self.first_token_mle)]
 
     @classmethod
@@ -57,16 +57,17 @@ class Mixture(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _built(parameters: str) -> dict[str, TokenLoss]:
-    """Every step asks for the same."""
     given = ast.literal_eval(parameters)
     return {name: ALTERNATIVES[name](**of_it) for name, of_it in given.items()}
 
 
 class LossInputs(NamedTuple):
-    """What has no gradient: labels (B, N); words (B, N, R), drawn for random subsetting; segments
-    and weights (B, N), each of the three perhaps None; which losses, and how they are reduced; what
-    is made of logits, the dtype in which they are computed, which of hidden states, weight and
-    bias get a gradient, and what several processes share, if they do."""
+    """The inputs without a gradient.
+
+    labels: (B, N). words: (B, N, R), sampled for random subsetting, or None. segments, weights:
+    (B, N) or None. dtype: that in which logits are computed. wanted: which of hidden states, weight
+    and bias get a gradient. shards: the processes that divide the head, or None.
+    """
 
     labels: Tensor
     words: Optional[Tensor]
@@ -79,7 +80,8 @@ class LossInputs(NamedTuple):
     wanted: tuple[bool, bool, bool]
     shards: Optional[Shards]
 
-    def waits(self) -> bool:
-        """Whether gradients are made in backward. The range of float16 needs the scale of the
-        loss, and losses that are not summed need theirs, which backward alone knows."""
+    @property
+    def defer_grad(self) -> bool:
+        """Whether gradients are computed in backward: float16 needs the loss scale, and losses that
+        are not summed need the gradient of each."""
         return self.dtype == torch.float16 or self.reduction == "none"

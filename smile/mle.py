@@ -5,14 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.labels import (
-    RULED_OUT,
-    at_least_float32,
-    check_labels,
-    check_shapes,
-    reduce,
-    weigh,
-)
+from smile.captions import reduced_by_caption
+from smile.labels import RULED_OUT, at_least_float32
 
 
 def mle_loss(
@@ -28,32 +22,33 @@ def mle_loss(
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     weights: floats of tokens (B, N) or of rows (B,). Returns a scalar, or (B, N) with reduction
     "none". Unlike `F.cross_entropy`, the mean over no labelled token is 0, and labels are smoothed
-    over the words whose logits are not masked. BLIP smooths them by 0.1.
+    over the vocabulary entries whose logits are not masked. BLIP smooths them by 0.1.
     """
     check_smoothing(label_smoothing)
-    check_shapes(logits, labels)
-    labels, weights = weigh(labels, weights, ignore_index)
-    check_labels(labels, logits.size(2), ignore_index)
-    logits = at_least_float32(logits)
-    apart = label_smoothing > 0 and _may_rule_out(logits)
-    # Not F.cross_entropy, for which Liger puts a kernel that writes into its input.
-    losses = torch.ops.aten.cross_entropy_loss(
-        logits.flatten(0, 1),
-        labels.flatten(),
-        reduction=0,  # none
-        ignore_index=ignore_index,
-        label_smoothing=0.0 if apart else label_smoothing,
-    ).view_as(labels)
-    if apart:
-        possible = logits > RULED_OUT
-        mean = logits.where(possible, 0).sum(2) / possible.sum(2).clamp(min=1)
-        losses = (1 - label_smoothing) * losses
-        losses = losses + label_smoothing * (logits.logsumexp(2) - mean)
-    return reduce(losses, labels, ignore_index, reduction, weights)
+
+    def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
+        logits = at_least_float32(logits)
+        apart = label_smoothing > 0 and _may_rule_out(logits)
+        # Not F.cross_entropy, which Liger replaces by a kernel that writes into its input.
+        losses = torch.ops.aten.cross_entropy_loss(
+            logits.flatten(0, 1),
+            labels.flatten(),
+            reduction=0,  # none
+            ignore_index=ignore_index,
+            label_smoothing=0.0 if apart else label_smoothing,
+        ).view_as(labels)
+        if apart:
+            possible = logits > RULED_OUT
+            mean = logits.where(possible, 0).sum(2) / possible.sum(2).clamp(min=1)
+            losses = (1 - label_smoothing) * losses
+            losses = losses + label_smoothing * (logits.logsumexp(2) - mean)
+        return losses
+
+    return reduced_by_caption(losses_of, (logits,), labels, ignore_index, reduction, None, weights)
 
 
 def _may_rule_out(logits: Tensor) -> bool:
-    """Whether a logit may be a mask. True off the CPU, where a look would wait for the device."""
+    """Whether a logit may be a mask. True off the CPU, where a check would wait for the device."""
     if logits.device.type != "cpu" or torch.compiler.is_compiling():
         return True
     return not bool((logits > RULED_OUT).all())

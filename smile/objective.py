@@ -1,6 +1,7 @@
-"""A weighted mixture of objectives, as a run's `objective:` names it."""
+"""A weighted mixture of objectives, as the key `objective` of a run gives it."""
 
 import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 from smile.alternatives import ALTERNATIVES, OfLogits, TokenLoss
 from smile.alternatives.on_logits import token_losses
 from smile.alternatives.selective_eos import SelectiveEos
-from smile.alternatives.truncation import LastMeans, Truncation
-from smile.captions import check_segments, numbered
+from smile.alternatives.truncation import LastMeans
+from smile.captions import check_segments, numbered, reduced_by_caption
 from smile.head import Transform
-from smile.labels import check_labels, check_reduction, check_shapes, count, reduce, weigh
+from smile.labels import check_labels, check_reduction, count, reduce, weigh
 from smile.mixture import Mixture, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
@@ -29,9 +30,9 @@ OBJECTIVES = ("mle", "smile", "random", "reverse", *ALTERNATIVES)
 
 
 class ObjectiveOutput(NamedTuple):
-    """What a captioner's forward returns.
+    """The result of a captioner's forward.
 
-    loss: the weighted sum, mean over labelled tokens unless another reduction was asked for.
+    loss: the weighted sum, mean over labelled tokens unless another reduction is given.
     parts: each objective by name, unweighted, reduced likewise, detached. tokens: the number of
     labelled tokens, int64 scalar; with weights of tokens their sum.
     """
@@ -42,7 +43,7 @@ class ObjectiveOutput(NamedTuple):
 
 
 def captions_an_image(captions: Sequence[Sequence[str]], images: int) -> int:
-    """k of a batch of `images` groups of k captions. Raises ValueError where they do not match."""
+    """The number k of captions of each of a batch's images; ValueError where it differs."""
     counts = [len(group) for group in captions]
     if not counts or 0 in counts or counts != counts[:1] * images:
         raise ValueError(f"{counts} captions for {images} images; each needs as many, at least one")
@@ -70,7 +71,7 @@ def parse_objective(spec: Spec) -> dict[str, float]:
 
 
 def _given(spec: Spec) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The weight and the parameters of each name, as they are given."""
+    """The weight and the parameters of each name, unchecked."""
     spec = {spec: 1.0} if isinstance(spec, str) else spec
     apart = {}
     for name, given in spec.items():
@@ -80,7 +81,7 @@ def _given(spec: Spec) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 def _made(name: str, parameters: dict[str, Any]) -> Optional[TokenLoss]:
-    """The alternative of that name; None for MLE, SMILE and its ablations, which have none."""
+    """The alternative of that name; None for MLE, SMILE and its ablations."""
     known = [field.name for field in fields(ALTERNATIVES[name])] if name in ALTERNATIVES else []
     for parameter in parameters:
         if parameter not in known:
@@ -93,14 +94,13 @@ def _made(name: str, parameters: dict[str, Any]) -> Optional[TokenLoss]:
 
 
 class Objective(nn.Module):
-    """The loss that a captioner minimises: `weights` over MLE, SMILE, its ablations and the
+    """The loss that a captioner minimises: a weighted sum of MLE, SMILE, its ablations and the
     alternatives of `smile.alternatives`.
 
     spec: see `parse_objective`. label_smoothing applies to `mle` alone. first_token_mle applies to
-    SMILE and its two ablations; None is as in the original: not with `random`. The words of
-    `random` are drawn from torch's global generator, never `pad_token_id`. The losses that
-    `truncation` goes by are of the module's calls in training with gradients; `state` is what a
-    checkpoint keeps of them.
+    SMILE and its two ablations; None is as in the original: not with `random`. `random` samples
+    words from torch's global generator, never `pad_token_id`. `truncation` goes by the losses of
+    the module's earlier calls in training with gradients, which `state` returns for a checkpoint.
     """
 
     def __init__(
@@ -140,16 +140,14 @@ class Objective(nn.Module):
     ) -> ObjectiveOutput:
         """logits: (B, N, V), any float type; labels: int64 (B, N) with `ignore_index`.
 
-        Segments, weights and reduction are those of `smile_loss`. This is the definition;
-        `from_hidden` gives the same with less. On a CPU a label that is no word of the head raises
+        Segments, weights and reduction are those of `smile_loss`. This is the definition, which
+        `from_hidden` computes with less memory. On a CPU a label outside of the vocabulary raises
         ValueError.
         """
         logits = whole(logits)
-        words = self._draw(labels, logits.size(2))
-        how = {"reduction": reduction, "weights": weights}
-        parts = {
-            name: self._part(name, logits, labels, words, segments, how) for name in self.weights
-        }
+        words = self._sample(labels, logits.size(2))
+        batch = (logits, labels, words, segments, reduction, weights)
+        parts = {name: self._part(name, *batch) for name in self.weights}
         loss = sum(weight * parts[name] for name, weight in self.weights.items())
         tokens = count(*weigh(labels, weights, self.ignore_index), self.ignore_index)
         return ObjectiveOutput(loss, {k: v.detach() for k, v in parts.items()}, tokens)
@@ -166,14 +164,13 @@ class Objective(nn.Module):
         scale: float = 1.0,
         softcap: Optional[float] = None,
     ) -> ObjectiveOutput:
-        """What `forward` gives for logits made of hidden states, which are never all there.
+        """The fused linear loss: `forward` of a head's logits, without a tensor of all of them.
 
-        hidden: (B, N, D); weight: (V, D); bias: (V,) or None. Logits are z = hidden @ weight.T +
-        bias times `scale`, and with a cap softcap * tanh(scale * z / softcap). The rest is as in
-        `forward`. Gradients are the same up to rounding; under autocast z is computed in its dtype
-        there and here. Hidden states whose label is `ignore_index` are not looked at. Gradients of
-        gradients are not to be had. DTensors are taken as `smile.sharded` says: a weight whose rows
-        are divided stays so.
+        hidden: (B, N, D); weight: (V, D); bias: (V,) or None. With z = hidden @ weight.T + bias,
+        logits are scale * z, or with a cap softcap * tanh(scale * z / softcap). The rest is as in
+        `forward`. Gradients are the same up to rounding; under autocast z is computed in its dtype.
+        Hidden states whose label is `ignore_index` are not read. There is no second derivative. A
+        weight that is a DTensor with sharded rows is not gathered, see `smile.sharded`.
         """
         check_reduction(reduction)
         vocabulary, shards = len(weight), None
@@ -181,7 +178,7 @@ class Objective(nn.Module):
             hidden, weight, bias, shards = on_one_process(hidden, weight, bias)
             each = (labels, segments, weights)
             labels, segments, weights = (x.full_tensor() if is_distributed(x) else x for x in each)
-            self._check_divided(shards)
+            self._check_shards(shards)
         if hidden.shape[:2] != labels.shape:
             raise ValueError(
                 f"hidden is {tuple(hidden.shape)}, but labels is {tuple(labels.shape)}; "
@@ -193,19 +190,19 @@ class Objective(nn.Module):
         check_labels(labels, vocabulary, self.ignore_index)
         mixture = Mixture(*(getattr(self, name) for name in Mixture._fields))
         inputs, rest = (hidden, weight, bias), (Transform(scale, softcap), shards)
-        given = (labels, self._draw(labels, vocabulary), segments, weights)
+        batch = (labels, self._sample(labels, vocabulary), segments, weights)
         if "truncation" in self.alternatives:
             truncation = (self.alternatives["truncation"], self._means())
             loss, parts = truncated_from_hidden(
-                *truncation, inputs, given, mixture, reduction, *rest
+                *truncation, inputs, batch, mixture, reduction, *rest
             )
         else:
-            loss, parts = mixture_from_hidden(*inputs, *given, mixture, reduction, *rest)
+            loss, parts = mixture_from_hidden(*inputs, *batch, mixture, reduction, *rest)
         parts = dict(zip(self.weights, parts.unbind()))
         return ObjectiveOutput(loss, parts, count(labels, weights, self.ignore_index))
 
     def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
-        """The same objective for a tokeniser's padding, and for its end where none was given."""
+        """A copy for a tokeniser's padding, and its end token where none was given."""
         own = copy.deepcopy(self)
         own.pad_token_id = pad_token_id
         selective = own.alternatives.get("selective_eos")
@@ -214,58 +211,58 @@ class Objective(nn.Module):
         return own
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside weights; empty but for truncation's last losses."""
+        """The state for a checkpoint: truncation's last losses; empty without truncation."""
         return self.means.state() if self.means is not None else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`. Raises ValueError for that of another window."""
+        """Load a `state`. Raises ValueError for one of another window."""
         if self.means is not None and state:
             self.means.restore(state)
 
-    def _check_divided(self, shards) -> None:
+    def _check_shards(self, shards) -> None:
         of_logits = [n for n, loss in self.alternatives.items() if isinstance(loss, OfLogits)]
         if of_logits and shards.first is not None:
             raise ValueError(
-                f"objective {of_logits[0]!r} looks at all logits of a position, which a head whose "
-                "rows are divided never has; give it logits, or another objective"
+                f"objective {of_logits[0]!r} reads all logits of a position, which a head whose "
+                "rows are sharded never has; give it logits, or another objective"
             )
 
     def _means(self) -> Optional[LastMeans]:
-        """Those that decide what is dropped, in training."""
+        """The last losses, which truncation reads in training."""
         return self.means if self.training and torch.is_grad_enabled() else None
 
-    def _draw(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
-        """The words (B, N, R) of random subsetting, if there is any."""
+    def _sample(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
+        """The words (B, N, R) of random subsetting; None without it."""
         if "random" not in self.weights:
             return None
-        drawn = (*labels.shape, self.random_subset_size)
-        return torch.randint(vocabulary, drawn, device=labels.device)
+        shape = (*labels.shape, self.random_subset_size)
+        return torch.randint(vocabulary, shape, device=labels.device)
 
-    def _part(self, name, logits, labels, words, segments, how) -> Tensor:
+    def _part(self, name, logits, labels, words, segments, reduction, weights) -> Tensor:
+        ignore, pad = self.ignore_index, self.pad_token_id
+        how = {"reduction": reduction, "weights": weights}
         if name == "mle":
-            return mle_loss(logits, labels, self.ignore_index, self.label_smoothing, **how)
+            return mle_loss(logits, labels, ignore, self.label_smoothing, **how)
+        if name == "truncation":
+            return self._truncated(logits, labels, segments, reduction, weights)
         if name in self.alternatives:
-            return self._alternative(self.alternatives[name], logits, labels, segments, **how)
-        how = {"segments": segments, **how}
-        first_token_mle = scores_first_token(name, self.first_token_mle)
+            losses_of = functools.partial(token_losses, self.alternatives[name], ignore)
+            rest = (ignore, reduction, segments, weights)
+            return reduced_by_caption(losses_of, (logits,), labels, *rest)
+        how["segments"] = segments
+        first = scores_first_token(name, self.first_token_mle)
         if name == "smile":
-            return smile_loss(logits, labels, self.ignore_index, first_token_mle, **how)
-        subset = (self.ignore_index, first_token_mle, self.pad_token_id)
+            return smile_loss(logits, labels, ignore, first, **how)
         if name == "reverse":
-            return reverse_subset_loss(logits, labels, *subset, **how)
-        return random_subset_loss(logits, labels, words, *subset, **how)
+            return reverse_subset_loss(logits, labels, ignore, first, pad, **how)
+        return random_subset_loss(logits, labels, words, ignore, first, pad, **how)
 
-    def _alternative(self, loss, logits, labels, segments, reduction, weights) -> Tensor:
-        check_shapes(logits, labels)
+    def _truncated(self, logits, labels, segments, reduction, weights) -> Tensor:
         labels, weights = weigh(labels, weights, self.ignore_index)
-        check_labels(labels, logits.size(2), self.ignore_index)
-        if isinstance(loss, Truncation):
-            losses = mle_loss(logits, labels, self.ignore_index, reduction="none")
-            how = (numbered(labels, segments), weights, self.ignore_index, self._means())
-            losses = losses * loss.factors(losses.detach(), labels, *how)
-        else:
-            losses = token_losses(loss, logits, labels, segments, self.ignore_index)
-        return reduce(losses, labels, self.ignore_index, reduction, weights)
+        losses = mle_loss(logits, labels, self.ignore_index, reduction="none")
+        how = (numbered(labels, segments), weights, self.ignore_index, self._means())
+        factors = self.alternatives["truncation"].factors(losses.detach(), labels, *how)
+        return reduce(losses * factors, labels, self.ignore_index, reduction, weights)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())

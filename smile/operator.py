@@ -1,7 +1,7 @@
 """The mixture from hidden states, as autograd calls it and as compiled programs do.
 
-Either way it is computed by `smile.from_hidden`. In a compiled program it is an operator, which
-stands in the graph as one piece, since what is computed depends on labels.
+Both compute it by `smile.from_hidden`. In a compiled program it is one operator of the graph, since
+shapes within depend on labels.
 """
 
 from typing import Optional
@@ -33,33 +33,33 @@ def mixture_from_hidden(
 ) -> tuple[Tensor, Tensor]:
     """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
 
-    Under autocast logits are computed in its dtype, as a linear layer's would be.
+    Under autocast logits are computed in its dtype, as a linear layer's would be. A head that
+    processes divide breaks a compiled program's graph.
     """
     differentiate = torch.is_grad_enabled()
     wanted = [differentiate and x is not None and x.requires_grad for x in (hidden, weight, bias)]
-    without_gradient = (labels, words, segments, weights)
-    dtype = computed_in(hidden)
-    if torch.compiler.is_compiling():
-        shared = ("", None, 0)
-        if shards is not None:
-            shared = (shards.group.group_name, shards.first, shards.vocabulary)
-        how = (mixture.text(), reduction, *transform, dtype, wanted, *shared)
-        return _operator(hidden, weight, bias, *without_gradient, *how)[:2]
-    given = LossInputs(
-        *without_gradient, mixture, reduction, transform, dtype, tuple(wanted), shards
-    )
-    return _MixtureFromHidden.apply(hidden, weight, bias, given)
+    batch, dtype = (labels, words, segments, weights), computed_in(hidden)
+    if torch.compiler.is_compiling() and shards is None:
+        how = (mixture.text(), reduction, *transform, dtype, wanted)
+        return _operator(hidden, weight, bias, *batch, *how)[:2]
+    inputs = LossInputs(*batch, mixture, reduction, transform, dtype, tuple(wanted), shards)
+    return _eager(hidden, weight, bias, inputs)
+
+
+@torch.compiler.disable
+def _eager(*arguments) -> tuple[Tensor, Tensor]:
+    return _MixtureFromHidden.apply(*arguments)
 
 
 class _MixtureFromHidden(torch.autograd.Function):
-    """(hidden (B, N, D), weight, bias, given) -> the loss, a scalar or (B, N), and the parts
+    """(hidden (B, N, D), weight, bias, inputs) -> the loss, a scalar or (B, N), and the parts
     (len(weights), ...), which have no gradient."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, given):
+    def forward(ctx, hidden, weight, bias, inputs):
         ctx.save_for_backward(hidden, weight, bias)
-        loss, parts, ctx.gradients = loss_and_parts(hidden, weight, bias, given)
-        ctx.given = given
+        loss, parts, ctx.gradients = loss_and_parts(hidden, weight, bias, inputs)
+        ctx.inputs = inputs
         ctx.mark_non_differentiable(parts)
         return loss, parts
 
@@ -68,8 +68,8 @@ class _MixtureFromHidden(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             raise RuntimeError(NO_SECOND)
         gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None or ctx.given.waits():
-            _, gradients = losses_and_gradients(*ctx.saved_tensors, ctx.given, d_loss)
+        if gradients is None or ctx.inputs.defer_grad:
+            _, gradients = losses_and_gradients(*ctx.saved_tensors, ctx.inputs, d_loss)
         else:
             for gradient in gradients:
                 if gradient is not None:
@@ -81,22 +81,17 @@ class _MixtureFromHidden(torch.autograd.Function):
 _ARGUMENTS = (
     "Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? words, Tensor? segments, "
     "Tensor? weights, str mixture, str reduction, float scale, float? softcap, ScalarType dtype, "
-    "bool[] wanted, str group, int? first, int vocabulary"
+    "bool[] wanted"
 )
 # It waits for the number of labels, which no CUDA graph can.
 _KIND = {"mutates_args": (), "tags": (torch.Tag.cudagraph_unsafe,)}
 
 
-def _given(*arguments):
-    """From the operator's, but hidden, weight and bias. A group of processes goes by its name."""
-    *tensors, text, reduction, scale, softcap, dtype, wanted, group, first, vocabulary = arguments
-    shards = None
-    if group:
-        from torch.distributed.distributed_c10d import _resolve_process_group
-
-        shards = Shards(_resolve_process_group(group), first, vocabulary)
-    how = (Mixture.from_text(text), reduction, Transform(scale, softcap), dtype, tuple(wanted))
-    return LossInputs(*tensors, *how, shards)
+def _inputs(*arguments) -> LossInputs:
+    """From the operator's arguments after hidden, weight and bias."""
+    *tensors, text, reduction, scale, softcap, dtype, wanted = arguments
+    mixture, transform = Mixture.from_text(text), Transform(scale, softcap)
+    return LossInputs(*tensors, mixture, reduction, transform, dtype, tuple(wanted), None)
 
 
 @torch.library.custom_op(
@@ -105,13 +100,12 @@ def _given(*arguments):
 def _operator(hidden, weight, bias, *others):
     """The loss, the parts, and the gradients of hidden, weight and bias, empty where there is none.
 
-    Values of labels and weights are looked at here; they are not there when a program is compiled.
+    Labels and weights are checked here, as a program is compiled without their values.
     """
-    given = _given(*others)
-    vocabulary = len(weight) if given.shards is None else given.shards.vocabulary
-    check_labels(given.labels, vocabulary, given.mixture.ignore_index)
-    check_weights(given.weights)
-    loss, parts, gradients = loss_and_parts(hidden, weight, bias, given)
+    inputs = _inputs(*others)
+    check_labels(inputs.labels, len(weight), inputs.mixture.ignore_index)
+    check_weights(inputs.weights)
+    loss, parts, gradients = loss_and_parts(hidden, weight, bias, inputs)
     return (loss, parts, *(parts.new_empty(0) if g is None else g for g in gradients))
 
 
@@ -122,34 +116,34 @@ def _operator(hidden, weight, bias, *others):
 )
 def _backward_operator(d_loss, hidden, weight, bias, *others):
     """The gradients of hidden, weight and bias for that of the loss, empty where there is none."""
-    _, gradients = losses_and_gradients(hidden, weight, bias, _given(*others), d_loss)
+    _, gradients = losses_and_gradients(hidden, weight, bias, _inputs(*others), d_loss)
     return tuple(d_loss.new_empty(0) if g is None else g for g in gradients)
 
 
-def _like_gradients(inputs, given, made):
-    wide = torch.promote_types(given.dtype, torch.float32)
+def _like_gradients(tensors, inputs, made):
+    wide = torch.promote_types(inputs.dtype, torch.float32)
     return tuple(
-        given.labels.new_empty(x.shape if made and want else 0, dtype=wide)
-        for x, want in zip(inputs, given.wanted)
+        inputs.labels.new_empty(x.shape if made and want else 0, dtype=wide)
+        for x, want in zip(tensors, inputs.wanted)
     )
 
 
 @_operator.register_fake
 def _(hidden, weight, bias, *others):
-    given = _given(*others)
-    gradients = _like_gradients((hidden, weight, bias), given, not given.waits())
-    loss = gradients[0].new_empty(given.labels.shape if given.reduction == "none" else ())
-    return (loss, loss.new_empty(len(given.mixture.weights), *loss.shape), *gradients)
+    inputs = _inputs(*others)
+    gradients = _like_gradients((hidden, weight, bias), inputs, not inputs.defer_grad)
+    loss = gradients[0].new_empty(inputs.labels.shape if inputs.reduction == "none" else ())
+    return (loss, loss.new_empty(len(inputs.mixture.weights), *loss.shape), *gradients)
 
 
 @_backward_operator.register_fake
 def _(d_loss, hidden, weight, bias, *others):
-    return _like_gradients((hidden, weight, bias), _given(*others), True)
+    return _like_gradients((hidden, weight, bias), _inputs(*others), True)
 
 
-def _keep(ctx, inputs, output):
+def _save(ctx, inputs, output):
     ctx.how = inputs[7:]
-    ctx.waits = _given(*inputs[3:]).waits()
+    ctx.defer_grad = _inputs(*inputs[3:]).defer_grad
     ctx.save_for_backward(*inputs[:7], *output[2:])
     ctx.mark_non_differentiable(*output[1:])
 
@@ -158,13 +152,13 @@ def _backward(ctx, d_loss, *_):
     if torch.is_grad_enabled():  # create_graph=True
         raise RuntimeError(NO_SECOND)
     inputs, gradients = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-    if ctx.waits:
+    if ctx.defer_grad:
         gradients = _backward_operator(d_loss, *inputs, *ctx.how)
     else:
         gradients = [gradient * d_loss for gradient in gradients]
-    wanted = ctx.how[5]
+    wanted = ctx.how[-1]
     typed = (g.to(x.dtype) if want else None for x, g, want in zip(inputs, gradients, wanted))
-    return (*typed, *(None for _ in range(len(_ARGUMENTS.split(",")) - 3)))
+    return (*typed, *(None for _ in range(4 + len(ctx.how))))
 
 
-_operator.register_autograd(_backward, setup_context=_keep)
+_operator.register_autograd(_backward, setup_context=_save)

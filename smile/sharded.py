@@ -1,7 +1,7 @@
-"""A head whose rows are divided over processes, as tensor parallelism divides them.
+"""A head whose rows are sharded over processes, as in tensor parallelism.
 
-No process has the whole weight or all logits of a position. What is found is the same everywhere:
-sums, maxima and the logits of single words are reduced over the group.
+No process has the whole weight or all logits of a position. Sums, maxima and the logits of single
+tokens are reduced over the group, so that all processes compute the same losses.
 """
 
 from typing import NamedTuple, Optional
@@ -14,8 +14,8 @@ from smile.head import Head, Slope
 
 
 class Shards(NamedTuple):
-    """The processes that compute one loss together. Of a vocabulary's rows each has those from
-    `first`; all of them where that is None."""
+    """The processes that compute one loss together. first: the index of this process's first row
+    of the `vocabulary`; None where each process has all rows."""
 
     group: "dist.ProcessGroup"
     first: Optional[int]
@@ -23,16 +23,16 @@ class Shards(NamedTuple):
 
 
 def is_distributed(tensor: Optional[Tensor]) -> bool:
-    """Whether it is a DTensor; their module takes long to import where nobody has one."""
+    """Whether it is a DTensor, without importing their module, which takes long."""
     return hasattr(tensor, "placements")
 
 
 def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
-    """The three as plain tensors, and what the processes share.
+    """The three as plain tensors, and their `Shards`.
 
     weight: (V, D), plain, or a DTensor with Replicate() or Shard(0) on a mesh of one dimension.
-    Hidden states of any placement on that mesh are made whole, and a bias is divided as the weight
-    is. Gradients come back as the arguments were. Raises ValueError for what is placed otherwise.
+    Hidden states of any placement on that mesh are gathered, and a bias is sharded like the weight.
+    Gradients have the placements of the arguments. Raises ValueError for other placements.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -53,12 +53,12 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
         return hidden, weight, bias, Shards(mesh.get_group(), None, vocabulary)
     if weight.placements != (Shard(0),):
         raise ValueError(
-            f"the head's weight is placed {weight.placements[0]}; divide its rows, Shard(0), as "
+            f"the head's weight is placed {weight.placements[0]}; shard its rows, Shard(0), as "
             "ColwiseParallel does, or give weight.full_tensor()"
         )
     share = -(-vocabulary // mesh.size())  # the last process may have fewer
     if share * (mesh.size() - 1) >= vocabulary:
-        raise ValueError(f"{mesh.size()} processes divide a head of {vocabulary} words: too few")
+        raise ValueError(f"{mesh.size()} processes shard a head of {vocabulary} tokens: too few")
     if bias is not None:
         if not is_distributed(bias):
             bias = DTensor.from_local(bias, mesh, [Replicate()], run_check=False)
@@ -68,7 +68,7 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
 
 
 def whole(logits: Tensor) -> Tensor:
-    """Logits that may be a DTensor as a plain tensor. Raises ValueError where they are divided."""
+    """Logits, if they are a DTensor, as a plain tensor. Raises ValueError for sharded ones."""
     if is_distributed(logits):
         if not all(placement.is_replicate() for placement in logits.placements):
             raise ValueError(
@@ -80,10 +80,10 @@ def whole(logits: Tensor) -> Tensor:
 
 
 def agree(labels: Tensor, words: Optional[Tensor], shards: Shards) -> Optional[Tensor]:
-    """The words (B, N, R) of random subsetting that the group's first process drew, if there are.
+    """The words (B, N, R) of random subsetting that the group's first process sampled, or None.
 
-    Raises ValueError, on every process of the group, where they have other labels. So they would,
-    each with its part of a batch, if it were FSDP that divided the weight.
+    Raises ValueError, on every process of the group, where labels differ, as they would if FSDP had
+    sharded the weight: then each process has its part of a batch.
     """
     order = torch.arange(1, labels.numel() + 1, device=labels.device)
     sizes = order.new_tensor(labels.shape)
@@ -92,8 +92,8 @@ def agree(labels: Tensor, words: Optional[Tensor], shards: Shards) -> Optional[T
     dist.all_reduce(both, dist.ReduceOp.MAX, group=shards.group)
     if (both[0] != -both[1]).any():
         raise ValueError(
-            "the processes that divide the head have different labels; give each the same batch, "
-            "or, where FSDP divides it, call the objective in the forward of what FSDP wraps"
+            "the processes that shard the head have different labels; give each the same batch, "
+            "or, where FSDP shards it, call the objective in the forward of what FSDP wraps"
         )
     if words is not None:
         words = words.clone()
@@ -102,9 +102,9 @@ def agree(labels: Tensor, words: Optional[Tensor], shards: Shards) -> Optional[T
 
 
 class ShardedHead(Head):
-    """A `Head` of own rows, `weight` (V', D) and `bias` (V',). Logits (R, V') are of own words.
+    """A `Head` of this process's rows, `weight` (V', D) and `bias` (V',); logits are (R, V').
 
-    Hidden states, the rows and the words that are asked for are the same in the whole group.
+    Hidden states and the arguments of methods are the same in the whole group.
     """
 
     def __init__(self, shards: Shards, *args):
@@ -112,12 +112,12 @@ class ShardedHead(Head):
         self.group, self.first, self.vocabulary = shards
 
     def _sum(self, tensor: Tensor) -> Tensor:
-        """Over the group, in the place of `tensor`."""
+        """Sum over the group, in place."""
         dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def _own(self, words: Tensor) -> tuple[Tensor, Tensor]:
-        """The own rows of `words`, 0 for those of others, and which are the others'."""
+        """This process's rows of `words`, 0 for those of others, and which are the others'."""
         rows = words - self.first
         others = (rows < 0) | (rows >= len(self.weight))
         return rows.masked_fill(others, 0), others
@@ -143,7 +143,7 @@ class ShardedHead(Head):
         super().add_(d_logits, own, values.masked_fill(others, 0))
 
     def gradients(self) -> tuple[Optional[Tensor], ...]:
-        """Hidden states' is the sum of what each process's words add; those of rows are whole."""
+        """Hidden states' gradient is the sum over processes; each has its rows' gradients."""
         if self.d_hidden is not None:
             self._sum(self.d_hidden)
         return super().gradients()

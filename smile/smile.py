@@ -1,4 +1,4 @@
-"""Semipermeable maximum likelihood: a caption's softmax ranges over the caption's own words."""
+"""Semipermeable maximum likelihood: the softmax ranges over the caption's own tokens."""
 
 import functools
 from typing import Optional
@@ -6,16 +6,8 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.captions import by_caption
-from smile.labels import (
-    at_least_float32,
-    caption_types,
-    check_labels,
-    check_shapes,
-    first_labelled,
-    reduce,
-    weigh,
-)
+from smile.captions import reduced_by_caption
+from smile.labels import at_least_float32, caption_types, first_labelled
 
 
 def smile_loss(
@@ -27,7 +19,7 @@ def smile_loss(
     segments: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Cross-entropy of each label under a softmax over the token types of its own caption.
+    """Cross-entropy of each label under a softmax over the token types of its caption.
 
     logits: (B, N, V), any float type; labels: int64 (B, N), `logits[b, n]` predicts `labels[b, n]`.
     With `first_token_mle` the first labelled token of each caption is scored over the whole
@@ -40,17 +32,11 @@ def smile_loss(
     Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
     authors' training code.
     """
-    check_shapes(logits, labels)
-    labels, weights = weigh(labels, weights, ignore_index)
-    check_labels(labels, logits.size(2), ignore_index)
     losses_of = functools.partial(
         smile_losses, ignore_index=ignore_index, first_token_mle=first_token_mle
     )
-    if segments is None:
-        losses = losses_of(logits, labels)
-    else:
-        losses = by_caption(losses_of, (logits,), labels, segments, ignore_index)
-    return reduce(losses, labels, ignore_index, reduction, weights)
+    how = (ignore_index, reduction, segments, weights)
+    return reduced_by_caption(losses_of, (logits,), labels, *how)
 
 
 def smile_losses(
@@ -61,7 +47,7 @@ def smile_losses(
     columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
     own = at_least_float32(logits.gather(2, columns))
     own = own.masked_fill((labels == ignore_index).unsqueeze(2), 0)
-    target = own.diagonal(dim1=1, dim2=2)  # column n of row n is the label's own logit
+    target = own.diagonal(dim1=1, dim2=2)  # column n of row n is the label's logit
     losses = own.masked_fill(~distinct.unsqueeze(1), float("-inf")).logsumexp(2) - target
     if first_token_mle:
         losses = with_first_token_mle(losses, logits, labels, ignore_index)

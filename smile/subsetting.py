@@ -1,12 +1,12 @@
-"""The two subsets that SMILE is compared with: random words, and all words but the caption's."""
+"""SMILE's two ablations: a softmax over random tokens, and over all but the caption's others."""
 
 from typing import Optional
 
 import torch
 from torch import Tensor
 
-from smile.captions import by_caption
-from smile.labels import at_least_float32, caption_types, check_labels, check_shapes, reduce, weigh
+from smile.captions import reduced_by_caption
+from smile.labels import at_least_float32, caption_types
 from smile.smile import with_first_token_mle
 
 
@@ -21,16 +21,13 @@ def random_subset_loss(
     segments: Optional[Tensor] = None,
     weights: Optional[Tensor] = None,
 ) -> Tensor:
-    """Cross-entropy of each label under a softmax over itself and the `words` drawn for it.
+    """Cross-entropy of each label under a softmax over itself and the `words` sampled for it.
 
-    logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), drawn uniformly from the
+    logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), sampled uniformly from the
     vocabulary and taken as a set: one that repeats or equals the label counts once, `pad_token_id`
-    never. Segments, weights and what is returned are those of `smile_loss`.
+    never. Segments, weights and the result are those of `smile_loss`.
     Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
-    check_shapes(logits, labels)
-    labels, weights = weigh(labels, weights, ignore_index)
-    check_labels(labels, logits.size(2), ignore_index)
 
     def losses_of(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
@@ -44,11 +41,8 @@ def random_subset_loss(
             losses = with_first_token_mle(losses, logits, labels, ignore_index)
         return losses
 
-    if segments is None:
-        losses = losses_of(logits, words, labels)
-    else:
-        losses = by_caption(losses_of, (logits, words), labels, segments, ignore_index)
-    return reduce(losses, labels, ignore_index, reduction, weights)
+    how = (ignore_index, reduction, segments, weights)
+    return reduced_by_caption(losses_of, (logits, words), labels, *how)
 
 
 def reverse_subset_loss(
@@ -65,16 +59,15 @@ def reverse_subset_loss(
 
     The subset at a position is every type that the caption lacks, and the position's own label.
     With `pad_token_id`, padding is a type of every row that is padded at its end, as in the
-    authors' code, and of no caption that `segments` tell. logits: (B, N, V); labels: int64 (B, N).
-    Segments, weights and what is returned are those of `smile_loss`.
+    authors' code; it is ignored with `segments`. logits: (B, N, V); labels: int64 (B, N).
+    Segments, weights and the result are those of `smile_loss`.
     Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
     """
-    check_shapes(logits, labels)
-    labels, weights = weigh(labels, weights, ignore_index)
-    check_labels(labels, logits.size(2), ignore_index)
 
-    def losses_of(logits: Tensor, labels: Tensor, pad_token_id: Optional[int] = None) -> Tensor:
-        types = reverse_subset_excludes(labels, ignore_index, pad_token_id)
+    padding = pad_token_id if segments is None else None
+
+    def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
+        types = reverse_subset_excludes(labels, ignore_index, padding)
         columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
         logits = at_least_float32(logits)
@@ -85,11 +78,8 @@ def reverse_subset_loss(
             losses = with_first_token_mle(losses, logits, labels, ignore_index)
         return losses
 
-    if segments is None:
-        losses = losses_of(logits, labels, pad_token_id)
-    else:
-        losses = by_caption(losses_of, (logits,), labels, segments, ignore_index)
-    return reduce(losses, labels, ignore_index, reduction, weights)
+    how = (ignore_index, reduction, segments, weights)
+    return reduced_by_caption(losses_of, (logits,), labels, *how)
 
 
 def reverse_subset_excludes(

@@ -1,4 +1,4 @@
-"""A mixture with loss truncation from hidden states: what is dropped is known before gradients."""
+"""The fused linear loss of a mixture with loss truncation, in two passes."""
 
 from typing import Optional
 
@@ -16,17 +16,17 @@ def truncated_from_hidden(
     truncation: Truncation,
     means: Optional[LastMeans],
     inputs: tuple[Tensor, Tensor, Optional[Tensor]],
-    given: tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]],
+    batch: tuple[Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]],
     mixture: Mixture,
     reduction: str,
     *how,
 ) -> tuple[Tensor, Tensor]:
-    """What `mixture_from_hidden` gives of a mixture in which truncation is one of the losses.
+    """`mixture_from_hidden` of a mixture in which truncation is one of the losses.
 
-    inputs: hidden states, weight and bias. given: labels, words, segments and weights. MLE's losses
-    are found first; gradients are then made for the captions that are kept.
+    inputs: hidden states, weight and bias. batch: labels, words, segments and weights. The first
+    pass computes MLE's losses, the second the gradients of the captions that are kept.
     """
-    labels, _, segments, weights = given
+    labels, _, segments, weights = batch
     ignore = mixture.ignore_index
     mle = Mixture({"mle": 1.0}, 0.0, False, None, ignore)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def truncated_from_hidden(
     loss, parts = weight * part, part.detach().unsqueeze(0)
     if others:
         mixture = mixture._replace(weights=others)
-        of_others, theirs = mixture_from_hidden(*inputs, *given, mixture, reduction, *how)
+        of_others, theirs = mixture_from_hidden(*inputs, *batch, mixture, reduction, *how)
         loss = loss + of_others
         before, after = theirs.tensor_split([names.index("truncation")])
         parts = torch.cat([before, parts, after])

@@ -51,10 +51,10 @@ def one_meteor():
 
 
 @pytest.fixture(autouse=True)
-def asked_by_nobody():
-    """A request to stop is for the program of one test, and not for what comes after it."""
+def no_stop_request():
+    """A request to stop is for one test, not for those after it."""
     yield
-    signals._asked = signals._launcher = None
+    signals._request = signals._launcher = None
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +96,7 @@ def vocabulary(tmp_path_factory):
     return path
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_captioner(vocabulary):
     """Return a function that builds a tiny captioner, in evaluation mode, by the same settings."""
     from BLIP import build_captioner

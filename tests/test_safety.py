@@ -1,4 +1,4 @@
-"""Nothing foreign is run: the sources are searched for it, and every reader meets an attack."""
+"""No foreign code is run: the sources are searched for it, and every reader meets an attack."""
 
 import ast
 import os
@@ -19,7 +19,7 @@ from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from tests.test_architecture import packages, source_files
 
-# What runs what it is given, or reads files that can run something; where it is looked into.
+# Calls that run their argument, or read files that can run something.
 NEVER = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "runpy.run_path"),
     *("pickle.load", "pickle.loads", "pickle.Unpickler", "shelve.open", "marshal.loads"),
@@ -28,7 +28,7 @@ NEVER = {
     *("shutil.unpack_archive", "urllib.request.urlopen", "urlretrieve"),
     *("requests.get", "tempfile.mktemp", "getattr.__import__"),
 }
-# A call that is allowed in one place, with the arguments that make it safe.
+# Calls that are allowed in these places, with the arguments that make them safe.
 ONLY = {
     "torch.load": (
         {

@@ -1,11 +1,11 @@
-"""What docs/settings.md says of the configuration's keys is what there is."""
+"""What docs/settings.md, and docs/metrics.md of metrics' options, say of keys is what there is."""
 
 import re
 
 import pytest
 
 from captioning.config import config_class, load_config
-from captioning.config.roles import ROLES, roles_of
+from captioning.config.keys import ROLES, roles_of
 from smile import OBJECTIVES
 
 ROW = r"^\| (`.+?) \| ?(.*?) \| (\w+) \| (.+) \|$"
@@ -18,9 +18,12 @@ def page(repository):
 
 
 @pytest.fixture(scope="module")
-def rows(page):
+def rows(page, repository):
     """Keys, default, role and meaning of each row of the tables of keys."""
-    tables = page.split("## Keys")[1].split("\n## ")[0]
+    options = (
+        (repository / "docs" / "metrics.md").read_text(encoding="utf-8").split("## Options")[1]
+    )
+    tables = page.split("## Keys")[1].split("\n## ")[0] + options.split("\n## ")[0]
     found = re.findall(ROW, tables, flags=re.MULTILINE)
     lines = [line for line in tables.splitlines() if line.startswith("| `")]
     assert len(found) == len(lines)

@@ -1,5 +1,6 @@
 """The configuration of a run of seconds; what differs from test to test is added to it."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -32,3 +33,9 @@ def leave_an_epoch(config):
     batches = {"batch_size": config.batch_size, "processes": 1, "accumulation_steps": 1}
     content = {"model": {}, "optimizer": {}, "epoch": 0, "batches": batches}
     torch.save({**content, "config": config.model_dump()}, folder / "checkpoint_00.pth")
+
+
+def log_of(folder, event):
+    """Return the lines of an event in a run's log."""
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == event]

@@ -1,1 +1,1 @@
-"""Checkpoints: downloaded, read without running what is in them, loaded without losing a key."""
+"""Checkpoints: downloaded, read without running their code, loaded without losing a key."""

@@ -7,9 +7,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from adapters.lora import CONFIG
-from BLIP.vit import resize_position_embedding
 from BLIP.weights.download import fetch
 from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
 from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
@@ -170,6 +170,22 @@ def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str
                 f"{name} is not of this model: {key} is {tuple(value.shape)} in the file and "
                 f"{tuple(own[key].shape)} in the model; check model, vit, med_config and tokenizer"
             )
+
+
+def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
+    """Resize a position embedding (1, 1 + p*p, D) bicubically to 1 + q*q = `tokens`.
+
+    The class token's is unchanged. Raises ValueError if either grid is not a square.
+    """
+    before, after = (round((n - 1) ** 0.5) for n in (pos_embed.size(1), tokens))
+    if (before**2, after**2) != (pos_embed.size(1) - 1, tokens - 1):
+        raise ValueError(
+            f"{pos_embed.size(1)} or {tokens} positions are not a class token and a square"
+        )
+    token, grid = pos_embed[:, :1], pos_embed[:, 1:]
+    grid = grid.reshape(1, before, before, -1).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=(after, after), mode="bicubic", align_corners=False)
+    return torch.cat([token, grid.permute(0, 2, 3, 1).flatten(1, 2)], dim=1)
 
 
 def check_finite(state: Mapping[str, Tensor], name: str) -> None:

@@ -137,7 +137,7 @@ class ActorPool:
             if worker.loading is not None:
                 self._failures[worker.machine.id] += 1
                 self._reason = f"[{worker.machine.name}] {one_line(error, 300)}"
-            say(f"lost a captioner on {worker.machine.name}; what it had goes to others")
+            say(f"lost a captioner on {worker.machine.name}; others take its shards")
         self.release(worker)
 
     def release(self, worker: Worker) -> None:

@@ -2,7 +2,7 @@
 
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import named_in
-from captioning.files.local_copies import local
+from captioning.files.cache import local
 from captioning.runtime.errors import UserError
 
 
@@ -22,7 +22,8 @@ class ExistingCaptions:
         other = self.images.setdefault(name, image)
         if other != image:
             raise UserError(
-                f"--captions: {name} in {self.path} may be {other} or {image}: write there which"
+                f"--captions: {name} in {self.path} may be {other} or {image}: "
+                "use longer names there"
             )
         return True
 

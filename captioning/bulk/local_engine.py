@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 from captioning.bulk import reading, stored_output, tars
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Line, Part, Plan, parts_of
+from captioning.bulk.shards import Line, Part, Plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.files.writing import write_lines
 from captioning.runtime import signals
@@ -32,16 +32,8 @@ class LocalEngine:
 
     def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
         """Finish those shards. Raises Stopped, UserError, OSError."""
-        parts: dict[int, Part] = {}
-        for shard in shards:
-            part = Part(request.parts, shard)
-            if part.path.exists():
-                publish(request, plan, part)
-            else:
-                parts[shard] = part.recover()
-        if not parts:
-            return
         model = self.model
+        parts = {shard: Part(plan.folder, shard).recover() for shard in shards}
         left = [(shard, len(part.lines)) for shard, part in parts.items()]
         dataset = reading.ShardImages(plan.entries, left, model.batch_size, model.read, model.join)
         for batch in model.prefetch(reading.batches(dataset, model.num_workers)):
@@ -56,18 +48,6 @@ class LocalEngine:
             lines = model.lines(batch, len(part.lines), request)
             part.add(lines)
             on_images(len(lines))
-
-
-def images_done(request: Request, plan: Plan) -> int:
-    """The images of the plan that earlier calls have captioned or failed to caption."""
-    count = 0
-    for part in parts_of(request.parts, plan):
-        if part.marker.exists():
-            counts = part.counts()
-            count += counts["images"] + counts["failed"]
-        else:
-            count += len(part.read() if part.path.exists() else part.recover().lines)
-    return count
 
 
 def publish(request: Request, plan: Plan, part: Part) -> None:

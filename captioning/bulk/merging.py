@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, Line, Plan, captions_of, parts_of
+from captioning.bulk.shards import BASE, Line, Plan, captions_of
 from captioning.files.manifest import Hashed
 from captioning.files.reading import read_lines
 from captioning.files.uploads import written
-from captioning.files.writing import atomic_write, held, json_line, write_lines
+from captioning.files.writing import atomic_write, json_line, locked, write_lines
 
 ROWS = 10_000  # of a parquet file that are in memory at once
 
@@ -21,7 +21,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
     Returns the numbers of images of the plan that have captions and that failed. After a kill at
     any instant it can be called again, and writes the same files.
     """
-    parts = parts_of(request.parts, plan)
+    parts = plan.parts()
 
     def made() -> Iterable[Line]:
         return itertools.chain.from_iterable(part.read() for part in parts)
@@ -38,7 +38,7 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
                 images += 1
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
-    with held(request.failed):  # other captions files in the folder share it
+    with locked(request.failed):  # other captions files in the folder share it
         failed = _write_failed(request, made(), set(tars))
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}

@@ -38,7 +38,7 @@ class CheckpointModel:
         self.config = trained_config(checkpoint, config, changes)
         unused = [name for name in SAMPLING if name in changes]
         if unused and not self.config.sample:
-            raise UserError(f"--{unused[0]} is of sampling, and needs --do_sample")
+            raise UserError(f"--{unused[0]} needs --do_sample")
         check_precision(self.config, device)
         try:
             settings = self.config.decoding_settings()

@@ -12,7 +12,7 @@ from typing import Any, Callable
 from captioning.bulk.actor_pool import TRIES, ActorPool, Worker
 from captioning.bulk.actors import CaptioningActor
 from captioning.bulk.cluster import Cluster
-from captioning.bulk.local_engine import OnImages, mark_done, publish
+from captioning.bulk.local_engine import OnImages, mark_done
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Part, Plan, ShardTask, ShardUpdate
 from captioning.files import stores
@@ -88,15 +88,11 @@ class _Dispatcher:
             raise UserError(self.given_up[0])
 
     def _give(self, worker: Worker, shard: int) -> None:
-        part = Part(self.request.parts, shard)
-        if part.path.exists():
-            publish(self.request, self.plan, part)
-            return
         self.request.claim_tars()
-        lines, entries = part.recover().lines, self.plan.entries(shard)
+        part, entries = Part(self.plan.folder, shard).recover(), self.plan.entries(shard)
         first = _first_name(entries)
         local_file = first if not stores.is_store(first) and os.path.exists(first) else None
-        task = ShardTask(shard, self.plan.number(shard), entries, list(lines), local_file)
+        task = ShardTask(shard, self.plan.number(shard), entries, list(part.lines), local_file)
         stream = worker.actor.caption.options(num_returns="streaming").remote(task)
         worker.parts[stream] = part
 

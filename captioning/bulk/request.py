@@ -117,10 +117,10 @@ class Request:
         is_folder = source.is_dir() or (stored and not is_list and not is_image(self.source))
         for name, given in {"--glob": self.glob, "--no-recursive": not self.recursive}.items():
             if given and not is_folder:
-                raise UserError(f"{name} is for a folder, and {source} is none")
+                raise UserError(f"{name} is for a folder, and {source} is not one")
         for name, given in {"--root": self.root, "--column": self.column}.items():
             if given and not is_list:
-                raise UserError(f"{name} is for a list, and {source} is none")
+                raise UserError(f"{name} is for a list, and {source} is not one")
         if is_folder:
             return map(Listed, images_in(self.source, self.recursive, self.glob))
         if not is_list:
@@ -152,7 +152,7 @@ class Request:
         if self.parquet:
             require("pyarrow", "--parquet")
             if os.path.isdir(self.parquet) or self.parquet in (self.source, str(self.out)):
-                raise UserError(f"--parquet is {self.parquet}; it has to be a file of its own")
+                raise UserError(f"--parquet is {self.parquet}; name another file")
             uploads.require_writable(os.path.dirname(self.parquet) or ".")
         require_folder(self.parts)
 

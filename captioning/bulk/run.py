@@ -6,11 +6,11 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from captioning.bulk import stored_output
-from captioning.bulk.local_engine import OnImages, disk_errors, images_done
+from captioning.bulk.local_engine import OnImages, disk_errors, publish
 from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Plan, find_plan, parts_of, remove_plan
+from captioning.bulk.shards import Plan, find_plan, remove_plan
 from captioning.files.reading import read_lines
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress, say
@@ -85,7 +85,7 @@ class BulkCaptioning:
             if was != now:
                 raise UserError(
                     f"{self.name}: an unfinished run had {name} {was!r}, and now it is "
-                    f"{now!r}: finish it as it was, or drop it with --restart"
+                    f"{now!r}: finish it as it was, or abandon it with --restart"
                 )
 
     def _plan(self, resumed: bool) -> None:
@@ -101,7 +101,7 @@ class BulkCaptioning:
         if others and tally.skipped and self.request.skips_existing:
             say(
                 f"{self.name} has captions of {', '.join(others)}, which stay; "
-                "--existing overwrite makes them anew"
+                "--existing overwrite replaces them"
             )
         if self.request.verify:
             say(
@@ -119,20 +119,28 @@ class BulkCaptioning:
 
     def _finish(self) -> None:
         """Caption the unfinished shards of the plan, and merge all."""
-        plan = find_plan(self.request.parts)
-        parts = parts_of(self.request.parts, plan)
-        left = {part.shard for part in parts if not part.marker.exists()}
-        if folder := self.request.tars():  # somebody may have removed tars of finished shards
-            written = folder.numbers()
-            left.update(shard for shard in range(len(plan)) if plan.number(shard) not in written)
+        plan, done, left = find_plan(self.request.parts), 0, []
+        with disk_errors(self.request):
+            folder = self.request.tars()
+            numbers = folder.numbers() if folder else ()
+            for part in plan.parts():
+                if part.path.exists():
+                    removed = folder and plan.number(part.shard) not in numbers  # by somebody
+                    if removed or not part.marker.exists():
+                        publish(self.request, plan, part)
+                    counts = part.counts()
+                    done += counts["images"] + counts["failed"]
+                else:
+                    done += len(part.recover().lines)
+                    left.append(part.shard)
         if left:
-            self._caption(sorted(left), plan)
+            self._caption(plan, left, done)
         with disk_errors(self.request):
             self._merge(plan)
 
-    def _caption(self, shards: list[int], plan: Plan) -> None:
+    def _caption(self, plan: Plan, shards: list[int], done: int) -> None:
+        """done: images of the plan that earlier calls have captioned or failed to caption."""
         self.engine.start(self.request, len(shards))
-        done = images_done(self.request, plan)
         started = time.monotonic()
         with progress(plan.header["images"], "captions", initial=done) as bar:
 
@@ -156,7 +164,7 @@ class BulkCaptioning:
             self.captioned += captioned
             self.failed += failed
             if folder := request.tars():
-                counts = [part.counts() for part in parts_of(request.parts, plan)]
+                counts = [part.counts() for part in plan.parts()]
                 folder.record({n: of for c in counts for n, of in c["written"].items()})
         if request.parquet:
             write_parquet(request.out, request.parquet)

@@ -54,13 +54,15 @@ def check(arguments: argparse.Namespace, decoding: dict[str, str]) -> None:
     unset = {**MEANINGLESS, **{name: None for name in decoding if name not in FIELDS}}
     for name, value in unset.items():
         if getattr(arguments, name) != value:
-            raise UserError(f"--{name} is none of what --backend openai can ask of a server")
+            raise UserError(f"--{name} does not apply to --backend openai")
     if not arguments.do_sample:
         for name in SAMPLING:
             if getattr(arguments, name) is not None:
-                raise UserError(f"--{name} is of sampling, and needs --do_sample")
+                raise UserError(f"--{name} needs --do_sample")
         if arguments.num_return > 1:
-            raise UserError(f"--num_return {arguments.num_return} needs --do_sample: all are alike")
+            raise UserError(
+                f"--num_return {arguments.num_return} needs --do_sample: without it all are equal"
+            )
     server_at(arguments.url)
 
 

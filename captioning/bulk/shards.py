@@ -61,7 +61,7 @@ class Plan:
     """
 
     def __init__(self, folder: Path, header: dict[str, Any]):
-        self.header = header
+        self.folder, self.header = folder, header
         self._path = folder / header["file"]
         self._offsets: list[int] = []  # in bytes, where each shard begins
         with open(self._path, "rb") as file:
@@ -75,9 +75,9 @@ class Plan:
         """The number of the tar that is written for a shard."""
         return self.header["first_shard"] + shard
 
-    def __len__(self) -> int:
-        """The number of shards."""
-        return len(self._offsets)
+    def parts(self) -> list["Part"]:
+        """The part of each shard."""
+        return [Part(self.folder, shard) for shard in range(len(self._offsets))]
 
     def entries(self, shard: int) -> list[dict[str, Any]]:
         """{"image", "image_id"} or {"tar", "stamp", "skip"}; empty values are left out.
@@ -137,10 +137,6 @@ class Part:
         """The content of the marker: the numbers of `images` with captions and `failed` ones, and
         the name and stamp of a tar."""
         return next(read_lines(self.marker))
-
-
-def parts_of(folder: Path, plan: Plan) -> list[Part]:
-    return [Part(folder, shard) for shard in range(len(plan))]
 
 
 def find_plan(folder: Path) -> Optional[Plan]:

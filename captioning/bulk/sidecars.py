@@ -84,7 +84,7 @@ class Sidecars:
         if stores.has_folders(folder):
             return {name for name in stores.listed(folder, False) if name.endswith(self.extension)}
         if stores.is_store(folder):
-            raise UserError(f"--sidecar: {folder} is on a server of https, where none can be put")
+            raise UserError(f"--sidecar: {folder} is on a server of https, which takes none")
         if os.path.isdir(folder) and not os.access(folder, os.W_OK):
             raise UserError(f"cannot write {folder}, where --sidecar puts captions")
         return set()

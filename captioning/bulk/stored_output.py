@@ -14,11 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from captioning.bulk.request import Request
-from captioning.bulk.shards import BASE, HEADER, Part, Plan, find_plan, parts_of, remove_plan
+from captioning.bulk.shards import BASE, HEADER, Part, Plan, find_plan, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
-from captioning.files.cache import cache_folder, cache_key
-from captioning.files.local_copies import fetch
+from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_lines
 from captioning.files.writing import write_lines
 from captioning.runtime.errors import UserError
@@ -123,7 +122,7 @@ def _continue(
         download(BASE)
         download(header["file"])
         local = Plan(request.parts, header)
-    for part in parts_of(request.parts, local):
+    for part in local.parts():
         stored = _name(header, part.marker.name) in there
         if stored and not part.marker.exists():
             download(part.path.name)
@@ -141,9 +140,9 @@ def _continue(
 def _require_own_plan(request: Request, plan: Plan) -> None:
     header = _header(request)
     if header is None or header["file"] != plan.header["file"]:
-        again = "sees what is left" if request.skips_existing else "does overwrite once more"
+        again = "captions what is left" if request.skips_existing else "overwrites them again"
         raise UserError(
-            f"{request.address}: another machine has gone on with it or begun it anew; the same "
+            f"{request.address}: another machine has continued or restarted it; the same "
             f"command {again}"
         )
 
@@ -167,7 +166,9 @@ def _header(request: Request) -> Optional[dict[str, Any]]:
     except stores.Missing:
         return None
     except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{address} is damaged: drop the unfinished run with --restart") from error
+        raise UserError(
+            f"{address} is damaged: abandon the unfinished run with --restart"
+        ) from error
 
 
 def _refresh(request: Request, path: Path) -> None:

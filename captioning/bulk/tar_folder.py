@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Callable, Optional
 from captioning.files import stores, uploads
 from captioning.files.manifest import PIECE, Hashed
 from captioning.files.reading import parse_line
-from captioning.files.writing import SUFFIX, held, json_line
+from captioning.files.writing import SUFFIX, json_line, locked
 from captioning.runtime.errors import UserError
 
 OWNER = "owner.json"
@@ -109,7 +109,7 @@ class TarFolder:
         return {name for name in names if name[-4:] == ".tar" and name[:-4].isdecimal()}
 
     def _lock(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if self.stored else held(Path(self.owner))
+        return contextlib.nullcontext() if self.stored else locked(Path(self.owner))
 
     def _read(self) -> Optional[dict[str, Any]]:
         """The owner and its tars; None where nobody owns the folder."""
@@ -117,7 +117,7 @@ class TarFolder:
             content = stores.whole(self.owner)
         except (FileNotFoundError, stores.Missing):
             return None
-        if not content:  # `held` makes an empty file, which a kill leaves behind
+        if not content:  # `locked` makes an empty file, which a kill leaves behind
             return None
         found = parse_line(content)
         if found is None or found.keys() != {"out", "tars"}:

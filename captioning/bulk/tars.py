@@ -11,7 +11,7 @@ from typing import BinaryIO, NamedTuple, Optional
 from captioning.bulk.shards import Line, captions_of
 from captioning.files import stores
 from captioning.files.images import is_image
-from captioning.files.tars import LARGEST, Tar, is_sample, key_and_suffix
+from captioning.files.tars import LARGEST, Tar, key_and_suffix
 
 
 class Member(NamedTuple):
@@ -45,7 +45,7 @@ def members(url: str) -> Iterator[Member]:
     with stores.opened(url) as file, Tar.open(fileobj=file, mode="r|*") as tar:
         for member in tar.each():
             found, suffix = key_and_suffix(member.name)
-            if not member.isreg() or not is_sample(member.name) or found is None:
+            if not member.isreg() or found is None:
                 continue
             if found != key:
                 key, taken = found, False

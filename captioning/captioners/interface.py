@@ -1,7 +1,7 @@
-"""What the project asks of a captioner, and of the package that it comes from.
+"""The interface of a captioner, and of the package that provides it.
 
-Shapes: B images, k captions of each, R = B * k rows in the images' order; n tokens of a caption, p
-of them the prompt's; V words; G x G places that a captioner looks at.
+Shapes: B images, k captions of each, R = B * k rows in the images' order; n tokens of a caption, of
+which the first p are the prompt's; V tokens of the vocabulary; G x G positions of attention maps.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,10 @@ from smile import ObjectiveOutput
 
 
 class Images(Protocol):
-    """A batch of B images as the captioner's preprocessing makes them: float (B, 3, S, S), or what
-    the package's own `join` returns, which has these of a tensor's methods.
+    """A batch of B preprocessed images: a float tensor (B, 3, S, S), or what the package's `join`
+    returns, which has these methods of a tensor.
 
-    is_floating_point says that nothing has to be normalised.
+    is_floating_point: whether they are normalised already.
     """
 
     def __len__(self) -> int: ...
@@ -36,8 +36,8 @@ class Images(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Captions to token ids and back. pad, end, unknown: ids of its special tokens. What begins a
-    caption is the first of `encode_prompt`, if anything does."""
+    """Captions to token ids and back. pad, end, unknown: ids of its special tokens. A start token,
+    if it has one, is the first of `encode_prompt`."""
 
     pad: int
     end: int
@@ -47,13 +47,13 @@ class Tokenizer(Protocol):
         """V."""
 
     def token(self, token_id: int) -> str:
-        """The text of one id; that of a piece which goes on with a word begins with ##."""
+        """The text of one id; a piece that continues a word begins with ##."""
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
         """int64 ids and mask (1 real, 0 padding), each (R, n) with n <= max_length."""
 
     def encode_prompt(self, prompt: str) -> Tensor:
-        """int64 (p,): what every caption begins with, without an end."""
+        """int64 (p,): the ids that every caption begins with, without an end."""
 
     def decode(self, ids: Tensor) -> str:
         """The text of ids (n,), without special tokens."""
@@ -61,18 +61,16 @@ class Tokenizer(Protocol):
 
 class Captioner(Protocol):
     """An `nn.Module` from images to captions. Training, scoring, bulk captioning, the report and
-    the page are written against this and nothing else.
+    the page use this interface only.
 
-    Padding, the beginning and unknown words are to be impossible in what is generated and reread,
-    unless a library draws its captions. Training captions are to be cut to `max_tokens`, and the
-    objective is to be the configuration's
-    `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
+    Padding, start and unknown tokens must have probability 0 in generation and scoring, unless a
+    library generates the captions. Training captions are truncated to `max_tokens`. The objective
+    is the configuration's `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
 
-    prompt, prompt_ids: what every caption starts with, not scored and not in what is generated, and
-    its ids, int64 (p,); both empty where the package ASKS. The page sets both for a while.
-    max_positions: the tokens that a row can have, None for any number. min_batch_size: the images
-    that a training step takes at least. has_unused_parameters: a step may leave some parameters
-    without a gradient.
+    prompt, prompt_ids: the beginning of every caption, neither scored nor part of the output, and
+    its ids, int64 (p,); both empty where the package ASKS. The page changes both temporarily.
+    max_positions: the maximum number of tokens of a row, None for no limit. min_batch_size: of a
+    training step. has_unused_parameters: a step may leave some parameters without a gradient.
     """
 
     tokenizer: Tokenizer
@@ -83,14 +81,14 @@ class Captioner(Protocol):
     has_unused_parameters: bool
 
     def forward(self, image: Images, captions: list[list[str]]) -> ObjectiveOutput:
-        """The objective on k captions of each image, which is encoded once, if it can be.
+        """The objective on k captions of each image, which is encoded once if possible.
 
-        captions: B lists of k strings, without the prompt. Raises ValueError where their numbers
+        captions: B lists of k strings, without the prompt. Raises ValueError if their lengths
         differ.
         """
 
     def predictions(self, image: Images, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
-        """Logits (R, N, V) and the labels (R, N) that they predict, -100 where there is none."""
+        """Logits (R, N, V) and their labels (R, N), -100 where there is none."""
 
     def generate(self, image: Images, settings: DecodingSettings) -> list[str]:
         """The best caption of each image."""
@@ -99,56 +97,55 @@ class Captioner(Protocol):
         """Captions of images, with their token ids and scores."""
 
     def encode(self, image: Images) -> Any:
-        """What it makes of images before any word, such as a tensor (B, ...): a slice of it is that
-        of the images."""
+        """The encoded images, such as a tensor (B, ...). A slice is of the images of that slice."""
 
     def generate_from(self, encoded: Any, settings: DecodingSettings) -> Generated:
-        """`generate_details` of images that are encoded."""
+        """`generate_details` of encoded images."""
 
     def score_tokens(self, encoded: Any, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
-        """What it thinks of each word of its own caption, ids (n,), of one image, (1, ...).
+        """Teacher-forced scoring of a generated caption, ids (n,), of one encoded image (1, ...).
 
-        Returns logits (n - p, V) before each id after the prompt and where it looks then, (n - p,
-        G * G) in rows that sum to 1; None for a captioner that sees the image once.
+        Returns the logits (n - p, V) that predict each id after the prompt, and attention maps
+        (n - p, G * G) whose rows sum to 1; None for a captioner without attention to the image.
         """
 
     def log_likelihoods(self, encoded: Any, ids: Tensor, temperature: float = 1.0) -> Tensor:
         """The log-probability of each token of captions, (B, k, n - p), float32, with gradient.
 
-        ids: (B, k, n), as `generate_from` samples them of these images at this temperature, the
-        distribution left whole. 0 for what stands behind a caption's end.
+        ids: (B, k, n), as `generate_from` samples them at this temperature without truncating the
+        distribution. 0 after a caption's end.
         """
 
     def for_inference(self, dtype: torch.dtype, compiled: bool) -> nn.Module:
-        """The captioner, or a copy, in evaluation mode: it computes in `dtype` where that does no
-        harm, and need not learn; torch.int8 where `check_device` lets it pass. compiled: with
+        """The captioner, or a copy, in evaluation mode, which computes in `dtype` where precision
+        allows and needs no gradient. torch.int8: where `check_device` accepts it. compiled: with
         torch.compile."""
 
     def compile_parts(self) -> None:
-        """Compile what torch.compile speeds up in training."""
+        """Compile the modules that torch.compile makes faster in training."""
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
-        """Parameters to train, each with a learning rate of its own or None for the run's."""
+        """Groups of parameters to train, each with its learning rate or None for the run's."""
 
     def shards(self) -> list[nn.Module]:
-        """The parts whose weights FSDP gathers one at a time, for their forward and backward. None
-        holds another; a weight that two modules share is in one of them, or in none."""
+        """The modules whose weights FSDP gathers one at a time. None contains another, and a weight
+        that two modules share is in at most one of them."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Told before each epoch of training, from 0 on."""
+        """Called before each epoch of training, from 0 on."""
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the state dict, by the key that it gets there; `build`
-        finds it under that key in `BuildContext.content`, when a run goes on as well."""
+        """Entries that a checkpoint needs besides the state dict. `build` finds them in
+        `BuildContext.content`, also when a run resumes."""
 
 
 class BuildContext(NamedTuple):
-    """What a captioner is made from besides its configuration.
+    """What `build` needs besides the configuration.
 
-    content: of the checkpoint whose weights will replace all, None for made-up ones; with `lora`,
-    the adapter's, or whole weights that `build` puts beside a new one. name: what
-    messages call that checkpoint. captions: those of the training split, cleaned up, read when
-    asked for. word_pieces: BERT's tokeniser of a name. mean, std: what images are normalised with.
+    content: of the checkpoint whose weights will be loaded, None for random weights; with `lora`
+    the adapter's, or whole weights that `build` loads beside a new adapter. name: of that
+    checkpoint, for messages. captions: returns the preprocessed captions of the training split.
+    word_pieces: returns BERT's tokeniser of a name. mean, std: of the normalisation of images.
     """
 
     content: Optional[Mapping[str, Any]]
@@ -160,31 +157,31 @@ class BuildContext(NamedTuple):
 
 
 class CaptionerPackage(Protocol):
-    """What a module offers so that the registry can name it; a ValueError is the user's to mend.
+    """The members of a module that the registry names. They raise ValueError for users' mistakes.
 
-    ASKS: the configuration's prompt is a question that it is asked beside the image, and no
-    caption's beginning.
+    ASKS: whether the prompt is a question to the model, instead of the beginning of each caption.
 
-    Keys: the configuration keys that are its own, each with its role (`captioning.config.roles`).
-    They are read beside all others, so their names are theirs alone: begin them with the package's.
+    Keys: its configuration keys, each with its role (`captioning.config.keys`). Their names must be
+    unique among all keys: begin them with the package's name.
     """
 
     Keys: type[BaseModel]
     ASKS: bool
 
     def build(self, config: Any, context: BuildContext) -> Captioner:
-        """The captioner that a configuration describes, its weights made up."""
+        """The captioner of a configuration, with random weights."""
 
     def origin(self, config: Any) -> str:
-        """Where the weights of `build` come from, to be read after "no checkpoint: "."""
+        """Where the weights of `build` come from: completes "no checkpoint: "."""
 
     def title(self, config: Any) -> str:
-        """What stands before the objective in names of runs; "" where nothing need."""
+        """The captioner's name in names of runs, "" for none; it precedes the objective."""
 
     def check_device(self, config: Any, device: torch.device) -> None:
-        """Raise ValueError for what torch cannot compute there."""
+        """Raise ValueError for a precision or option that the device does not support."""
 
     def preprocessing(self, config: Any) -> Optional[tuple[Callable, ...]]:
-        """The functions of `captioning.data.Preprocessing`, of which `join` may be left out, None
-        for BLIP's. `training` gets RGB images, too. For an image that they cannot take they raise
-        ValueError."""
+        """The functions of `captioning.data.Preprocessing`, `join` optional; None for BLIP's.
+
+        `training` gets RGB images, too. They raise ValueError for an image that they cannot take.
+        """

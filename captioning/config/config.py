@@ -16,8 +16,7 @@ from pydantic import (
 )
 
 from captioning.captioners.registry import CAPTIONERS, package_of
-from captioning.config.keys import Keys
-from captioning.config.roles import roles_of
+from captioning.config.keys import Keys, roles_of
 from captioning.data.division import checked_division
 from captioning.files.stores import check_address, check_can_hold, has_folders, without_secrets
 from captioning.files.tars import is_tars

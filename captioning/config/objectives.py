@@ -1,4 +1,4 @@
-"""What a run minimises, in words."""
+"""The names of what a run minimises or maximises."""
 
 from dataclasses import asdict
 
@@ -16,13 +16,13 @@ NAMES = {
 
 
 def trained_by(config: Config) -> list[str]:
-    """The names of what trains a run: "reward", if it has one, and its objectives."""
+    """What trains a run: "reward", if it has one, and the names of its objectives."""
     objectives = parse_objective(config.objective) if config.objective else []
     return [*(["reward"] if config.reward else []), *objectives]
 
 
 def training_name(config: Config) -> str:
-    """The rewards, if there are any, with their weights, and the objective."""
+    """The rewards with their weights, if any, and the objective."""
     if not config.reward:
         return objective_name(config.objective)
     if not config.objective:
@@ -50,15 +50,15 @@ def objective_name(spec) -> str:
 
 
 def _parameters(spec, name: str) -> str:
-    """Those that a configuration gives one objective, as they stand behind its name."""
+    """The parameters that a configuration gives an objective, to be appended to its name."""
     given = {} if isinstance(spec, str) else spec[name]
     given = given if isinstance(given, dict) else {}
-    told = [f"{key} {value}" for key, value in given.items() if key != "weight"]
-    return f" ({', '.join(told)})" if told else ""
+    shown = [f"{key} {value}" for key, value in given.items() if key != "weight"]
+    return f" ({', '.join(shown)})" if shown else ""
 
 
 def minimised(config: Config) -> str:
-    """The line that a run begins with: each objective, with the settings that it goes by."""
+    """The line that a run begins with: each reward and objective with its settings."""
     if not config.reward:
         return _minimised(config)
     parts = [f"{weight:g} {load(REWARDS[name]).title}" for name, weight in config.reward.items()]
@@ -91,6 +91,6 @@ def _with_settings(name: str, objective: Objective) -> str:
         settings.append("first token over the vocabulary")
     if name in objective.alternatives:
         given = asdict(objective.alternatives[name])
-        told = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
-        settings += [f"{key} {value}" for key, value in told.items() if value is not None]
+        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
+        settings += [f"{key} {value}" for key, value in shown.items() if value is not None]
     return NAMES[name] + (f" ({', '.join(settings)})" if settings else "")

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 
 from captioning.data.annotations import ImageId, derived_id, read_annotations
 from captioning.data.formats import is_json
-from captioning.files.local_copies import local
+from captioning.files.cache import local
 from captioning.files.reading import parse_json_lines, read_json, read_text
 from captioning.runtime.errors import UserError
 

@@ -72,7 +72,6 @@ class TrainingDataset(Dataset):
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
-        # Pair i belongs to the first image whose running count of captions is above i.
         self._pairs_up_to = list(accumulate(len(sample.captions) for sample in self.samples))
 
     def __len__(self) -> int:
@@ -143,9 +142,8 @@ class TrainingDataset(Dataset):
         """Return the sample at `index`, and which of its captions if `index` decides that."""
         if self.captions_per_image > 1:
             return self.samples[index], []
-        position = bisect_right(self._pairs_up_to, index)
-        sample = self.samples[position]
-        return sample, [index - self._pairs_up_to[position] + len(sample.captions)]
+        position, caption = locate(self._pairs_up_to, index)
+        return self.samples[position], [caption]
 
 
 @dataclass(eq=False, repr=False)
@@ -183,6 +181,12 @@ def _transformed(transform: Transform, image: Image.Image, sample: Sample) -> An
         return transform(image)
     except ValueError as error:
         raise UserError(f"{sample.image}: {error}") from error
+
+
+def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:
+    """Return the group that `index` is in, and its place there; up_to: cumulative group sizes."""
+    group = bisect_right(up_to, index)
+    return group, index - (up_to[group - 1] if group else 0)
 
 
 def _draw(size: int, count: int) -> list[int]:

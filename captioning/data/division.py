@@ -17,14 +17,14 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
     """Return the value of the key `split`; shares get `seed` if they have none. ValueError."""
     if all(isinstance(value, str) for value in split.values()):
         parts = split
-        right = set(parts) <= set(SPLITS)
+        valid = set(parts) <= set(SPLITS)
     else:
         parts = {"seed": seed, **split}
         shares = {name: value for name, value in parts.items() if name != "seed"}
-        right = all(type(share) is float and share > 0 for share in shares.values())
-        right = right and sum(shares.values()) < 1 and set(shares) <= {"val", "test"}
-        right = right and type(parts["seed"]) is int
-    if not right or "val" not in parts:
+        valid = all(type(share) is float and share > 0 for share in shares.values())
+        valid = valid and sum(shares.values()) < 1 and set(shares) <= {"val", "test"}
+        valid = valid and type(parts["seed"]) is int
+    if not valid or "val" not in parts:
         raise ValueError(
             "it has to be shares of the photos, such as {val: 0.05, test: 0.05}, or lists of names "
             "in ann_root, such as {train: a.txt, val: b.txt, test: c.txt}"
@@ -41,8 +41,8 @@ def divided(
     Without a list of train, it has the photos that are in no list. located: maps a list's name to
     its path. Raises UserError.
     """
-    of_split = _of_lists if isinstance(split["val"], str) else _of_shares
-    split_of = of_split(samples, split, located)
+    lists = isinstance(split["val"], str)
+    split_of = _of_lists(samples, split, located) if lists else _of_shares(samples, split)
     rest = None if "train" in split else "train"
     found: dict[str, list[Sample]] = {name: [] for name in SPLITS if name in (*split, "train")}
     for sample in samples:
@@ -57,7 +57,7 @@ def divided(
     return found
 
 
-def _of_shares(samples: Sequence[Sample], split: dict[str, Any], _) -> dict[str, str]:
+def _of_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[str, str]:
     """Return the split of each image that is not for training."""
 
     def rank(image: str) -> tuple[int, str]:

@@ -6,7 +6,6 @@ before. (webdataset's order depends on both numbers, and it resumes by reading f
 """
 
 import io
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from PIL import Image
 
-from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset
+from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, locate
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
 from captioning.data.tar_index import Row, read_rows, summaries
@@ -140,19 +139,18 @@ class ShardDataset(TrainingDataset):
 
     def _find(self, index: int) -> tuple[int, Row, list[int]]:
         """Return an item's tar and row, and which of its captions if `index` decides that."""
-        tar = bisect_right(self._up_to, index)
+        tar, place = locate(self._up_to, index)
         rows, items_up_to = self._rows_of(tar)
-        place = index - self._up_to[tar] + self._sizes[tar]
         if self.captions_per_image > 1:
             return tar, rows[place], []
-        position = bisect_right(items_up_to, place)
-        row = rows[position]
-        return tar, row, [place - items_up_to[position] + _items(row)]
+        position, caption = locate(items_up_to, place)
+        return tar, rows[position], [caption]
 
     def _rows_of(self, tar: int) -> tuple[list[Row], list[int]]:
         if tar not in self._rows:
             rows = self.samples.rows(tar)
-            items_up_to = list(accumulate(map(_items, rows)))
+            # With captions_per_image 1 each caption is an item, and so is an error.
+            items_up_to = list(accumulate(len(row.get("captions", [""])) for row in rows))
             items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:
                 raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")
@@ -171,8 +169,3 @@ class ShardDataset(TrainingDataset):
         if isinstance(data, UserError):
             raise data
         return open_image(sample.image, io.BytesIO(data))
-
-
-def _items(row: Row) -> int:
-    """Return the number of items of a row when captions_per_image is 1."""
-    return len(row.get("captions", [""]))

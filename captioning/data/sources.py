@@ -11,7 +11,7 @@ from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import by_id, read_references
 from captioning.data.division import divided
 from captioning.data.shards import Shards
-from captioning.files.local_copies import local, located
+from captioning.files.cache import local, located
 from captioning.files.stores import is_store, joined
 from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError

@@ -12,8 +12,8 @@ from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.images import is_image
 from captioning.files.reading import parse_json, read_lines
-from captioning.files.tars import LARGEST, Tar, is_sample, key_and_suffix
-from captioning.files.writing import refusals_told, write_lines
+from captioning.files.tars import LARGEST, Tar, key_and_suffix
+from captioning.files.writing import user_errors, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
@@ -69,7 +69,7 @@ def _build_index(tar: str) -> Optional[dict[str, Any]]:
     errors = [row["error"] for row in rows if "error" in row]
     summary = {"version": VERSION, "tar": tar, "stamp": stamp, "samples": len(captions)}
     summary.update(captions=sum(captions), errors=len(errors), first=next(iter(errors), None))
-    with refusals_told(path):
+    with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, [summary, *rows])
     return summary
@@ -121,10 +121,8 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tuple[str, int, int, Op
     """Yield (key, suffix, (name, first byte, size, text if it has captions)) of every member."""
     with Tar.open(fileobj=file, mode="r:") as tar:
         for member in tar.each():
-            if not member.isreg() or member.issparse() or not is_sample(member.name):
-                continue
             key, suffix = key_and_suffix(member.name)
-            if key is not None:
+            if key is not None and member.isreg() and not member.issparse():
                 is_text = suffix in ("txt", "json") and member.size <= LARGEST_TEXT
                 text = tar.content(member) if is_text else None
                 yield key, suffix, (member.name, member.offset_data, member.size, text)

@@ -35,8 +35,6 @@ QUICK_NOTE = (
     "everything runs; its numbers are weaker and less certain than those of the whole one."
 )
 RANKS = 2  # processes of pre-training on a CPU
-# The share of training in the time of a run; the rest is captioning and scoring.
-PRETRAINING, TRAINING = 0.98, 0.85
 # First captions: after so many epochs of pre-training, copies are fine-tuned on so many images. Not
 # in the quick demo, whose captioner has learned too little by then.
 EARLY, EARLY_IMAGES = 3, 1500
@@ -98,8 +96,7 @@ class Demo:
         jobs = ranks_of(self._job("pretrain", do), ranks)
         if not self.quick:
             jobs.append(self._job("first", self._fine_tune_briefly))
-        first = [f"first/{name}" for name in FIRST]
-        self._run(jobs, len(jobs), ["pretrain"], PRETRAINING, shown, first)
+        self._run(jobs, len(jobs), [f"first/{name}" for name in FIRST], shown)
 
     def _fine_tune_briefly(self) -> Optional[int]:
         """Fine-tune copies of the captioner that is being pre-trained, for the first captions."""
@@ -125,20 +122,12 @@ class Demo:
         jobs = [self._job(name, partial(self._fine_tune_one, name)) for name in OBJECTIVES]
         # Three on two cores: with two in parallel, a core would idle during the third.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
-        self._run(jobs, parallel, list(OBJECTIVES), TRAINING, shown, FIRST)
+        self._run(jobs, parallel, FIRST, shown)
 
-    def _run(
-        self,
-        jobs: Sequence[Job],
-        parallel: int,
-        names: Sequence[str],
-        training: float,
-        shown: Shown,
-        first: Sequence[str],
-    ) -> None:
-        """See `Shown.follow`."""
+    def _run(self, jobs: Sequence[Job], parallel: int, first: Sequence[str], shown: Shown) -> None:
+        """first: the runs of MLE and SMILE that give the first captions."""
         shown.first.shown |= all(is_scored(self.scored(name)) for name in FIRST)
-        shown.follow(names, training, [self.scored(name) for name in first])
+        shown.follow(jobs, [self.scored(name) for name in first])
         run_jobs(jobs, [{}] * parallel, shown)
 
     def _job(self, name: str, do: Callable[[], Optional[int]]) -> Job:

@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from captioning.config import Config
 from captioning.demo.first_captions import FirstCaptions
 from captioning.demo.remaining import Remaining, StatusLine, in_words
-from captioning.runtime.job_runner import Observer
+from captioning.runtime.job_runner import Job, Observer
 from captioning.runtime.progress import say
 
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
+# The share of training in the time of a run; the rest is captioning and scoring.
+PRETRAINING, TRAINING = 0.98, 0.85
 
 # Seconds of one of `slowdown`'s training steps on the machine where `Step.seconds` were measured.
 USUAL_SECONDS = 1.38e-3
@@ -43,22 +45,18 @@ class Shown(Observer):
         left = in_words(self.remaining.left())
         say(f"\n{self._place()} {self.steps[number].title} (about {left} to go in all)")
 
-    def follow(self, names: Sequence[str], training: float, first: Sequence[Config]) -> None:
-        """Show the runs of the next jobs.
-
-        names: of the jobs that count; training: its share of a run, the rest is evaluation; first:
-        the runs of MLE and SMILE that give the first captions.
-        """
-        self.names, self.training, self.first_runs = names, training, first
+    def follow(self, jobs: Sequence[Job], first: Sequence[Config]) -> None:
+        """Show the jobs of the step. first: the runs that give the first captions."""
+        self.names = {job.name for job in jobs} & TITLES.keys()
+        self.first_runs = first
 
     def progressed(self, name: str, description: str, share: float) -> None:
         if name not in self.names:
             return
         is_first = name not in self.shares
-        of_run = _share_of_run(self.training, description, share)
+        of_run = _share_of_run(PRETRAINING if name == "pretrain" else TRAINING, description, share)
         self.shares[name] = max(self.shares.get(name, 0.0), of_run)
-        mean = sum(self.shares.get(each, 0.0) for each in self.names) / len(self.names)
-        self.remaining.at(self.number, mean, is_first)
+        self.remaining.at(self.number, sum(self.shares.values()) / len(self.names), is_first)
 
     def poll(self) -> None:
         parts = [f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items()]

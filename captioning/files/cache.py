@@ -1,9 +1,22 @@
-"""The folder of cached files: results and downloads that can be made again."""
+"""The cache: its folder, and copies in it of files in object stores.
+
+A copy is complete, and renewed when its file changes. fsspec's `filecache` is not used: it does not
+notice a file that is replaced during its download, two processes may write the same copy, and
+earlier versions stay.
+"""
 
 import hashlib
 import os
-from pathlib import Path
-from typing import Optional
+import shutil
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, Optional, Union
+
+from captioning.files import stores
+from captioning.files.writing import atomic_write, locked, replace, user_errors
+from captioning.runtime.errors import UserError
+
+AT_ONCE = 8  # pieces in memory
 
 
 def cache_folder(given: Optional[Path] = None) -> Path:
@@ -17,3 +30,67 @@ def cache_key(of: str, length: int = 64) -> str:
     The text may be a path whose bytes are not UTF-8.
     """
     return hashlib.sha256(of.encode(errors="surrogateescape")).hexdigest()[:length]
+
+
+def local(name: Union[str, os.PathLike]) -> Path:
+    """Return a path unchanged, for a file in a store the path of its copy. Raises UserError."""
+    name = str(name)
+    if not stores.is_store(name):
+        return Path(name)
+    stores.check_address(name)
+    return _copied(name, {"": stores.stamp(name)})
+
+
+def located(folder: str, name: str) -> Path:
+    """Return the path of a name in a folder, on disk or in a store; see `local`."""
+    return local(stores.joined(folder, name))
+
+
+def local_folder(address: str, names: Iterable[str]) -> Path:
+    """Return the copy of the files `names` of a store's folder. Raises UserError."""
+    address = address.rstrip("/")
+    return _copied(address, {name: stores.stamp(f"{address}/{name}") for name in names})
+
+
+def _copied(address: str, files: dict[str, list[Any]]) -> Path:
+    """Return the copy of a file, whose name is "", or of a folder's files, given their stamps."""
+    name = PurePosixPath(address).name
+    kept = cache_folder() / "stored" / cache_key(address, 16)
+    copy = kept / cache_key(repr(sorted(files.items())), 16) / name
+    if copy.exists():
+        return copy
+    with user_errors(copy):
+        kept.mkdir(parents=True, exist_ok=True)
+        with locked(Path(f"{kept}.lock")):
+            if copy.exists():  # another process made it meanwhile
+                return copy
+            for earlier in kept.iterdir():  # other versions, or an interrupted download
+                shutil.rmtree(earlier)
+            begun = copy.parent.with_name(".begun")
+            begun.mkdir()
+            for within, stamp in files.items():
+                source = f"{address}/{within}" if within else address
+                fetch(source, begun / name / within if within else begun / name, stamp)
+            replace(begun, copy.parent)
+    return copy
+
+
+def fetch(address: str, path: Path, stamp: list[Any]) -> None:
+    """Copy a file of a store, with that stamp, to `path`, which appears when it is complete.
+
+    Raises UserError, also if the file is replaced during the download.
+    """
+    size = stores.size_of(address, stamp)
+    with user_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as file:
+            pieces = [
+                (address, at, min(stores.PIECE, size - at)) for at in range(0, size, stores.PIECE)
+            ]
+            for first in range(0, len(pieces), AT_ONCE):
+                for piece in stores.spans(pieces[first : first + AT_ONCE]):
+                    if isinstance(piece, UserError):
+                        raise piece
+                    file.write(piece)
+            if stores.stamp(address) != stamp:
+                raise UserError(f"{address}: it was replaced while it was read: try again")

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Optional
@@ -56,13 +58,10 @@ def write_manifest_of_folder(files: Mapping[str, dict[str, object]], path: Path)
 
 def described(path: Path) -> dict[str, object]:
     """Return the manifest of an existing file. Raises OSError."""
-    hashed = hashlib.sha256()
-    size = 0
-    with open(path, "rb") as file:
-        while piece := file.read(PIECE):
-            hashed.update(piece)
-            size += len(piece)
-    return {"bytes": size, "sha256": hashed.hexdigest()}
+    with open(path, "rb") as file, open(os.devnull, "wb") as null:
+        hashed = Hashed(null)
+        shutil.copyfileobj(file, hashed, PIECE)
+    return hashed.manifest()
 
 
 def verify(path: Path) -> None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp"}
 PAGE = 1000  # names per answer of S3
 PIECE = 1 << 22  # bytes per request of a file that is read from end to end
-AT_ONCE = 32  # parts that are requested concurrently
+AT_ONCE = 32  # parts that are retried concurrently
 TRIES = 6
 PAUSE_S = 0.5  # after the first failure; doubled after each further one
 
@@ -92,21 +92,33 @@ def joined(folder: str, name: str) -> str:
 
 
 def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
-    """Read parts (address, first byte, number of bytes) concurrently.
+    """Read parts (address, first byte, number of bytes) of one store concurrently.
 
     For a part that cannot be read the result is the UserError; it does not delay the others.
     """
 
-    def span_or_error(part: tuple[str, int, int]) -> Union[bytes, UserError]:
+    def span_or_error(number: int) -> Union[bytes, UserError]:
         try:
-            return span(*part)
+            return span(*parts[number])
         except UserError as error:
             return error
 
     if not parts:
         return []
-    with ThreadPoolExecutor(min(len(parts), AT_ONCE)) as pool:
-        return list(pool.map(span_or_error, parts))
+    system, _ = system_of(parts[0][0])
+    names, starts, counts = zip(*parts)
+    paths = list(map(system._strip_protocol, names))
+    ends = list(map(sum, zip(starts, counts)))
+    found = system.cat_ranges(paths, list(starts), ends, on_error="return")
+    failed = [
+        number
+        for number, (data, count) in enumerate(zip(found, counts))
+        if not isinstance(data, bytes) or len(data) != count
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # retries
+        for number, data in zip(failed, pool.map(span_or_error, failed)):
+            found[number] = data
+    return found
 
 
 def span(address: str, first: int, count: int) -> bytes:

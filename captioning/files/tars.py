@@ -23,16 +23,11 @@ def is_tars(source: str) -> bool:
     return path.endswith(SUFFIXES)
 
 
-def is_sample(name: str) -> bool:
-    """Return whether a member belongs to a sample, by its name."""
-    return not _META.match(name)
-
-
 def key_and_suffix(name: str) -> tuple[Optional[str], str]:
     """Return the key that members of a sample share, None for no sample, and the suffix."""
     from webdataset.tariterators import base_plus_ext
 
-    key, suffix = base_plus_ext(name)
+    key, suffix = (None, "") if _META.match(name) else base_plus_ext(name)
     return key, (suffix or "").lower()
 
 

@@ -96,13 +96,21 @@ class Patience:
         self.until = time.monotonic() + REST_S
 
 
+class _BucketPatience(Patience):
+    """With a bucket: every file gets all tries."""
+
+    def is_over(self, tries: int, error: Exception) -> bool:
+        return False
+
+
 _SILENT = (asyncio.TimeoutError, aiohttp.ClientConnectorError)
 _patience: defaultdict[str, Patience] = defaultdict(Patience)
 
 
 def patience_with(address: str) -> Patience:
     """Return this process's Patience with the server of an address."""
-    return _patience[urlsplit(address).netloc]
+    is_bucket = not address.startswith("http")
+    return _BucketPatience() if is_bucket else _patience[urlsplit(address).netloc]
 
 
 def cause(error: Exception) -> Exception:

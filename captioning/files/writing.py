@@ -38,7 +38,7 @@ def atomic_write(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Lock `path` against other processes; it may be replaced or removed meanwhile.
 
     An empty file is made if there is none. Raises OSError.
@@ -87,7 +87,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def atomic_writes(folder: Path) -> Iterator[Path]:
+def unfinished_writes(folder: Path) -> Iterator[Path]:
     """Return the incomplete files that a killed program left in a folder and its subfolders."""
     return folder.rglob(f".*{SUFFIX}")
 
@@ -99,7 +99,7 @@ def require_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def refusals_told(path: Path) -> Iterator[None]:
+def user_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a UserError that names `path`."""
     try:
         yield
@@ -122,7 +122,7 @@ def write_text(text: str, path: Path) -> None:
 
     Raises UserError, and then leaves the file as it was.
     """
-    with refusals_told(path):
+    with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             file.write(text.encode("utf-8", errors="backslashreplace"))

@@ -7,7 +7,7 @@ object_recall  objects of the images that their captions name, per cent
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Literal, Optional, Union
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from captioning.data.sources import fetched
 from captioning.files.cache import cache_folder
 from captioning.files.reading import read_json
 from captioning.metrics.bootstrap import mean, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
 from captioning.metrics.objects_in_text import SINGULARS, ObjectReader, read_synonyms
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
@@ -80,8 +80,7 @@ class Chair(Evaluator):
     Options = ChairOptions
     required = ("objects_file",)
 
-    def __init__(self, settings: Optional[Settings] = None, **options: Any):
-        super().__init__(settings, **options)
+    def prepare(self) -> None:
         path = self.options.synonyms
         if path is None:
             kept = cache_folder(self.settings.cache_dir) / "chair_synonyms.txt"

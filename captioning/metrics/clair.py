@@ -19,7 +19,7 @@ from captioning.files.chat import ChatServer
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.bootstrap import ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
 from captioning.metrics.options import Options
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -103,8 +103,7 @@ class Clair(Evaluator):
     required = ("judge_url", "judge_model")
     costly = True
 
-    def __init__(self, settings: Optional[Settings] = None, **options: Any):
-        super().__init__(settings, **options)
+    def prepare(self) -> None:
         self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
         self.warned = False

@@ -9,13 +9,13 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Callable, Optional
+from typing import Annotated, Callable, Optional
 
 import numpy as np
 from pydantic import Field
 
 from captioning.metrics.bootstrap import Estimate, intervals, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
 from captioning.metrics.java import JavaError, java_process, java_version
 from captioning.metrics.meteor import meteor_scores
 from captioning.metrics.options import Options
@@ -82,8 +82,7 @@ class Coco(Evaluator):
     )
     Options = CocoOptions
 
-    def __init__(self, settings: Optional[Settings] = None, **options: Any):
-        super().__init__(settings, **options)
+    def prepare(self) -> None:
         if not self.options.spice:
             self.names = self.names[:-1]
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 from pydantic import Field
 
 from captioning.data.caption_files import read_references
 from captioning.metrics.bootstrap import Estimate, mean
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
 from captioning.metrics.options import FILE, Options
 from captioning.metrics.tokenizer import tokenize
 
@@ -69,8 +69,7 @@ class Diversity(Evaluator):
     )
     Options = DiversityOptions
 
-    def __init__(self, settings: Optional[Settings] = None, **options: Any):
-        super().__init__(settings, **options)
+    def prepare(self) -> None:
         self.training = None
         if self.options.train_captions is None:
             self.names = self.names[:-2]

@@ -102,8 +102,7 @@ class Evaluator(ABC):
     needs_images: whether it needs `Settings.images`; model: the option that names the model it
     runs; on_every_rank: whether all processes have to call `evaluate` and share its work (rank 0
     has the result); costly: whether it may cost money, so that it only runs where a user names it.
-    The constructor raises UserError for a file that is missing or wrong. An exception of
-    `evaluate` costs its own metrics alone.
+    An exception of `evaluate` costs its own metrics alone.
     """
 
     metrics: tuple[Metric, ...]
@@ -117,6 +116,10 @@ class Evaluator(ABC):
     def __init__(self, settings: Optional[Settings] = None, **options: Any):
         self.settings, self.options = settings or Settings(), self.Options.checked(options)
         self.names = tuple(metric.name for metric in self.metrics)
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027
+        """Read files and set `names`, once settings and options are there. Raises UserError."""
 
     def unavailable(self) -> dict[str, str]:
         """Return {metric: why this machine cannot compute it}; called before captions are made."""

@@ -7,13 +7,13 @@ scene_R@k    captions whose own scene is among the k scored scenes of which most
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 from pydantic import Field
 
 from captioning.data.caption_files import by_id
 from captioning.metrics.bootstrap import mean, ratio
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Settings, Shown
+from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, Shown
 from captioning.metrics.options import FILE, Options
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import Statement, most_true, read_caption, true_facts
@@ -63,8 +63,7 @@ class Facts(Evaluator):
     Options = FactsOptions
     required = ("facts_file",)
 
-    def __init__(self, settings: Optional[Settings] = None, **options: Any):
-        super().__init__(settings, **options)
+    def prepare(self) -> None:
         self.scenes = read_scenes(Path(self.options.facts_file))
 
     def evaluate(self, captions: CaptionSet) -> Result:

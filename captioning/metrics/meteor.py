@@ -11,7 +11,7 @@ import numpy as np
 
 from captioning.metrics.bootstrap import Estimate, intervals
 from captioning.metrics.java import JavaError, java_process
-from captioning.runtime.rpc import NoAnswer, answering, ask
+from captioning.runtime.rpc import CallFailed, call, serve
 
 # It loads its paraphrases in seconds, and takes some milliseconds a caption.
 _SECONDS_TO_START = 120.0
@@ -118,7 +118,7 @@ def shared_process() -> Iterator[None]:
 @contextmanager
 def scoring_for_jobs() -> Iterator[Mapping[str, str]]:
     """`shared_process`, begun at once, for this process and for jobs with the environment given."""
-    with shared_process(), answering(_shared.score) as address:
+    with shared_process(), serve(_shared.score) as address:
         with suppress(JavaError):  # who scores is told
             _shared.start()
         yield {ADDRESS: address}
@@ -139,8 +139,8 @@ def _run_java(captions, references):
         return _shared.score(captions, references)
     time_limit = _SECONDS_TO_START + _SECONDS_A_CAPTION * len(captions)
     if ADDRESS in os.environ:
-        with suppress(NoAnswer):
-            return ask(os.environ[ADDRESS], time_limit, captions, references)
+        with suppress(CallFailed):
+            return call(os.environ[ADDRESS], time_limit, captions, references)
     with _java(time_limit) as (process, _):
         return _converse(process, captions, references)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from captioning.files.local_copies import located
+from captioning.files.cache import located
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 
@@ -16,7 +16,7 @@ FILE = "file"
 class Options(BaseModel):
     """A subclass declares `name: Annotated[type, role] = Field(default, description=...)`.
 
-    role: see `captioning/config/roles.py`; description: one clause for --help and errors.
+    role: see `captioning/config/keys.py`; description: one clause for --help and errors.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

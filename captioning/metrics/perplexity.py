@@ -24,11 +24,6 @@ from captioning.runtime.errors import UserError, one_line
 # The logits of so many tokens, 50,257 floats each, are held at once: 400 MB.
 TOKENS_AT_ONCE = 2048
 
-_SIZES = (
-    *("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"),
-    *("activation_function", "layer_norm_epsilon"),
-)
-
 
 class PerplexityOptions(Options):
     ppl_model: Annotated[str, "scoring"] = Field(
@@ -88,7 +83,7 @@ class LanguageModel:
         sizes = read_sizes(files)
         marks = {"bos_token_id": self.start, "eos_token_id": self.start}
         try:
-            config = GPT2Config(**{key: sizes[key] for key in _SIZES if key in sizes}, **marks)
+            config = GPT2Config.from_dict({**sizes, **marks})
             self.model = GPT2Model(config).float()
         except Exception as error:  # newer versions check the sizes, with exceptions of their own
             problem = f"no sizes of a GPT-2 ({one_line(error)})"

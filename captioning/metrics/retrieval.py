@@ -8,11 +8,11 @@ import numpy as np
 from pydantic import Field
 
 from captioning.data import annotation_paths
-from captioning.files.local_copies import local
+from captioning.files.cache import local
 from captioning.metrics.bootstrap import mean, median
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import ClipEvaluator
-from captioning.metrics.evaluator import CaptionSet, Metric, Result, Settings, Shown
+from captioning.metrics.evaluator import CaptionSet, Metric, Result, Shown
 from captioning.metrics.image_pool import others, read_pool
 from captioning.runtime.errors import UserError
 
@@ -72,8 +72,7 @@ class Retrieval(ClipEvaluator):
     )
     Options = RetrievalOptions
 
-    def __init__(self, settings: Optional[Settings] = None, **options: Any):
-        super().__init__(settings, **options)
+    def prepare(self) -> None:
         self.pool = None
         if self.options.pool:
             self.pool = read_pool(Path(self.options.pool), self.settings.image_root)

@@ -1,4 +1,4 @@
-"""From a configuration, or from a checkpoint alone, to the captioner, weights loaded."""
+"""A captioner built from a configuration, or from a checkpoint alone, with its weights loaded."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -28,17 +28,17 @@ from captioning.data import (
     training_transform,
 )
 from captioning.files.stores import without_secrets
-from captioning.models.skip_init import Unfilled
+from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError
 
 
 def captioner_from(
     config: Config, checkpoint: Optional[str], resumed: Optional[Mapping[str, Any]] = None
 ) -> tuple[nn.Module, str]:
-    """The captioner, with the weights of `checkpoint` if any, and a line that says what was loaded.
+    """The captioner, with the weights of `checkpoint` if any, and a line on what was loaded.
 
-    resumed: the content of the checkpoint whose weights the caller will put in place. Made-up
-    weights depend on the seed alone. Raises UserError.
+    resumed: the content of a checkpoint whose weights the caller will load. Random weights depend
+    on the seed alone. Raises UserError.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
@@ -50,23 +50,23 @@ def captioner_from(
         captions = partial(training_captions, config)
         _check_division(config, content, name)
         context = BuildContext(content, name, captions, CaptionTokenizer, MEAN, STD)
-        every_weight_comes = checkpoint is not None and config.lora is None
-        with Unfilled() if every_weight_comes else nullcontext():
+        fills_every_weight = checkpoint is not None and config.lora is None
+        with SkipInit() if fills_every_weight else nullcontext():
             captioner = package.build(config, context)
         check_interface(captioner)
         _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
-        if config.lora is not None and CONFIG not in content:  # `build` has put them in place
+        if config.lora is not None and CONFIG not in content:  # `build` has loaded them
             return captioner, f"loaded {name}: its weights stay, lora's are new"
         report = load_weights(captioner, content["model"], name)
-    except ValueError as error:  # every error of a captioner's that a user can cause is one
+    except ValueError as error:  # packages raise it for what a user can mend
         raise UserError(str(error)) from error
     return captioner, f"loaded {name}: {report}"
 
 
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
-    """Raise UserError where photos that a checkpoint has learned may be in another split here."""
+    """Raise UserError where the checkpoint may be trained on photos of another split."""
     before = (content or {}).get("config")
     same_data = isinstance(before, dict) and before.get("train_file") == config.train_file
     if same_data and config.split and before.get("split") != config.split:
@@ -78,14 +78,14 @@ def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: 
 
 
 def training_captions(config: Config) -> Iterator[str]:
-    """Those of the training split, cleaned up. Raises UserError."""
+    """The preprocessed captions of the training split. Raises UserError."""
     for sample in read_split(config, "train"):
         for caption in sample.captions:
             yield preprocess_caption(caption, config.max_words)
 
 
 def preprocessing_of(config: Config) -> Preprocessing:
-    """How images are made into what the configuration's captioner takes. Raises UserError."""
+    """The image preprocessing of the configuration's captioner. Raises UserError."""
     try:
         own = package_of(config.model).preprocessing(config)
     except ValueError as error:
@@ -107,7 +107,7 @@ def _decoded(transform: Callable, image: Image.Image) -> Any:
 
 
 def check_interface(captioner: nn.Module) -> None:
-    """Raise TypeError for what a package's captioner lacks, before it is asked for it."""
+    """Raise TypeError for members of `Captioner` that a package's captioner lacks."""
     names = [*vars(Captioner), *Captioner.__annotations__]
     lacking = [n for n in names if not n.startswith("_") and not hasattr(captioner, n)]
     if lacking:
@@ -115,7 +115,7 @@ def check_interface(captioner: nn.Module) -> None:
 
 
 def _check_lengths(config: Config, captioner: Captioner) -> None:
-    """Raise UserError where max_length or max_tokens does not suit the prompt or the captioner."""
+    """Raise UserError where max_length or max_tokens is too short or too long."""
     prompt, positions = len(captioner.prompt_ids), captioner.max_positions
     for key, least in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
         length = getattr(config, key)
@@ -133,8 +133,8 @@ def load_trained(
 ) -> tuple[Config, nn.Module]:
     """The configuration and the captioner, in evaluation mode on `device`.
 
-    checkpoint: one that a run left, or any weights; these need `config`, a YAML file, which
-    otherwise is the one in the checkpoint. Raises UserError.
+    checkpoint: of a run, which holds its configuration, or any weights with `config`, a YAML file.
+    Raises UserError.
     """
     settings = trained_config(checkpoint, config)
     captioner, _ = captioner_from(settings, checkpoint)
@@ -144,7 +144,7 @@ def load_trained(
 def trained_config(
     checkpoint: str, config: Optional[str], changes: Optional[Mapping[str, Any]] = None
 ) -> Config:
-    """The configuration alone, see `load_trained`, with other values for some keys."""
+    """The configuration of `load_trained`, with changed values for some keys."""
     if config is not None:
         return load_config(config, flags=changes)
     try:

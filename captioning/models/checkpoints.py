@@ -1,9 +1,9 @@
-"""A run's own checkpoints: written whole or not at all, found again, the oldest removed.
+"""The checkpoints of a run: written atomically, verified, found, removed.
 
-checkpoint_04.pth is of the end of epoch 4, checkpoint_04_step00001200.pth of a place within it,
-after 1200 steps of the run. weights_04.pth are the weights of epoch 4 alone, which are kept where
-all are. Each has a manifest beside it, checkpoint_04.json, see `captioning.files.manifest`. One in
-parts is a folder of the same name, see `BLIP.weights.sharded_checkpoint`.
+checkpoint_04.pth is of the end of epoch 4, checkpoint_04_step00001200.pth within it, after 1200
+steps of the run. weights_04.pth has the weights of epoch 4 alone (`keep_checkpoints: all`). Each
+has a manifest, checkpoint_04.json, see `captioning.files.manifest`. A sharded one is a folder of
+the same name, see `BLIP.weights.sharded_checkpoint`.
 """
 
 import math
@@ -18,30 +18,30 @@ import torch
 from BLIP.weights.checkpoint import check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
 from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
-from captioning.files.local_copies import local, local_folder
+from captioning.files.cache import local, local_folder
 from captioning.files.manifest import Hashed, manifest_path, verify, write_manifest
 from captioning.files.stores import Missing, check_address, has_folders, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
-    atomic_writes,
-    refusals_told,
     remove,
     replace,
     sync_folder,
+    unfinished_writes,
+    user_errors,
 )
 from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
-LEAST = 2  # so many are kept, of whichever kind: one may turn out to be damaged
+LEAST = 2  # checkpoints of any kind that are kept: one may be damaged
 _NAME = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")
-_NAMED = re.compile(rf"{_NAME.pattern}|weights_\d+")  # what has a manifest
+_NAMED = re.compile(rf"{_NAME.pattern}|weights_\d+")  # these have a manifest
 
 
 def save(content: dict[str, Any], path: Path) -> None:
-    """torch.save that gives `path` its name only when it is complete and on disk, manifest and all.
+    """torch.save to a temporary file, which replaces `path` when it and its manifest are on disk.
 
-    Raises UserError, with what was there left as it was.
+    Raises UserError, and leaves an earlier file as it was.
     """
     problem = None
     try:
@@ -49,7 +49,7 @@ def save(content: dict[str, Any], path: Path) -> None:
             hashed = Hashed(file)
             try:
                 torch.save(content, hashed)
-            except Exception as error:  # torch has its own words for what a disk refuses
+            except Exception as error:  # torch hides the OSError of a full disk
                 problem = hashed.problem or error
                 raise
             write_manifest(hashed, path)
@@ -69,7 +69,7 @@ def weights_path(folder: Path, epoch: int) -> Path:
 
 
 def step_path(folder: Path, epoch: int, step: int) -> Path:
-    """step: those that the run has done, over all epochs."""
+    """step: of the run, over all epochs."""
     return folder / f"checkpoint_{epoch:02d}_step{step:08d}.pth"
 
 
@@ -80,25 +80,25 @@ def saved(folder: Path) -> list[Path]:
 
 
 def weights_of(folder: Path, epoch: int) -> Optional[Path]:
-    """A file that has the weights of an epoch, None where none is there any more."""
+    """A file that has the weights of an epoch, None where it was removed."""
     paths = (epoch_path(folder, epoch), weights_path(folder, epoch))
     return next(filter(Path.exists, paths), None)
 
 
 def best(folder: Path) -> Optional[Path]:
-    """The best checkpoint of a run's folder, None where there is none yet."""
+    """The best checkpoint of a run's folder, None before there is one."""
     path = folder / BEST
     return path if path.exists() else None
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a file or folder of this name in a run's folder is of a checkpoint."""
+    """Whether a name in a run's folder is a checkpoint's or its manifest's."""
     stem, _, suffix = name.rpartition(".")
     return name == BEST or (suffix in ("pth", "json") and bool(_NAMED.fullmatch(stem)))
 
 
 def named(name: str) -> str:
-    """The checkpoint that is meant: of a run's folder its best, else the newest.
+    """The checkpoint that a user names: of a run's folder its best, else its newest.
 
     The folder may be in a store. Raises UserError for one without a checkpoint.
     """
@@ -133,7 +133,7 @@ def _named_in_store(name: str) -> str:
 
 
 def version_of(name: str) -> Union[float, str, None]:
-    """What differs when a checkpoint is written anew; None where it is not known."""
+    """A value that changes when the checkpoint is rewritten; None where it is unknown."""
     if has_folders(name):
         try:
             return stamp(name)[1]
@@ -143,7 +143,7 @@ def version_of(name: str) -> Union[float, str, None]:
 
 
 def fetched(address: str) -> Path:
-    """The copy on this disk of a store's checkpoint, a file or one in parts. Raises UserError."""
+    """The local copy of a checkpoint in a store, a file or sharded. Raises UserError."""
     try:
         return local(address)
     except Missing:
@@ -154,7 +154,7 @@ def fetched(address: str) -> Path:
 
 
 def of_epochs(folder: Path) -> list[Path]:
-    """Those of whole epochs, the newest last."""
+    """The checkpoints of complete epochs, the newest last."""
     return [path for path in saved(folder) if _age(path)[1] == math.inf]
 
 
@@ -164,7 +164,7 @@ def _age(path: Path) -> tuple[int, float]:
 
 
 def remove_oldest(folder: Path, keep: int) -> None:
-    """Keep the newest `keep` of whole epochs, and LEAST of all. Raises UserError."""
+    """Keep the newest `keep` of complete epochs, and LEAST of all. Raises UserError."""
     kept = {*of_epochs(folder)[-keep:], *saved(folder)[-LEAST:]}
     for path in saved(folder):
         if path not in kept:
@@ -173,7 +173,7 @@ def remove_oldest(folder: Path, keep: int) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed run leaves beside its checkpoints: files begun, manifests of none.
+    """Remove what a killed run leaves: temporary files, manifests without a checkpoint.
 
     Raises UserError.
     """
@@ -182,7 +182,7 @@ def tidy(folder: Path) -> None:
         for path in [*folder.glob("checkpoint_*.json"), *folder.glob("weights_*.json")]
         if _NAMED.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
     ]
-    for path in [*atomic_writes(folder), *orphans]:
+    for path in [*unfinished_writes(folder), *orphans]:
         _remove(path)
 
 
@@ -194,57 +194,44 @@ def _remove(path: Path) -> None:
 
 
 def keep_as_best(folder: Path, epoch: int) -> None:
-    """Let checkpoint_best.pth be that of `epoch`: a hard link, or a copy where links cannot be."""
+    """Make checkpoint_best.pth that of `epoch`: a hard link, or a copy if the disk has no links."""
     source = weights_of(folder, epoch) or epoch_path(folder, epoch)
     temporary = folder / f".{BEST}{SUFFIX}"
-    with refusals_told(folder / BEST):
+    with user_errors(folder / BEST):
         remove(temporary)
         if source.is_dir():
-            _link_parts(source, temporary)
-            replace(temporary, folder / BEST)
-            sync_folder(folder)
-            return
-        try:
-            os.link(source, temporary)
-            replace(temporary, folder / BEST)
-            temporary.unlink(missing_ok=True)  # to replace a link by its like does nothing
-            sync_folder(folder)
-        except OSError:
-            _copy(source, folder / BEST)
+            shutil.copytree(source, temporary, copy_function=_link)
+            sync_folder(temporary)
+        else:
+            _link(source, temporary)
+        replace(temporary, folder / BEST)
+        temporary.unlink(missing_ok=True)  # to replace a link by one to the same file does nothing
+        sync_folder(folder)
 
 
-def _link_parts(source: Path, folder: Path) -> None:
-    """Make a folder with the same files, as old as they are."""
-    folder.mkdir()
-    for part in source.iterdir():
-        try:
-            os.link(part, folder / part.name)
-        except OSError:
-            _copy(part, folder / part.name)
-    shutil.copystat(source, folder)
-    sync_folder(folder)
-
-
-def _copy(source: Path, path: Path) -> None:
-    with open(source, "rb") as file, atomic_write(path) as copy:
-        shutil.copyfileobj(file, copy)
-        _make_way(path)
+def _link(source: str, path: str) -> None:
+    """Make a hard link, or a copy where the disk has none."""
+    try:
+        os.link(source, path)
+    except OSError:
+        with open(source, "rb") as file, atomic_write(Path(path)) as copy:
+            shutil.copyfileobj(file, copy)
 
 
 def _make_way(path: Path) -> None:
-    """Remove a checkpoint in parts, which a file cannot replace. Raises OSError."""
+    """Remove a sharded checkpoint, which a file cannot replace. Raises OSError."""
     if is_sharded(path):
         remove(path)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A run's own checkpoint on the CPU. Raises UserError for one that is not whole.
+    """A run's checkpoint on the CPU. Raises UserError for one that is not complete.
 
-    Of one in parts no tensors are read; "parts" is its folder then.
+    Of a sharded one no tensors are read; "parts" is its folder.
     """
     try:
-        in_parts = is_sharded(path)
-        content = {**read_rest(path), "parts": path} if in_parts else read_pickled(path)
+        sharded = is_sharded(path)
+        content = {**read_rest(path), "parts": path} if sharded else read_pickled(path)
         _check_parts(content)
         check_finite(content["model"], "the file")
     except FileNotFoundError as error:
@@ -257,7 +244,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _check_parts(content: Any) -> None:
-    """Raise ValueError for a file that is whole, but not what `RunState` saves."""
+    """Raise ValueError for a valid file that `RunState` has not saved."""
     kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     for name, kind in kinds.items():
         part = content.get(name) if isinstance(content, dict) else None
@@ -271,10 +258,9 @@ def _check_parts(content: Any) -> None:
 
 
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:
-    """The newest checkpoint that is what was written, with a line for each newer one that is not.
+    """The newest checkpoint that is undamaged, and a line for each newer one that is damaged.
 
-    Those get other names, under which they are not counted. None where there is no checkpoint;
-    UserError where there are some, and none can be read.
+    Damaged ones are renamed. None where there is no checkpoint; UserError where all are damaged.
     """
     problems: dict[Path, str] = {}
     for path in reversed(saved(folder)):

@@ -1,4 +1,4 @@
-"""Captions of many images, made on all processes and put together on the first."""
+"""Captions of many images, generated on all processes and gathered on rank 0."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -30,8 +30,8 @@ def caption_images(
 ) -> Optional[list[dict[str, Any]]]:
     """COCO results, [{"image_id", "caption"}] in the samples' order, on rank 0; None elsewhere.
 
-    Every image once, however many processes there are; those that cannot be read are left out
-    under `skip_bad_images`, and counted aloud. Raises Stopped on all ranks where one was asked to.
+    Each image is captioned once. With `skip_bad_images`, unreadable ones are left out and counted.
+    Raises Stopped on all ranks where one was asked to stop.
     """
     loader, batch_size = images_of(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
@@ -59,7 +59,7 @@ def caption_images(
 def images_of(
     samples: Sequence[Sample], config: Config, rank: int = 0, world_size: int = 1
 ) -> tuple[Loader, int]:
-    """A process's share of the images, ready for the captioner, and how many make a batch."""
+    """A loader of a process's share of the preprocessed images, and the batch size."""
     made = preprocessing_of(config)
     dataset = EvaluationDataset(samples, config.image_root, made.evaluation, config.skip_bad_images)
     size = config.eval_batch_size or config.batch_size

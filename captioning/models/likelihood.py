@@ -1,4 +1,4 @@
-"""How likely a captioner finds human captions, at one temperature and another."""
+"""The likelihood of human captions under a captioner, at several temperatures."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Likelihood(NamedTuple):
 
     @property
     def best(self) -> tuple[float, float]:
-        """The temperature of the lowest negative log-likelihood, and what it is there."""
+        """The temperature of the lowest negative log-likelihood, and its value."""
         return lowest(TEMPERATURES, self.nll)
 
 
@@ -34,14 +34,16 @@ class Likelihood(NamedTuple):
 def likelihood(
     captioner: nn.Module, samples: Sequence[Sample], config: Config, device: torch.device
 ) -> Likelihood:
-    """Of all captions of `samples`, no labels smoothed, without first-token MLE."""
+    """Of all captions of `samples`, without label smoothing and first-token MLE."""
     loader, _ = images_of(samples, config)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
     with progress(len(samples), "likelihood of captions") as bar:
         for batch in Prefetcher(loader, device):
             image = batch["image"]
             texts = [preprocessed(samples[index], config) for index in batch["index"]]
-            for count in {len(group) for group in texts}:  # a call takes as many of each image
+            for count in {
+                len(group) for group in texts
+            }:  # a batch has the same number of each image
                 chosen = [n for n, group in enumerate(texts) if len(group) == count]
                 sums += _sums(captioner, image[chosen], [texts[n] for n in chosen])
             bar.update(len(texts))
@@ -58,7 +60,7 @@ def _sums(captioner: nn.Module, image: Tensor, texts: list[list[str]]) -> Tensor
 
 
 def lowest(temperatures: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """Where the parabola through the lowest value and its neighbours, in log T, is lowest.
+    """The minimum of the parabola through the lowest value and its neighbours, in log T.
 
     The temperature divides logits (Guo et al. 2017, arXiv 1706.04599).
     """
@@ -74,9 +76,9 @@ def lowest(temperatures: Sequence[float], values: Sequence[float]) -> tuple[floa
 def unigram_nll(
     captioner: nn.Module, training: Sequence[Sample], samples: Sequence[Sample], config: Config
 ) -> float:
-    """The same mean of a model that knows how frequent each token is in training, and no more.
+    """The mean negative log-likelihood of a unigram model of the training captions.
 
-    Every token is counted once more than it occurs, so that none is impossible.
+    Counts are smoothed by one.
     """
     logprobs = (1 + _counts(captioner, training, config)).log()
     logprobs -= logprobs.logsumexp(0)
@@ -85,7 +87,7 @@ def unigram_nll(
 
 
 def _counts(captioner: nn.Module, samples: Iterable[Sample], config: Config) -> Tensor:
-    """How often each token is to be predicted, float64 (V,)."""
+    """The number of times that each token is a label, float64 (V,)."""
     tokenizer = captioner.tokenizer
     counts = torch.zeros(len(tokenizer), dtype=torch.float64)
     for sample in samples:

@@ -1,4 +1,4 @@
-"""Precision: what autocast computes in, and the loss scaling that float16 needs."""
+"""Precision: autocast, and the loss scaling that float16 needs."""
 
 import torch
 
@@ -10,8 +10,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 
 
 class Precision:
-    """name: fp32, bf16 or fp16, whose weights stay in float32 and are cast by autocast where they
-    are used; or int8, which a captioner's copy for inference has within."""
+    """name: fp32, bf16 or fp16 (float32 weights that autocast casts), or int8, for inference only,
+    which the captioner's copy for inference implements."""
 
     def __init__(self, name: str, device: torch.device):
         self.device = device
@@ -25,7 +25,7 @@ class Precision:
 
 
 def check_precision(config: Config, device: torch.device) -> None:
-    """Raise UserError for what torch cannot compute."""
+    """Raise UserError for a precision that the device does not support."""
     try:
         package_of(config.model).check_device(config, device)
     except ValueError as error:

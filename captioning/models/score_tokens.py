@@ -1,4 +1,4 @@
-"""A caption word by word: how likely each word was, and where the captioner looked for it."""
+"""A caption scored word by word: the probability of each word, and its attention map."""
 
 import math
 from typing import Any, NamedTuple, Optional
@@ -17,9 +17,9 @@ class ScoredCaption(NamedTuple):
     """A caption and its words, END after the last where the caption ended.
 
     score: see `decoding.Decoded`. probabilities: float64 (words,), of each word given those before
-    it, among all that the captioner can say; of several pieces the product. gaze: float (words, G,
-    G), each of which sums to 1, where it looked before it said the word, of several pieces the
-    mean; None for a captioner that sees the image once.
+    it; of a word of several pieces the product. attention_map: float (words, G, G), each sums to 1,
+    of the step that generated the word, of several pieces the mean; None for a captioner that has
+    no attention to the image.
     """
 
     caption: str
@@ -33,15 +33,15 @@ class ScoredCaption(NamedTuple):
 def scored_captions(
     captioner: nn.Module, images: Images, settings: DecodingSettings
 ) -> list[ScoredCaption]:
-    """The best caption of each image of a batch, which is encoded once.
+    """The best caption of each image of a batch, scored.
 
-    Temperature, nucleus and penalties, which choose among the words, do not count in their
-    probabilities. Raises ValueError as decoding does.
+    Probabilities are without temperature, nucleus and penalties. Raises ValueError as decoding
+    does.
     """
     encoded = captioner.encode(images)
     found = captioner.generate_from(encoded, settings)
     return [
-        _spoken(
+        _scored(
             captioner,
             encoded[row : row + 1],
             found.token_ids[row, 0],
@@ -52,23 +52,16 @@ def scored_captions(
     ]
 
 
-def scored_caption(
-    captioner: nn.Module, image: Images, settings: DecodingSettings
-) -> ScoredCaption:
-    """`captions_word_by_word` of an image, a batch of its own."""
-    return scored_captions(captioner, image, settings)[0]
-
-
-def _spoken(
+def _scored(
     captioner: nn.Module, encoded: Any, ids: Tensor, caption: str, score: float
 ) -> ScoredCaption:
-    """encoded: of one image. ids: (n,), its caption's, padded."""
-    prompt, said = ids.tensor_split([len(captioner.prompt_ids)])
-    # Not what fills up, but a [PAD] that it says before the end; -1 is no token.
-    said = said[until_end(said, captioner.tokenizer.end) & (said >= 0)]  # (n - p,)
-    logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, said]))
-    logprobs = logits.double().log_softmax(-1).gather(1, said.unsqueeze(1)).squeeze(1)
-    words, places = whole_words(captioner.tokenizer, said)
+    """encoded: of one image. ids: (n,), of its caption, padded."""
+    prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
+    # Without padding after the end; a [PAD] that was generated before it stays. -1 is no token.
+    own = own[until_end(own, captioner.tokenizer.end) & (own >= 0)]  # (n - p,)
+    logits, attention_map = captioner.score_tokens(encoded, torch.cat([prompt, own]))
+    logprobs = logits.double().log_softmax(-1).gather(1, own.unsqueeze(1)).squeeze(1)
+    words, places = whole_words(captioner.tokenizer, own)
     probabilities = torch.stack([logprobs[place].sum() for place in places]).exp()
     if attention_map is not None:
         attention_map = torch.stack([attention_map[place].mean(0) for place in places])
@@ -79,18 +72,19 @@ def _spoken(
 
 
 def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:
-    """As `caption_word_by_word`; UserError for a captioner that sees the image once."""
-    spoken = scored_caption(captioner, image, settings)
-    if spoken.attention_map is None:
-        raise UserError("this captioner sees the image once, before all words: no gaze to draw")
-    return spoken
+    """The scored caption of one image. Raises UserError for a captioner without attention maps."""
+    (scored,) = scored_captions(captioner, image, settings)
+    if scored.attention_map is None:
+        raise UserError(
+            "this captioner sees the image once, before all words: it has no attention maps"
+        )
+    return scored
 
 
 def whole_words(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
-    """The words of ids (n,), pieces (##s) joined to the word before them, and where these are.
+    """The words of ids (n,), pieces (##s) joined to the word before, and the positions of each.
 
-    A piece that comes first is a word, as the tokenizer writes it: so a caption begins under
-    first-token shifting.
+    A piece at the beginning is a word, as it is under first-token shifting.
     """
     words: list[str] = []
     places: list[list[int]] = []

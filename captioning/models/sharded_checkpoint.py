@@ -1,7 +1,7 @@
-"""A checkpoint that every process writes its part of, through torch.distributed.checkpoint.
+"""A sharded checkpoint, to which every process writes its shards by torch.distributed.checkpoint.
 
-It is a folder, see `BLIP.weights.sharded_checkpoint`, renamed to its name once it is whole and
-on disk.
+It is a folder, see `BLIP.weights.sharded_checkpoint`, that gets its name when it is complete and on
+disk.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from captioning.files.manifest import described, write_manifest_of_folder
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
-    refusals_told,
     remove,
     replace,
     sync_folder,
+    user_errors,
 )
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
@@ -29,12 +29,12 @@ from captioning.runtime.errors import UserError, one_line
 def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write the folder `path`, its manifest first; all ranks. Raises UserError on all.
 
-    rest: what rank 0 writes by itself. tensors: divided or the same on every rank, by name.
+    rest: written by rank 0. tensors: by name, sharded or the same on every rank.
     """
     temporary = path.with_name(f".{path.name}{SUFFIX}")  # on all ranks the same
 
     def begin() -> None:
-        with refusals_told(path):
+        with user_errors(path):
             remove(temporary)
             temporary.mkdir()
             with atomic_write(temporary / REST) as file:
@@ -48,16 +48,16 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
             files = {part.name: described(part) for part in temporary.glob(own)}
         except OSError as error:
             problem = error.strerror
-    told = distributed.gather_on_main((problem, files))
+    written = distributed.gather_on_main((problem, files))
 
     def end() -> None:
-        for problem, of_rank in told:
+        for problem, of_rank in written:
             if problem is not None:
-                with suppress(OSError):  # what there is of it would keep a full disk full
+                with suppress(OSError):  # free a full disk
                     remove(temporary)
                 raise UserError(f"cannot write {path}: {problem}")
             files.update(of_rank)
-        with refusals_told(path):
+        with user_errors(path):
             for part in temporary.iterdir():
                 if part.name not in files:
                     files[part.name] = described(part)
@@ -70,7 +70,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
 
 
 def _write(tensors: Mapping[str, Tensor], folder: Path) -> Optional[str]:
-    """This rank's part; why it, or that of another rank, could not be written."""
+    """Write this rank's shards; the reason why a rank could not, or None."""
     import torch.distributed.checkpoint as dcp
 
     writer = dcp.FileSystemWriter(str(folder), sync_files=True)

@@ -1,4 +1,8 @@
-"""A model whose weights a checkpoint will bring, made without drawing others first."""
+"""Build a model without initialising its weights, because a checkpoint fills them.
+
+`torch.nn.utils.skip_init` builds one module whose class takes a `device`, and leaves its buffers
+empty too. A captioner is built by several libraries, and computes buffers as it is built.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
@@ -8,17 +12,16 @@ from torch.overrides import TorchFunctionMode
 
 _INIT = ("uniform_", "normal_", "trunc_normal_", "orthogonal_", "sparse_")
 _INIT += ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_")
-DRAWS = {getattr(nn.init, name) for name in _INIT}
-DRAWS |= {Tensor.uniform_, Tensor.normal_}
-# With these a truncated normal distribution is made, in a weight, of a draw that is left out.
+RANDOM = {getattr(nn.init, name) for name in _INIT} | {Tensor.uniform_, Tensor.normal_}
+# trunc_normal_ calls these on a parameter after it has sampled it.
 FOLLOWING = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
 
 
-class Unfilled(TorchFunctionMode):
-    """Within it what draws weights at random leaves them as memory happens to be.
+class SkipInit(TorchFunctionMode):
+    """Within it, random initialisation changes neither weights nor torch's generator.
 
-    For BLIP-base, of 224 million weights, drawing takes longer than reading them from a file.
-    Whoever uses it puts a value in place of every weight. Torch's generator stays where it was.
+    For BLIP-base, of 224 million weights, initialisation takes longer than reading a checkpoint.
+    The caller must load every weight.
     """
 
     def __torch_function__(
@@ -29,7 +32,7 @@ class Unfilled(TorchFunctionMode):
         kwargs: Optional[Mapping[str, Any]] = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if function in DRAWS:
+        if function in RANDOM:
             return args[0] if args else kwargs["tensor"]
         if function in FOLLOWING and isinstance(args[0], nn.Parameter):
             return args[0]

@@ -4,7 +4,6 @@ uses it: n-grams are weighted by the training captions, and a caption's end coun
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,8 +32,7 @@ class CiderD(Reward):
 
     title = "CIDEr-D"
 
-    def __init__(self, images: TrainingImages, **options: Any):
-        super().__init__(images, **options)
+    def prepare(self, images: TrainingImages) -> None:
         tokens = tokenize(images.captions)[0] if is_main() else None
         self.references = broadcast_from_main(tokens)
         self.idf = Idf(map(_ended, group) for group in self.references.values())

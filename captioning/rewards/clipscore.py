@@ -1,7 +1,6 @@
 """How well a caption fits its image, by CLIP, as the metric of that name computes it."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ class ClipFit(Reward):
     Options = ClipOptions
     on_device = True
 
-    def __init__(self, images: TrainingImages, **options: Any):
-        super().__init__(images, **options)
+    def prepare(self, images: TrainingImages) -> None:
         self.files, self.features = images.files, {}
         self.clip = together(lambda: Clip(self.options.clip_model, images.device))
 

@@ -1,7 +1,6 @@
 """True facts minus wrong facts that a caption states about a generated scene."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,7 @@ class TrueFacts(Reward):
     Options = FactsOptions
     required = ("facts_file",)
 
-    def __init__(self, images: TrainingImages, **options: Any):
-        super().__init__(images, **options)
+    def prepare(self, images: TrainingImages) -> None:
         path = self.options.facts_file
         self.scenes = by_id(images.files, read_scenes(Path(path)))
         unknown = [image_id for image_id, scene in self.scenes.items() if not scene]

@@ -31,8 +31,7 @@ class Reward(ABC):
 
     title: in messages and reports; Options: its configuration keys; required: the options that must
     differ from their defaults; on_device: whether a model computes it on the run's device, and so
-    in the run's own process. All processes call the constructor together. It raises UserError for a
-    file that is missing or wrong.
+    in the run's own process.
     """
 
     title: str
@@ -42,6 +41,11 @@ class Reward(ABC):
 
     def __init__(self, images: TrainingImages, **options: Any):
         self.options = self.Options.checked(options)
+        self.prepare(images)
+
+    @abstractmethod
+    def prepare(self, images: TrainingImages) -> None:
+        """Read files and load models. All processes call it together. Raises UserError."""
 
     @abstractmethod
     def __call__(

@@ -1,1 +1,1 @@
-"""Being one of several processes, or the only one: start, stop, fail, end, say, show progress."""
+"""Processes: start, stop, fail, end, print and show progress, one or several of them."""

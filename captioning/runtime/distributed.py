@@ -1,4 +1,4 @@
-"""One process or many: started by torchrun or not, the same calls work."""
+"""Collectives and ranks. The same calls work in one process and in several by torchrun."""
 
 import gc
 import os
@@ -15,20 +15,20 @@ from torch.distributed.rendezvous import rendezvous
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
-# Rank 0 scores alone while the others wait: more than SPICE, given up after an hour, and METEOR.
+# Rank 0 scores alone while the others wait: SPICE, which ends after an hour, and METEOR.
 TIMEOUT = timedelta(hours=2)
-# How much longer NCCL waits in training than a process may hang, so that this one is heard first:
-# where its patience ends it ends the process as well, and gloo raises an error.
+# How much longer NCCL waits in training than a process may hang: at its timeout NCCL kills the
+# process (gloo raises an error), and the process that hangs should print its error first.
 NCCL_GRACE_S = 10
 
 T = TypeVar("T")
 
-_training: Optional[dist.ProcessGroup] = None  # that of all processes, with less patience
-waiting = False  # whether this process may wait for the others, rather than they for it
+_training: Optional[dist.ProcessGroup] = None  # of all processes, with a shorter timeout
+waiting = False  # whether this process may be waiting for the others
 
 
 def start(device: str) -> torch.device:
-    """Join the process group that torchrun has announced, if there is one; the device to use.
+    """Join torchrun's process group, if there is one, and return the device to use.
 
     device: "auto" (this process's GPU, else the CPU) or a name such as "cpu" or "cuda:1".
     """
@@ -44,20 +44,20 @@ def start(device: str) -> torch.device:
         chosen = _gpu(chosen)
     if announced() > 1:
         on_gpu = chosen.type == "cuda"
-        with signals.ended_with_launcher():  # whose store would be asked for in vain for hours
+        with signals.ended_with_launcher():  # else this would wait hours for the launcher's store
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 timeout=TIMEOUT,
                 device_id=chosen if on_gpu else None,
-                **_meeting_place(),
+                **_store_of_restart(),
             )
     return chosen
 
 
-def _meeting_place() -> dict[str, Any]:
-    """Where the processes find each other, after torchrun has started them again.
+def _store_of_restart() -> dict[str, Any]:
+    """The store of processes that torchrun has restarted, with a prefix.
 
-    Its store outlives them, and gloo would take the addresses of those that are gone for theirs.
+    torchrun's store outlives the processes: gloo would connect to the addresses of dead ones.
     """
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     if attempt == 0:
@@ -68,7 +68,7 @@ def _meeting_place() -> dict[str, Any]:
 
 
 def _gpu(device: torch.device) -> torch.device:
-    """The GPU that is meant, made the current one. Raises UserError if there is none."""
+    """The GPU to use, made the current one. Raises UserError if it does not exist."""
     if device.index is not None and announced() > 1:
         raise UserError(f"device: {device} is one GPU for {announced()} processes; use cuda")
     index = local_rank() if device.index is None else device.index
@@ -82,8 +82,8 @@ def _gpu(device: torch.device) -> torch.device:
 def stop() -> None:
     """Leave the process group, if there is one. Every DistributedDataParallel must be gone.
 
-    One that is freed later frees the group too, holding the interpreter's lock that the group's
-    own threads may wait for: a deadlock at exit, seen with torch 2.8 and gloo.
+    One that is freed later frees the group while it holds the GIL, for which the group's threads
+    may wait: a deadlock at exit, seen with torch 2.8 and gloo.
     """
     global _training
     _training = None
@@ -93,9 +93,10 @@ def stop() -> None:
 
 
 def limit_waits(seconds: float) -> Optional[dist.ProcessGroup]:
-    """The group for a step's work, which waits only so long for a process; None for the only one.
+    """Make the group for training steps, whose timeout is `seconds`; None for a single process.
 
-    Sums and agreements use it from now on. The others wait on for what rank 0 does alone.
+    `sum_over_ranks`, `any_rank` and `share` use it from now on. Other collectives keep the longer
+    timeout, as rank 0 works alone meanwhile.
     """
     global _training
     if dist.is_initialized():
@@ -118,17 +119,17 @@ def is_main() -> bool:
 
 
 def announced() -> int:
-    """The number of processes that torchrun has announced."""
+    """The number of processes that torchrun starts, also before `start`."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def local_rank() -> int:
-    """This process's number among those of its machine."""
+    """This process's rank on its machine."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def on_several_machines() -> bool:
-    """Whether some of the processes are on another machine than this one."""
+    """Whether the processes are on more than one machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", world_size())) < world_size()
 
 
@@ -146,9 +147,9 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def any_rank(value: object, patiently: bool = False) -> bool:
-    """Whether the value is true on some rank; all have to ask.
+    """Whether the value is true on any rank. A collective: all ranks call it.
 
-    patiently: also while rank 0 does something alone, see `limit_waits`.
+    patiently: with the longer timeout, as rank 0 may be working alone; see `limit_waits`.
     """
     if not dist.is_initialized():
         return bool(value)
@@ -161,7 +162,7 @@ def any_rank(value: object, patiently: bool = False) -> bool:
 
 @contextmanager
 def waits_for_others() -> Iterator[None]:
-    """Within the block this process may wait for the others: a `Watchdog` does not accuse it."""
+    """Within the block this process may wait for the others: its `Watchdog` does not end it."""
     global waiting
     waiting = True
     yield
@@ -169,7 +170,7 @@ def waits_for_others() -> Iterator[None]:
 
 
 def main_alone(do: Callable[[], None]) -> None:
-    """Let rank 0 do something while the others wait. A UserError there is raised on all."""
+    """Run a function on rank 0 while the others wait. Its UserError is raised on all ranks."""
     problem = None
     if is_main():
         try:
@@ -182,15 +183,15 @@ def main_alone(do: Callable[[], None]) -> None:
 
 
 def stop_if_asked(patiently: bool = False) -> None:
-    """Raise Stopped on all ranks if one of them was asked to stop; all have to ask."""
+    """Raise Stopped on all ranks if one of them was asked to stop. A collective."""
     if any_rank(signals.stop_requested(), patiently):
         raise signals.Stopped
 
 
 def until_asked(batches: Iterable[T], rounds: int) -> Iterator[T]:
-    """Yield a rank's batches, after each of which all ranks see whether one was asked to stop.
+    """Yield a rank's batches; before each, all ranks stop together if one was asked to.
 
-    rounds: no fewer than the batches of any rank, and the same on all. Raises Stopped on all.
+    rounds: the most batches of any rank, the same on all. Raises Stopped on all ranks.
     """
     iterator = iter(batches)
     for _ in range(rounds):
@@ -201,15 +202,15 @@ def until_asked(batches: Iterable[T], rounds: int) -> Iterator[T]:
 
 
 def share_buffers(module: nn.Module) -> None:
-    """Give every rank the floating-point buffers of rank 0, such as running statistics.
+    """Broadcast rank 0's floating-point buffers, such as running statistics.
 
-    Each rank keeps its own while it trains, and only rank 0's are saved.
+    In training each rank has its own, and only rank 0's are saved.
     """
     share(buffer for buffer in module.buffers() if buffer.is_floating_point())
 
 
 def share(tensors: Iterable[Tensor]) -> None:
-    """Give every rank the values that rank 0 has, in place."""
+    """Broadcast rank 0's values, in place."""
     if dist.is_initialized():
         with waits_for_others():
             for tensor in tensors:
@@ -237,7 +238,7 @@ def broadcast_from_main(value: Any) -> Any:
 
 @contextmanager
 def first_on_each_machine() -> Iterator[None]:
-    """The first process of a machine runs the block before the others, who find its downloads."""
+    """The first process of a machine runs the block first; the others then find its downloads."""
     first = local_rank() == 0
     if not first:
         barrier()

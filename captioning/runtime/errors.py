@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake ends in, and what is told of other people's errors."""
+"""The exception of a user's mistake, and texts of errors made fit to print."""
 
 import re
 from typing import Optional
@@ -11,13 +11,13 @@ class UserError(Exception):
 
 
 def one_line(error: object, most: Optional[int] = 100) -> str:
-    """What an error, or a text, says on one line, cut to `most` characters; else its type."""
+    """The text of an error on one line, cut to `most` characters; its type where it has none."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def visible(text: str) -> str:
-    """A text for a terminal, which would obey control characters, as of a file's name: written out.
+    """A text with its control characters escaped, as a terminal would obey them.
 
-    Tabs and the ends of lines stay.
+    Tabs and line ends stay.
     """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,4 +1,4 @@
-"""What a program shows while it works: lines and progress bars, once for all processes."""
+"""Lines and progress bars of a program, printed by rank 0 alone."""
 
 import contextlib
 import io
@@ -15,26 +15,26 @@ _kept: Optional[list[str]] = None
 
 
 def keep_said() -> list[str]:
-    """In a process whose lines another one prints: what is said from now on, as it comes."""
+    """Collect lines from now on instead of printing them: another process prints them."""
     global _kept
     _kept = []
     return _kept
 
 
 def say(line: str) -> None:
-    """Print a line for the user, once, however many processes there are."""
+    """Print a line for the user, on rank 0 alone."""
     if _kept is not None:
         _kept.append(line)
     elif is_main():
         tqdm.write(visible(line), file=sys.stderr)
 
 
-_work: list[str] = []  # what the bars belong to, the outermost first
+_work: list[str] = []  # prefixes of the bars' descriptions, the outermost first
 
 
 @contextlib.contextmanager
 def part_of(work: str) -> Iterator[None]:
-    """Let the bars within say which part of some larger work they belong to."""
+    """Within the block, prefix the bars' descriptions with the larger task they belong to."""
     _work.append(work)
     try:
         yield
@@ -42,8 +42,8 @@ def part_of(work: str) -> Iterator[None]:
         _work.pop()
 
 
-class _Told(tqdm):
-    """A bar that is not drawn: somebody is told what it is called, and its share from 0 to 1."""
+class _ReportedBar(tqdm):
+    """A bar that is not drawn: the listener gets its description and share, from 0 to 1."""
 
     def display(self, msg=None, pos=None) -> None:
         if self.total and _listener is not None:
@@ -55,7 +55,7 @@ _listener: Optional[Callable[[str, float], None]] = None
 
 @contextlib.contextmanager
 def heard_by(listener: Callable[[str, float], None]) -> Iterator[None]:
-    """Let the bars within be told to `listener`, and not drawn."""
+    """Within the block, report bars to `listener` instead of drawing them."""
     global _listener
     before, _listener = _listener, listener
     try:
@@ -65,14 +65,13 @@ def heard_by(listener: Callable[[str, float], None]) -> Iterator[None]:
 
 
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:
-    """A bar that counts images (or `unit`), how many a second and the time left; on rank 0 alone.
+    """A bar that counts images (or `unit`), with their rate and the time left; on rank 0 alone.
 
-    initial: those that an earlier program has done. total: None where nobody knows.
-
-    Where nobody watches (a log file), it prints a line every half minute instead of ten a second.
+    total: None where it is unknown. initial: how many an earlier call has done. In a log file it
+    prints a line every half minute.
     """
     if _listener is not None:
-        return _Told(
+        return _ReportedBar(
             total=total,
             initial=initial,
             desc=description,

@@ -1,4 +1,4 @@
-"""One process answers what others would each need something slow to start or large for."""
+"""Calls of a function in another process, where the function needs something slow or large."""
 
 import time
 from collections.abc import Iterator
@@ -11,58 +11,58 @@ from typing import Any, Callable
 
 from captioning.runtime import signals
 
-_GONE = (OSError, EOFError, AuthenticationError)
+_LOST = (OSError, EOFError, AuthenticationError)
 
 
-class NoAnswer(Exception):
-    """Nobody is there, or has an answer, or has it in time: who asks does it itself."""
+class CallFailed(Exception):
+    """The other process is gone, raised an error or took too long; the caller does it itself."""
 
 
 @contextmanager
-def answering(answer: Callable[..., Any]) -> Iterator[str]:
-    """Give an address at which processes that this one has begun may `ask` within the block.
+def serve(function: Callable[..., Any]) -> Iterator[str]:
+    """Yield an address at which child processes may `call` the function within the block.
 
-    answer: is called with what they ask, for several at a time. They hear nothing of what it raises
-    but that there is no answer. The processes are multiprocessing's, which share its key.
+    It is called in threads, several at a time; its errors are CallFailed in the caller. The child
+    processes have to be multiprocessing's, which share its key.
     """
     ended = Event()
     with Listener(authkey=current_process().authkey) as listener, ThreadPoolExecutor() as threads:
-        threads.submit(_listen, listener, threads, answer, ended)
+        threads.submit(_accept, listener, threads, function, ended)
         try:
             yield listener.address
         finally:
             ended.set()
-            with suppress(*_GONE):
-                Client(listener.address).close()  # which wakes it, if it has not seen the end
+            with suppress(*_LOST):
+                _connect(listener.address).close()  # wakes `_accept`
 
 
-def ask(address: str, seconds: float, *question) -> Any:
-    """Return the answer of the process that is `answering` there.
+def call(address: str, seconds: float, *arguments) -> Any:
+    """Return what the function that another process serves at the address returns.
 
-    Raises NoAnswer, also where this process is asked to stop while it waits.
+    Raises CallFailed, also after so many seconds or when this process is asked to stop.
     """
     until = time.monotonic() + seconds
     try:
-        with _reach(address) as answers:
-            answers.send(question)
-            while not answers.poll(0.2):
+        with _connect(address) as connection:
+            connection.send(arguments)
+            while not connection.poll(0.2):
                 if signals.stop_requested() or time.monotonic() > until:
-                    raise NoAnswer
-            return answers.recv()
-    except _GONE as error:
-        raise NoAnswer from error
+                    raise CallFailed
+            return connection.recv()
+    except _LOST as error:
+        raise CallFailed from error
 
 
-def _reach(address: str) -> Connection:
+def _connect(address: str) -> Connection:
     return Client(address, authkey=current_process().authkey)
 
 
-def _listen(listener, threads, answer, ended) -> None:
+def _accept(listener, threads, function, ended) -> None:
     while not ended.is_set():
-        with suppress(*_GONE):  # one that is not of ours, or gone already
-            threads.submit(_answer, listener.accept(), answer)
+        with suppress(*_LOST):  # a process without the key, or already gone
+            threads.submit(_reply, listener.accept(), function)
 
 
-def _answer(asker: Connection, answer: Callable[..., Any]) -> None:
-    with asker:  # who hears no answer does it itself, and learns why
-        asker.send(answer(*asker.recv()))
+def _reply(connection: Connection, function: Callable[..., Any]) -> None:
+    with connection:  # closed without a reply where the function raises
+        connection.send(function(*connection.recv()))

@@ -1,18 +1,18 @@
-"""Being asked to stop, by SIGTERM, SIGUSR1 or Ctrl-C: a flag, at which work ends in good order."""
+"""Requests to stop, by SIGTERM, SIGUSR1 or Ctrl-C: a flag that work checks, to save and end."""
 
 import atexit
 import contextlib
 import ctypes
-import multiprocessing.util  # whose own exit comes after ours, being registered before
+import multiprocessing.util  # registers its exit function first: it runs after ours
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from typing import Optional
 
-# Of pre-emption (SIGTERM, SIGUSR1: Slurm, Kubernetes, torchrun) and of a person at the keyboard.
+# Pre-emption (SIGTERM, SIGUSR1: Slurm, Kubernetes, torchrun) and Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# In the environment of a process that works for another one, which is its parent: its id.
+# The environment variable with the id of the parent process that this one works for.
 PARENT = "CAPTIONING_PARENT"
 PR_SET_PDEATHSIG = 1
 
@@ -21,23 +21,23 @@ class Stopped(Exception):
     """Work has ended early because it was asked to. It has saved what is needed to go on."""
 
 
-_asked: Optional[str] = None
-_launcher: Optional[int] = None  # the process that must live for this one to go on
-_watches = 0  # each within the one before
+_request: Optional[str] = None
+_launcher: Optional[int] = None  # this process stops when that one dies
+_watches = 0  # nested
 
 
 @contextlib.contextmanager
 def watch() -> Iterator[None]:
-    """Within the block the signals set the flag, and nothing else; Ctrl-C twice ends at once.
+    """Within the block the signals only set the flag; Ctrl-C twice raises KeyboardInterrupt.
 
-    A process that torchrun or a sweep started is asked to stop, too, by its parent's death. Within
-    another watch it forgets no request that came before.
+    In a process that torchrun or a sweep started, its parent's death sets the flag, too. A nested
+    block keeps earlier requests.
     """
-    global _asked, _launcher, _watches
+    global _request, _launcher, _watches
     if _watches == 0:
-        _asked, _launcher = None, _parent()
+        _request, _launcher = None, _parent()
     _watches += 1
-    before = {number: signal.signal(number, _ask) for number in SIGNALS}
+    before = {number: signal.signal(number, _set_flag) for number in SIGNALS}
     try:
         yield
     finally:
@@ -47,37 +47,37 @@ def watch() -> Iterator[None]:
 
 
 def _parent() -> Optional[int]:
-    if PARENT in os.environ:  # it may have died before this process could ask
+    if PARENT in os.environ:  # it may have died before this process could call getppid
         return int(os.environ[PARENT])
     return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def _ask(number: int, frame) -> None:
-    global _asked
-    again = _asked == "Ctrl-C"
-    _asked = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+def _set_flag(number: int, frame) -> None:
+    global _request
+    again = _request == "Ctrl-C"
+    _request = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
     if again and number == signal.SIGINT:
         raise KeyboardInterrupt
 
 
 def stop_requested() -> Optional[str]:
-    """By what this process was asked to stop since the outermost `watch` began, or None."""
+    """What asked this process to stop since the outermost `watch` began, or None."""
     if _launcher is not None and os.getppid() != _launcher:
         launcher_died()
-    return _asked
+    return _request
 
 
 def launcher_died() -> None:
-    """As a signal would, let this process be asked to stop, if it was not before."""
-    global _asked
-    _asked = _asked or "the launcher's death"
+    """Set the flag, as a signal would."""
+    global _request
+    _request = _request or "the launcher's death"
 
 
 @contextlib.contextmanager
 def ended_with_launcher() -> Iterator[None]:
-    """Within the block, in which no flag is looked at, the launcher's death is this process's.
+    """Within the block, which does not check the flag, the launcher's death kills this process.
 
-    Raises Stopped where the launcher is dead already. A program need not `watch` for it.
+    Raises Stopped where the launcher is dead already. It needs no `watch`.
     """
     launcher = _parent() if _launcher is None else _launcher
     if launcher is None or sys.platform != "linux":
@@ -94,21 +94,21 @@ def ended_with_launcher() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """In a process that computes for another one: `ignore`, and end when that one does."""
+    """In a worker process: ignore the signals, and die when the parent does."""
     ignore()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def ignore(worker: int = 0) -> None:
-    """In a process that loads data: leave the signals to the one that it works for."""
+    """In a worker of a data loader: ignore the signals, which the parent handles."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @atexit.register
 def end_workers() -> None:
-    """What has been left of them. multiprocessing would send SIGTERM and wait, for ever."""
+    """Kill workers that are left: multiprocessing would send SIGTERM and wait forever."""
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

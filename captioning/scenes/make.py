@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from captioning.files.reading import read_json
-from captioning.files.writing import refusals_told, write_json, write_text
+from captioning.files.writing import user_errors, write_json, write_text
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 from captioning.scenes.facts import describe_all
@@ -32,24 +32,24 @@ OVERSAMPLED = 2  # factor by which an image is drawn larger and then reduced, fo
 UNIT = SIDE * OVERSAMPLED / 48  # the world is 48 wide
 
 SHADES = {
-    "crimson": (160, 12, 42),
-    "coral": (255, 122, 104),
-    "navy": (22, 32, 128),
-    "azure": (52, 148, 255),
-    "olive": (92, 104, 18),
-    "lime": (120, 226, 48),
-    "amber": (214, 142, 10),
-    "lemon": (255, 242, 84),
-    "plum": (98, 24, 98),
-    "violet": (190, 110, 248),
+    "crimson": "#a00c2a",
+    "coral": "#ff7a68",
+    "navy": "#162080",
+    "azure": "#3494ff",
+    "olive": "#5c6812",
+    "lime": "#78e230",
+    "amber": "#d68e0a",
+    "lemon": "#fff254",
+    "plum": "#621862",
+    "violet": "#be6ef8",
 }
 # The colours of the ground and of the marks on it.
 GROUNDS = {
-    "sand": ((226, 206, 160), (204, 180, 130)),
-    "grass": ((158, 186, 138), (128, 164, 110)),
-    "water": ((150, 196, 212), (186, 220, 230)),
-    "snow": ((244, 247, 250), (222, 230, 240)),
-    "stone": ((172, 172, 176), (142, 142, 150)),
+    "sand": ("#e2cea0", "#ccb482"),
+    "grass": ("#9eba8a", "#80a46e"),
+    "water": ("#96c4d4", "#badce6"),
+    "snow": ("#f4f7fa", "#dee6f0"),
+    "stone": ("#acacb0", "#8e8e96"),
 }
 _STAR = [(2 * math.pi * (i / 10), 0.4 if i % 2 else 1.0) for i in range(10)]  # angle, radius
 POLYGONS = {  # of radius 1 around the origin
@@ -71,7 +71,7 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
     the folder holds something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
-    with refusals_told(folder):
+    with user_errors(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
             if path.exists() and _read(path)["made_from"] == made_from:

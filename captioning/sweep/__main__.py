@@ -1,13 +1,13 @@
-"""Train one configuration with several mixtures of MLE and SMILE, and draw what they trade.
+"""Train one configuration with several mixtures of MLE and SMILE, and draw their trade-off.
 
 python -m captioning.sweep configs/caption_coco.yaml --mle 0,0.01,0.1,0.5,1
 python -m captioning.sweep configs/caption_coco.yaml --ablation objective,first_token_mle
 python -m captioning.sweep configs/demo_finetune.yaml --objectives all --seeds 3
 python -m captioning.sweep --collect output/caption_coco output/my_other_run
 
-Each run is trained, then captions and scores the test split. One that is done is not done again,
-one that was stopped goes on. One run a GPU, as many at once as there are GPUs; on a CPU --jobs.
-The folder gets frontier.svg, table.md, report.html, and a folder and a log a run.
+Each run is trained, then captions and scores the test split. Finished runs are kept, stopped ones
+go on. One run on each GPU in parallel, or --jobs on a CPU. The folder gets frontier.svg, table.md,
+report.html, and a folder and a log for each run.
 """
 
 if __name__ == "__main__":
@@ -19,32 +19,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Optional
 
-from captioning import train
-from captioning.config import Config, load_config
 from captioning.files.writing import write_text
-from captioning.models import checkpoints
 from captioning.report.comparison import Row, compare
 from captioning.report.page import write_report
 from captioning.report.runs import Run
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.job_runner import Job
 from captioning.runtime.program import FAILED, exit_code
 from captioning.runtime.progress import say
 from captioning.sweep import variants
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
-from captioning.sweep.one_run import train_and_score, without_pretrained
 from captioning.sweep.over_seeds import over_seeds
-from captioning.sweep.parallel_runs import run_in_slots, slots
-from captioning.training.validation_history import is_done
+from captioning.sweep.runs import Sweep
 
-PRETRAIN = "pretrain"
-# What the sweep sets by itself, besides what its runs differ in.
-OWN_KEYS = ("output_dir", "resume")
 QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
 SEVERAL = (
     "Scores are means over up to {} seeds, their intervals over seeds and images. Captions, curves "
@@ -52,84 +42,18 @@ SEVERAL = (
 )
 
 
-class Sweep:
-    """The variants of one configuration, each in a folder of its own within `folder`.
-
-    pretrain: a configuration that is trained first, in the folder of that name; the others start
-    from its best checkpoint. Raises UserError where a key is the sweep's own or impossible.
-    """
-
-    def __init__(
-        self, config: str, pretrain: Optional[str], folder: Path, keys: Sequence[str], runs: list
-    ):
-        varied = {each.partition("=")[0] for run in runs for each in run.overrides}
-        for key in (key.partition("=")[0] for key in keys):
-            if key in {*OWN_KEYS, *varied, *variants.varied_keys()} or (
-                pretrain and key == "pretrained"
-            ):
-                raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
-        self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
-        if pretrain:
-            self._load(pretrain, PRETRAIN, keys)
-        self.variants = runs
-        self.trained: dict[str, Config] = {}
-        self.scored: dict[str, Config] = {}
-        for name, _, overrides, _ in runs:
-            given = self._overrides(name, overrides)
-            self.trained[name] = self._load(config, name, given)
-            self.scored[name] = self._load(config, name, without_pretrained(given))
-            if self.trained[name].reward:
-                raise UserError(f"{config}: unset reward, which trains beside what runs differ in")
-        if any(c.split != self.trained[runs[0].name].split for c in self.trained.values()):
-            raise UserError(f"{config}: each seed divides train_file anew: give split a seed")
-
-    def done(self) -> list[variants.Variant]:
-        """The variants that are trained and scored."""
-        return [v for v in self.variants if is_done(self.trained[v.name], self.scored[v.name])]
-
-    def train(self, parallel: Optional[int]) -> dict[str, str]:
-        """Do what is not done, `parallel` at a time; why, by name, of the runs that failed."""
-        finished = self.done()
-        left = [variant for variant in self.variants if variant not in finished]
-        say(f"runs in {self.folder}: {len(self.variants)}, of which {len(finished)} are done")
-        if not left:
-            return {}
-        free = slots(self.trained[left[0].name].device, parallel)
-        if self.pretrain:
-            job = self._job(PRETRAIN, train.main, self.pretrain, ())
-            failed = run_in_slots([job], free[:1])
-            if failed:
-                raise UserError(f"{PRETRAIN} failed: {failed[PRETRAIN]}")
-        jobs = [self._job(v.name, train_and_score, self.config, v.overrides) for v in left]
-        return run_in_slots(jobs, free)
-
-    def _job(self, name: str, do: Callable, config: str, overrides: Sequence[str]) -> Job:
-        arguments = ["--config", config, "--output_dir", str(self.folder / name)]
-        arguments += self._overrides(name, overrides)
-        return Job(name, partial(do, arguments), self.folder / f"{name}.log")
-
-    def _load(self, config: str, name: str, overrides: Sequence[str]) -> Config:
-        return load_config(config, overrides, {"output_dir": str(self.folder / name)})
-
-    def _overrides(self, name: str, overrides: Sequence[str]) -> list[str]:
-        given = [*self.keys, *overrides]
-        if self.pretrain and name != PRETRAIN:
-            given.append(f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}")
-        return given
-
-
 def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Path) -> None:
     """Write frontier.svg, table.md and report.html of the finished runs, and print the table.
 
-    collected: folders of runs from elsewhere, which are called what the report calls them. Raises
-    UserError for what is no run.
+    collected: folders of other runs, with the report's labels. Raises UserError for a folder that
+    holds no run.
     """
     folders = [*(folder / variant.name for variant in done), *collected]
     comparison = compare(folders)
     runs = comparison.rows[-len(folders) :]
     entries = [Entry(comparison.human, comparison.human.label)] if comparison.human else []
-    of_variant: dict[str, list[Row]] = {}  # of each seed
-    shown: dict[str, Run] = {}  # of the first
+    of_variant: dict[str, list[Row]] = {}  # a row for each seed
+    shown: dict[str, Run] = {}  # the first seed's
     for variant, run, row in zip(done, comparison.runs, runs):
         of_variant.setdefault(variant.label, []).append(row)
         shown.setdefault(variant.label, run)
@@ -148,8 +72,8 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     write_text(table, folder / "table.md")
     print(table, end="")
     seeds = max(map(len, of_variant.values()), default=1)
-    pictured = replace(comparison, runs=[*shown.values(), *comparison.runs[len(done) :]])
-    write_report(pictured, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
+    in_report = replace(comparison, runs=[*shown.values(), *comparison.runs[len(done) :]])
+    write_report(in_report, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
         say("fewer than two of them have an accuracy and a descriptiveness to draw: no figure")
@@ -165,15 +89,15 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("config", nargs="?", help="what all runs have in common, a YAML file, see configs/")
+    add("config", nargs="?", help="the configuration of all runs, a YAML file, see configs/")
     add("--mle", metavar="W,W", help="MLE's shares of the mixtures (default, without --ablation: "
         f"{','.join(f'{weight:g}' for weight in variants.MLE_WEIGHTS)})")  # fmt: skip
     add("--ablation", metavar="NAME,NAME", help=f"{', '.join(variants.ABLATIONS)}, or all of them")
-    add("--subset_sizes", metavar="N,N", help="words drawn for a token in the ablation subset_size "
+    add("--subset_sizes", metavar="N,N", help="words sampled for a token in ablation subset_size "
         f"(default: {','.join(map(str, variants.SUBSET_SIZES))})")  # fmt: skip
     add("--objectives", metavar="NAME,NAME", help="each alone, or all of them, and mixtures")
     add("--seeds", type=int, default=1, metavar="N",
-        help="runs of each with seeds 0 to N - 1, told as one (default: one run)")  # fmt: skip
+        help="runs of each with seeds 0 to N - 1, averaged (default: one run)")  # fmt: skip
     add("--quick", action="store_true", help="one epoch and greedy captions: shows that all runs")
     add("--pretrain", metavar="CONFIG", help="train this first, once; all runs start from its best")
     add("--collect", nargs="+", default=[], metavar="RUN", type=Path,
@@ -185,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """0; 2 after lines that say what is wrong or which runs failed; 130 when it was stopped."""
+    """Returns 0; 2 after one line for each error or failed run; 130 when it was stopped."""
     arguments = build_parser().parse_intermixed_args(argv)
     stopped = "stopped; the same command goes on from here"
     return exit_code(lambda: _run(arguments), stopped)

@@ -1,4 +1,4 @@
-"""What a sweep's runs trade: the frontier of accuracy and descriptiveness, and a table."""
+"""The frontier of accuracy and descriptiveness of a sweep's runs, and their table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from captioning.report.figures import INK, STYLES, look, save, styles
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BEHIND = "#9aa5b1"
 
-# The length, what is said and what of it is right, self-retrieval, and agreement with references.
+# Length, facts, self-retrieval, and agreement with references.
 IN_TABLE = (
     *("cap_len", "true_facts", "wrong_facts", "scene_R@1", "R@1", "lex_div"),
     *("CHAIRi", "CIDEr", "CLIPScore", "PPL", "loops"),
@@ -23,7 +23,7 @@ IN_TABLE = (
 
 
 class Entry(NamedTuple):
-    """A line of the table and a point of the figure. weight: MLE's share, None off the frontier."""
+    """A line of the table and a point of the figure. weight: MLE's share in a mixture."""
 
     row: Row
     label: str
@@ -31,20 +31,20 @@ class Entry(NamedTuple):
 
     @property
     def is_mixture(self) -> bool:
-        """Whether it is between MLE and SMILE."""
+        """Whether it is strictly between MLE and SMILE."""
         return self.weight is not None and 0 < self.weight < 1
 
     @property
     def short(self) -> str:
-        """Its name in the figure, where a mixture needs but the number."""
+        """Its name in the figure: of a mixture, the weight alone."""
         return f"{self.weight:g}" if self.is_mixture else self.label
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
-    """Write the figure, of the kind that the path's ending names, and return it in words.
+    """Write the figure in the format of the path's suffix, and return a description of it.
 
     None, and no file, where fewer than two entries have the metrics of an axis. Points have the
-    95 % intervals of both metrics. A line joins the mixtures; the others have a panel of their own.
+    95 % intervals of both metrics. A line joins the mixtures; a second panel has the other entries.
     """
     axes = plane.choose_axes([entry.row for entry in entries])
     if axes is None:
@@ -76,14 +76,14 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
 
 
 def markdown_table(entries: Sequence[Entry]) -> str:
-    """A line an entry, with 95 % intervals; the columns are those of IN_TABLE that one has."""
+    """A line for each entry, with 95 % intervals; columns of IN_TABLE that some entry has."""
     columns = [c for c in columns_of(entry.row for entry in entries) if c.metric in IN_TABLE]
     lines = [[entry.label, *(shown_value(c, entry.row) for c in columns)] for entry in entries]
     return in_markdown([c.heading for c in columns], lines)
 
 
 def undominated(entries: Sequence[Entry], axes: plane.Pair) -> list[Entry]:
-    """Those beside which no other is better on one axis and as good on the other; left to right."""
+    """The Pareto-optimal entries, from left to right."""
     places = {id(entry): _place(entry, axes) for entry in entries}
 
     def beaten(x: float, y: float) -> bool:
@@ -104,7 +104,7 @@ def _join(ax: Axes, axes: plane.Pair, entries: Sequence[Entry], colour: str, **s
 
 
 def _points(ax: Axes, axes: plane.Pair, entries: Sequence[Entry]) -> list[plane.Point]:
-    """Styles are those of the report, but what is between MLE and SMILE looks alike."""
+    """Points in the report's styles; all mixtures look alike."""
     others = iter(styles([entry.row.kind for entry in entries if not entry.is_mixture]))
     points = []
     for entry in entries:

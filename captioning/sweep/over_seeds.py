@@ -1,4 +1,4 @@
-"""The runs of one variant with several seeds as one line: means, and how sure they are."""
+"""The runs of one variant with several seeds as one line: means and their intervals."""
 
 import math
 import statistics
@@ -8,15 +8,15 @@ from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
 
 NORMAL = 1.96  # standard deviations of a 95 % interval
-# As many where the deviation itself is estimated: Student's t, of 1 to 9 degrees of freedom.
+# The same of Student's t with 1 to 9 degrees of freedom, where the deviation is estimated.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def over_seeds(rows: Sequence[Row], label: str) -> Row:
-    """The mean of each metric that all of them have, with a 95 % interval over seeds and images.
+    """The mean of each metric that all runs have, with a 95 % interval over seeds and images.
 
-    Its variance is that of the images, which is in each run's own interval and no smaller with more
-    runs, as they caption the same ones; and that of the seeds, divided by how many there are.
+    Its variance is the images', which more runs do not reduce, as they caption the same images (it
+    is taken from the runs' own intervals), plus the seeds' divided by their number.
     """
     if len(rows) == 1:
         return rows[0]
@@ -32,7 +32,7 @@ def _mean(estimates: Sequence[Estimate]) -> Estimate:
         return Estimate(value, None, None, count)
     of_images = statistics.mean(((e.high - e.low) / (2 * NORMAL)) ** 2 for e in estimates)
     reach = half_width(of_images, [e.value for e in estimates])
-    # What is never below zero has no interval that is.
+    # A metric that is never negative gets no negative bound.
     least = 0.0 if all(e.low >= 0 for e in estimates) else -math.inf
     return Estimate(value, max(value - reach, least), value + reach, count)
 
@@ -40,8 +40,8 @@ def _mean(estimates: Sequence[Estimate]) -> Estimate:
 def half_width(of_images: float, values: Sequence[float]) -> float:
     """Half of the 95 % interval of a mean.
 
-    of_images: the variance of it that is the images'; values: a seed each. A few of them tell
-    little of theirs, and one tells nothing.
+    of_images: its variance from the images. values: one for each seed; a few give a wide estimate
+    of the seeds' variance, a single one none.
     """
     if len(values) == 1:
         return NORMAL * math.sqrt(of_images)

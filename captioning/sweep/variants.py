@@ -1,4 +1,4 @@
-"""What runs a sweep has: those of the mixture weights, then those of each ablation, each once."""
+"""The variants of a sweep: mixtures, then those of each ablation, without duplicates."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
@@ -12,17 +12,19 @@ from smile.alternatives import ALTERNATIVES
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
 SUBSET_SIZES = (1, 10, 100)
 PUBLISHED_SIZE = 10  # of the random subset
-SHARES_BESIDE = (0.01, 0.1, 0.5)  # of MLE, in the mixtures that all objectives are compared with
-# In the demo's fine-tuning a window of the published length would never be full.
+COMPARED_SHARES = (
+    0.01,
+    0.1,
+    0.5,
+)  # of MLE, in the mixtures that other objectives are compared with
+# A window of the published length would never be full in the demo's fine-tuning.
 PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 
 
 class Variant(NamedTuple):
-    """One run: its folder's name, what it is called, the keys that make it another run.
-
-    weight: MLE's share where it is one of the mixtures of MLE and SMILE that make the frontier.
-    """
+    """name: its folder's; label: for readers; overrides: its keys; weight: MLE's share in a mixture
+    of MLE and SMILE, else None."""
 
     name: str
     label: str
@@ -33,22 +35,22 @@ class Variant(NamedTuple):
 def plan(
     weights: Iterable[float], ablations: Iterable[str], sizes: Sequence[int] = SUBSET_SIZES
 ) -> list[Variant]:
-    """The runs, without those that two ablations share. weights: MLE's shares, from 0 to 1."""
+    """The variants of MLE's weights, from 0 to 1, and of the ablations, each once."""
     mixtures = [_mixture(weight) for weight in sorted(set(weights))]
     others = (variant for ablation in ablations for variant in _of_ablation(ablation, sizes))
     return list({variant.name: variant for variant in (*mixtures, *others)}.values())
 
 
 def of_objectives(names: Sequence[str]) -> list[Variant]:
-    """A run of each of these objectives alone, and where MLE and SMILE are both, of mixtures."""
+    """Each objective alone, and mixtures where MLE and SMILE are both among them."""
     shares = [float(name == "mle") for name in ("smile", "mle") if name in names]
-    shares += SHARES_BESIDE if len(shares) == 2 else ()
+    shares += COMPARED_SHARES if len(shares) == 2 else ()
     others = [name for name in names if name not in ("mle", "smile")]
     return [*plan(shares, ()), *map(_alone, others)]
 
 
 def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
-    """Each variant with the seeds from 0 on, in folders of their own; as they are with one."""
+    """Each variant with each seed from 0 on; unchanged for one seed."""
     if seeds == 1:
         return list(variants)
     return [
@@ -65,7 +67,7 @@ def varied_keys() -> set[str]:
 
 
 def mle_share(config: Config) -> Optional[float]:
-    """MLE's share in a run's objective; None where that is not of MLE and SMILE alone."""
+    """MLE's share in a run's objective; None unless it consists of MLE and SMILE."""
     if not set(trained_by(config)) <= {"mle", "smile"}:
         return None
     parts = parse_objective(config.objective)
@@ -82,7 +84,7 @@ def _mixture(weight: float) -> Variant:
 
 
 def _alone(name: str) -> Variant:
-    """One objective by itself, with its own parameters but for PARAMETERS."""
+    """One objective alone, with its default parameters or PARAMETERS."""
     if name == "random":
         return _random(PUBLISHED_SIZE)
     if name == "reverse":
@@ -99,7 +101,7 @@ def _random(size: int) -> Variant:
 
 
 def _of_ablation(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
-    """The runs to compare; those of the paper's settings among them."""
+    """The variants that an ablation compares, the paper's settings among them."""
     if name == "objective":
         yield from (_mixture(1), _mixture(0), _random(PUBLISHED_SIZE))
         yield _alone("reverse")
@@ -129,21 +131,20 @@ def read_sizes(text: str) -> list[int]:
 
 def read_ablations(text: str) -> list[str]:
     """ "objective,subset_size" or "all" to names. Raises UserError."""
-    names = list(ABLATIONS) if text == "all" else text.split(",")
-    for name in names:
-        if name not in ABLATIONS:
-            known = ", ".join(ABLATIONS)
-            raise UserError(f"{name!r} is no ablation; name some of {known}, with commas, or all")
-    return names
+    return _names(text, ABLATIONS, "ablation")
 
 
 def read_objectives(text: str) -> list[str]:
     """ "mle,focal" or "all" to names. Raises UserError."""
-    names = list(OBJECTIVES) if text == "all" else list(dict.fromkeys(text.split(",")))
+    return _names(text, OBJECTIVES, "objective")
+
+
+def _names(text: str, known: Sequence[str], what: str) -> list[str]:
+    names = list(known) if text == "all" else list(dict.fromkeys(text.split(",")))
     for name in names:
-        if name not in OBJECTIVES:
-            known = ", ".join(OBJECTIVES)
-            raise UserError(f"{name!r} is no objective; name some of {known}, with commas, or all")
+        if name not in known:
+            some = ", ".join(known)
+            raise UserError(f"{name!r} is no {what}; name some of {some}, with commas, or all")
     return names
 
 

@@ -202,7 +202,7 @@ class FineTuning:
         name = evaluation_name(epoch)
         due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
         if due and distributed.broadcast_from_main(read_scores(self.folder, name)) is None:
-            captioner = sharding.undivided(self.captioner, self.config, self.device)
+            captioner = sharding.unsharded(self.captioner, self.config, self.device)
             # A resumed run samples the same captions.
             torch.manual_seed(
                 derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
@@ -329,7 +329,7 @@ class FineTuning:
         learner, config = self.learner, self.config
         group = distributed.limit_waits(config.rank_timeout)
         if config.sharding == "fsdp":
-            return sharding.divided(learner, group, self.device, self.precision.dtype)
+            return sharding.shard(learner, group, self.device, self.precision.dtype)
         learner.to(self.device)
         if config.compile:
             self.captioner.compile_parts()

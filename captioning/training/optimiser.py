@@ -1,4 +1,4 @@
-"""The optimiser of a run, and the gradient made ready for it."""
+"""The optimiser of a run, and gradient clipping."""
 
 from typing import Optional
 
@@ -14,7 +14,7 @@ OPTIMISERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 def build_optimizer(
     captioner: nn.Module, config: Config
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """The optimiser, and for each of its groups the share of the scheduled rate that it gets."""
+    """The optimiser, and for each group the factor of the scheduled learning rate."""
     groups, shares = [], []
     for parameters, own_rate in captioner.parameter_groups():
         groups.append({"params": parameters})
@@ -27,7 +27,7 @@ def build_optimizer(
 def clip_gradients(
     optimizer: torch.optim.Optimizer, config: Config, correction: Optional[Tensor]
 ) -> Tensor:
-    """Multiply the gradient by `correction`, if given, clip it, and return its norm before that."""
+    """Multiply the gradient by `correction`, if given, and clip it; its norm before clipping."""
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"] if p.grad is not None]
     gradients = [p.grad for p in parameters]

@@ -1,35 +1,33 @@
-"""Where a run goes: a folder on this disk, or one of an object store that is written through it.
+"""A run's output: a folder on this disk, or one of an object store with a local working copy.
 
-In a store a file appears whole under its name, and nothing is renamed. What a kill leaves there is
-what it leaves on a disk: scores that are no more go first; the log, captions and scores come next,
-then of each checkpoint the manifest, the data and what it is known by, then the best one, and which
-epoch that is. Last goes what the run has removed.
+Files are uploaded in an order such that a kill at any time leaves a run that resumes: outdated
+scores are removed first; logs, captions and scores come next; then of each checkpoint the manifest,
+the data and the file that marks it as complete; then the best checkpoint and the record of its
+epoch. Old checkpoints are removed last.
 """
 
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from BLIP.weights.sharded_checkpoint import REST
 from captioning.files import stores, uploads
-from captioning.files.cache import cache_folder, cache_key
-from captioning.files.local_copies import fetch
+from captioning.files.cache import cache_folder, cache_key, fetch
 from captioning.files.reading import read_json
-from captioning.files.writing import SUFFIX, refusals_told, write_json
+from captioning.files.writing import SUFFIX, user_errors, write_json
 from captioning.models.checkpoints import BEST, fetched, is_checkpoint
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import say
 
-# Names in a store's folder whose working folder was the last to write there: its token.
-WRITER = "writer.json"
+WRITER = "writer.json"  # a token of the working copy that has written to the store last
 SELECTED = "selected.json"  # of `captioning.training.selection`
 
 
 def working_folder(output_dir: str) -> Path:
-    """The folder on this disk: the run's own, or where it is in a store that of its copy."""
+    """The run's folder on this disk, of a run in a store its working copy in the cache."""
     if not stores.is_store(output_dir):
         return Path(output_dir)
     address = output_dir.rstrip("/")
@@ -37,7 +35,7 @@ def working_folder(output_dir: str) -> Path:
 
 
 def free_name(folder: Path) -> Path:
-    """Beside the folder, where it can be moved: FOLDER.1, .2 and so on."""
+    """The first of FOLDER.1, FOLDER.2, ... that does not exist."""
     number = 1
     while (target := folder.with_name(f"{folder.name}.{number}")).exists():
         number += 1
@@ -45,49 +43,49 @@ def free_name(folder: Path) -> Path:
 
 
 class OutputFolder:
-    """folder: on this disk. `keep` brings what is in it to the store, if it is of one.
+    """folder: on this disk. `keep` uploads what is new in it, if the run is in a store.
 
-    Beside the folder, in NAME.stored.json, is which version of each file the store has.
+    NAME.stored.json beside the folder records the size, time and inode of each uploaded file.
     """
 
     def __init__(self, output_dir: str):
         self.folder = working_folder(output_dir)
         self.address = output_dir.rstrip("/") if stores.is_store(output_dir) else None
         self._record = self.folder.with_name(f"{self.folder.name}.stored.json")
-        self._stored: dict[str, dict[str, Any]] = {}  # by name: its stamps here and there
-        self._last_writer: Optional[bytes] = None  # to the store, as far as is known
-        self._beside_main = True  # this process, on rank 0's machine
+        self._uploaded: dict[str, list[int]] = {}
+        self._last_writer: Optional[bytes] = None
+        self._on_main_machine = True
 
     def begin(self) -> None:
-        """Let the folder be what the store has, on rank 0; all ask. Raises UserError on all.
+        """Make the folder equal to the store's; all ranks call it. Raises UserError on all.
 
-        A folder that the last to write there was has all of that, and what it could not write yet.
+        The folder stays as it is if it was the last to write to the store: it may have more.
         """
         if self.address:
             distributed.main_alone(self._begin)
-            token = self._token()  # machines may share a name, or a disk
-            self._beside_main = distributed.broadcast_from_main(token) == token
+            token = self._token()  # machines may have the same name, or share a disk
+            self._on_main_machine = distributed.broadcast_from_main(token) == token
 
     def keep(self) -> None:
-        """Write to the store what is new in the folder; all ask. Raises UserError on all."""
+        """Upload what is new in the folder; all ranks call it. Raises UserError on all."""
         if self.address:
             distributed.main_alone(self._keep)
 
     def name_of(self, name: str) -> str:
-        """What a file of the folder is called on every machine; the name of any other as it is."""
+        """The address of a file in the folder; other names are returned unchanged."""
         if not self.address or self.folder not in Path(name).parents:
             return name
         return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
 
     def here(self, name: str) -> str:
-        """Where a checkpoint of `name_of` is on this machine; not rank 0's, it has a copy."""
+        """The local path of a checkpoint of `name_of`; downloaded, if rank 0 is elsewhere."""
         if not self.address or not name.startswith(f"{self.address}/"):
             return name
         path = self.folder / name[len(self.address) + 1 :]
-        return str(path if self._beside_main and path.exists() else fetched(name))
+        return str(path if self._on_main_machine and path.exists() else fetched(name))
 
     def move_aside(self) -> Optional[str]:
-        """Copy what the store's folder has to another, and remove it; its address. Rank 0 alone."""
+        """Move the store's folder to a new address, and return it. For rank 0 alone."""
         if not self.address:
             return None
         if "/" not in self.address.partition("://")[2]:
@@ -97,9 +95,9 @@ class OutputFolder:
             number += 1
         for name, stamp in there.items():
             uploads.copy(f"{self.address}/{name}", f"{target}/{name}", stamp[0])
-        for name in _leaving(there):
+        for name in _markers_first(there):
             uploads.remove(f"{self.address}/{name}")
-        self._stored = {}
+        self._uploaded = {}
         return target if there else None
 
     # On rank 0
@@ -107,75 +105,53 @@ class OutputFolder:
     def _begin(self) -> None:
         there = stores.stamps(self.address)
         self._last_writer = self._writer() if WRITER in there else None
-        with refusals_told(self.folder):
+        own, recorded = self._token(), self._read_record()
+        # An empty store and no record: nothing of this folder could be uploaded so far.
+        is_last = own and (self._last_writer == own if there else not recorded)
+        with user_errors(self.folder):
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            if not self._is_last_writer(there):
-                self._replace(there)
+            if not is_last:
+                self._download(there, recorded)
             self.folder.mkdir(exist_ok=True)
-            known = self._read_record()
-            self._stored = {n: of for n, of in known.items() if of["there"] == there.get(n)}
+            self._uploaded = {n: of for n, of in self._read_record().items() if n in there}
         say(f"{self.address} is written through {self.folder}")
-        if distributed.announced() > 1:  # others may read what could not be written before
+        if distributed.announced() > 1:  # other machines read what could not be uploaded before
             self._keep()
 
-    def _is_last_writer(self, there: dict[str, Any]) -> bool:
-        own = self._token()
-        if own is None:
-            return False
-        if not there:  # emptied since, unless nothing of this folder ever came there
-            return not self._read_record()
-        return WRITER in there and self._last_writer == own
-
-    def _token(self) -> Optional[bytes]:
-        """That of the folder on this disk."""
-        own = self.folder / WRITER
-        return own.read_bytes() if own.exists() else None
-
-    def _writer(self) -> Optional[bytes]:
-        """What the store's folder says was the last to write there."""
-        try:
-            return stores.whole(f"{self.address}/{WRITER}")
-        except stores.Missing:
-            return None
-
-    def _replace(self, there: dict[str, Any]) -> None:
-        """Fetch the folder anew; one that has what the store never had is moved aside."""
-        known, here = self._read_record(), self._files()
-        new = (n for n, stamp in here.items() if known.get(n, {}).get("here") != stamp)
-        if here and (WRITER not in there or any(name != WRITER for name in new)):
+    def _download(self, there: dict[str, Any], recorded: dict[str, list[int]]) -> None:
+        """Replace the folder. One with files that were never uploaded is moved aside."""
+        here = self._files()
+        new = {name for name, stamp in here.items() if recorded.get(name) != stamp}
+        if here and (WRITER not in there or new - {WRITER}):
             target = free_name(self.folder)
             self.folder.rename(target)
             say(f"{self.address} is not as it was left; moved {self.folder}, a copy, to {target}")
         begun = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
         for earlier in (self.folder, begun):
-            if earlier.exists():
-                shutil.rmtree(earlier)
+            shutil.rmtree(earlier, ignore_errors=True)
         self._record.unlink(missing_ok=True)
         begun.mkdir()
-        of_folders = {name: name.rpartition("/")[0] for name in there if ".pth/" in name}
         for name, stamp in there.items():
-            whole = name not in of_folders or f"{of_folders[name]}/{REST}" in there
-            if whole and name != WRITER:
+            folder = name.rpartition("/")[0]
+            complete = not folder.endswith(".pth") or f"{folder}/{REST}" in there
+            if complete and name != WRITER:
                 fetch(f"{self.address}/{name}", begun / name, stamp)
-        _write_token(begun)  # with another's it would be taken for the last that wrote
+        _write_token(begun)
         begun.rename(self.folder)
-        files = self._files()
-        self._stored = {n: {"here": files[n], "there": there[n]} for n in files if n != WRITER}
+        self._uploaded = {name: of for name, of in self._files().items() if name != WRITER}
         self._write_record()
 
     def _keep(self) -> None:
         try:
-            with refusals_told(self.folder):
+            with user_errors(self.folder):
                 if self._token() is None:
                     _write_token(self.folder)
-                own = self._token()
-                here = self._files()
-                sent = {name: of["here"] for name, of in self._stored.items()}
-                if here == sent:
+                own, here = self._token(), self._files()
+                if here == self._uploaded:
                     return
                 overtaken = self._writer() not in (None, self._last_writer, own)
                 if not overtaken:
-                    self._bring(here)
+                    self._upload(here)
                     self._last_writer = own
         except UserError as error:
             raise UserError(
@@ -188,57 +164,63 @@ class OutputFolder:
                 f"written since is in {self.folder}"
             )
 
-    def _bring(self, here: dict[str, list[int]]) -> None:
-        """here: all `_files`."""
-        changed = {n for n, at in here.items() if self._stored.get(n, {}).get("here") != at}
-        gone = self._stored.keys() - here.keys()
-        anew = {name.partition("/")[0] for name in changed}
-        early = {n for n in gone if n.partition("/")[0] in anew or not _of_checkpoint(n)}
-        # Of a checkpoint in parts that is written anew, what it is known by has to go first.
-        markers = {n for n in changed & self._stored.keys() if n.endswith(f".pth/{REST}")}
-        for name in _leaving(early | markers):
+    def _upload(self, here: dict[str, list[int]]) -> None:
+        changed = {name for name, stamp in here.items() if self._uploaded.get(name) != stamp}
+        gone = self._uploaded.keys() - here.keys()
+        outdated = {name for name in gone if not is_checkpoint(name.partition("/")[0])}
+        # A sharded checkpoint that is rewritten is not complete until its marker comes again.
+        rewritten = {n for n in changed & self._uploaded.keys() if n.endswith(f".pth/{REST}")}
+        for name in _markers_first(outdated | rewritten):
             self._remove(name)
-        for name in sorted(changed, key=_turn):
-            self._write(name, here)
-        for name in _leaving(gone - early):
+        for name in sorted(changed, key=_upload_order):
+            self._write(name, here[name])
+        for name in _markers_first(gone - outdated):
             self._remove(name)
 
-    def _write(self, name: str, here: dict[str, list[int]]) -> None:
-        # The best checkpoint is a second name of another, which the store has.
-        same = (n for n, of in self._stored.items() if of["here"] == here[name] and n != name)
+    def _write(self, name: str, stamp: list[int]) -> None:
+        # The best checkpoint is a hard link to one that the store has.
+        same = (n for n, of in self._uploaded.items() if of == stamp and n != name)
         source, target = next(same, None), f"{self.address}/{name}"
         if source is None:
-            there = uploads.upload(self.folder / name, target)
+            uploads.upload(self.folder / name, target)
         else:
-            there = uploads.copy(f"{self.address}/{source}", target, here[name][0])
-        self._stored[name] = {"here": here[name], "there": there}
+            uploads.copy(f"{self.address}/{source}", target, stamp[0])
+        self._uploaded[name] = stamp
         self._write_record()
 
     def _remove(self, name: str) -> None:
         uploads.remove(f"{self.address}/{name}")
-        del self._stored[name]
+        del self._uploaded[name]
         self._write_record()
 
     def _files(self) -> dict[str, list[int]]:
         """Size, time and inode of each file of the folder, by its name."""
+        found = {}
+        for path in self.folder.rglob("*"):
+            within = path.relative_to(self.folder)
+            if path.is_file() and not any(part.endswith(SUFFIX) for part in within.parts):
+                known = path.stat()
+                found[within.as_posix()] = [known.st_size, known.st_mtime_ns, known.st_ino]
+        return found
 
-        def stamped() -> Iterator[tuple[str, list[int]]]:
-            for path in self.folder.rglob("*"):
-                within = path.relative_to(self.folder)
-                if path.is_file() and not any(part.endswith(SUFFIX) for part in within.parts):
-                    known = path.stat()
-                    stamp = [known.st_size, known.st_mtime_ns, known.st_ino]
-                    yield within.as_posix(), stamp
+    def _token(self) -> Optional[bytes]:
+        own = self.folder / WRITER
+        return own.read_bytes() if own.exists() else None
 
-        return dict(stamped())
+    def _writer(self) -> Optional[bytes]:
+        """The token in the store."""
+        try:
+            return stores.whole(f"{self.address}/{WRITER}")
+        except stores.Missing:
+            return None
 
     def _write_record(self) -> None:
-        write_json({"address": self.address, "files": self._stored}, self._record)
+        write_json({"address": self.address, "uploaded": self._uploaded}, self._record)
 
-    def _read_record(self) -> dict[str, dict[str, Any]]:
+    def _read_record(self) -> dict[str, list[int]]:
         try:
-            return read_json(self._record)["files"]
-        except (UserError, KeyError, TypeError):  # without it every file is written again
+            return dict(read_json(self._record)["uploaded"])
+        except (UserError, KeyError, TypeError):  # then every file is uploaded again
             return {}
 
 
@@ -246,31 +228,29 @@ def _write_token(folder: Path) -> None:
     write_json({"token": secrets.token_hex(8)}, folder / WRITER)
 
 
-def _of_checkpoint(name: str) -> bool:
-    return is_checkpoint(name.partition("/")[0])
-
-
 def _is_marker(name: str) -> bool:
-    """Whether this is what a checkpoint is known by: a file, or REST of a folder."""
+    """Whether a file marks a checkpoint as complete: the checkpoint itself, or REST of a folder."""
     top, _, within = name.partition("/")
     return is_checkpoint(top) and top.endswith(".pth") and within in ("", REST)
 
 
-def _leaving(names: Iterable[str]) -> list[str]:
-    """Files in the order in which they are removed: first what checkpoints are known by."""
+def _markers_first(names: Iterable[str]) -> list[str]:
+    """The order in which files are removed."""
     return sorted(names, key=lambda name: (not _is_marker(name), name))
 
 
-def _turn(name: str) -> tuple:
+def _upload_order(name: str) -> tuple:
     """The order in which files are written; see the top."""
     top = name.partition("/")[0]
-    if name == WRITER:
-        return (0,)
-    if name == SELECTED:
-        return (5,)
-    if top == BEST:
-        return (4, _is_marker(name), name)
-    if _of_checkpoint(name):
-        kind = (2,) if name.endswith(".json") else (3, not top.startswith("weights_"), top)
-        return (*kind, _is_marker(name), name)
-    return (1, name.endswith("/metrics.json"), name)
+    checkpoint = is_checkpoint(top)
+    stages = (
+        name == WRITER,
+        not checkpoint and name != SELECTED and not name.endswith("/metrics.json"),
+        not checkpoint and name != SELECTED,
+        checkpoint and top.endswith(".json"),
+        top.startswith("weights_"),
+        checkpoint and top != BEST,
+        top == BEST,
+        name == SELECTED,
+    )
+    return (stages.index(True), top, _is_marker(name), name)

@@ -19,7 +19,7 @@ from typing import Any
 
 from captioning.config import Config, write_config
 from captioning.files.stores import without_secrets
-from captioning.files.writing import refusals_told, write_json, write_text
+from captioning.files.writing import user_errors, write_json, write_text
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
 
@@ -84,7 +84,7 @@ class RunLog:
 
         if self.path.exists():
             write_text("".join(json.dumps(line) + "\n" for line in self.kept), self.path)
-        with refusals_told(self.path):
+        with user_errors(self.path):
             # Without a buffer: a line is one write, which a kill cannot cut in two.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             later = self.step + 1 if math.isfinite(self.step) else None
@@ -102,7 +102,7 @@ class RunLog:
             self._open()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         line = {"event": event, "step": step, **more, **values}
-        with refusals_told(self.path):
+        with user_errors(self.path):
             text = (json.dumps(line) + "\n").encode()
             if self.file.write(text) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

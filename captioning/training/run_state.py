@@ -75,7 +75,7 @@ class RunState:
                 group["fused"] = True  # also for a run of a version without it
             if "parts" in content:
                 groups = content["optimizer"]["param_groups"]
-                sharding.load_parts(self.captioner, self.optimizer, content["parts"], groups)
+                sharding.load_sharded(self.captioner, self.optimizer, content["parts"], groups)
             else:
                 state = content["model"], content["optimizer"]
                 sharding.load(self.captioner, self.optimizer, *state)

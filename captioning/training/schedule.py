@@ -44,7 +44,7 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
         first, last = 0, every - 1
         if c.lr_schedule == "cosine_restarts":
             first, last = cycle_at(done, every, c.lr_cycles, c.lr_cycle_growth)
-        # A cycle of one step is at its lowest, for a run is to end there.
+        # A cycle of one step is at its minimum, because a run ends at it.
         done, last = (done - first, last - first) if last > first else (1, 1)
         return c.min_lr + (c.init_lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * done / last))
     decays = epoch if c.lr_schedule == "exponential" else plateaus
@@ -52,7 +52,7 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
 
 
 def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:
-    """The first and the last step of the cycle that `step`, counted from 0 of `steps`, is in."""
+    """The first and the last step of the cycle of `step`, which is from 0 to `steps` - 1."""
     lengths = [growth**number for number in range(cycles)]
     starts = [round(steps * sum(lengths[:n]) / sum(lengths)) for n in range(cycles + 1)]
     number = bisect_right(starts, step) - 1

@@ -1,8 +1,10 @@
-"""A captioner that torch's FSDP2 divides over processes, and what needs it whole all the same.
+"""A captioner sharded over processes by torch's FSDP2, and its checkpoints.
 
-Each process keeps its rows of every weight, of the gradient and of the optimiser's state. What a
-checkpoint holds is whole, or in parts that any number of processes can read, so that nothing
-depends on how the run that wrote it was divided.
+Each process keeps its rows of every weight, of the gradient and of the optimiser's state.
+Checkpoints are whole, or in shards that any number of processes can read.
+
+torch.distributed.checkpoint.state_dict cannot gather them: it finds parameters by the names in the
+state dict, and that of an adapter has other names than its modules.
 """
 
 from collections.abc import Mapping
@@ -27,7 +29,7 @@ FIRST_TORCH = (2, 9)
 
 
 def check_sharding(config: Config) -> None:
-    """Raise UserError for a run that cannot have its captioner divided."""
+    """Raise UserError for settings that cannot be combined with sharding."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     reasons = {
         f"this is torch {torch.__version__}, where losses come out wrong with accumulated batches "
@@ -58,13 +60,13 @@ def check_sharding(config: Config) -> None:
         )
 
 
-def divided(
+def shard(
     captioner: nn.Module, group: dist.ProcessGroup, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """The captioner itself, divided over the group; a shard at a time comes to the device.
+    """Shard the captioner over the group, and return it. One of its `shards` is whole at a time.
 
-    dtype: of weights in forward and backward, but for a part that normalises over a batch, whose
-    running statistics are in float32. So is what is kept of weights, and the sum of gradients.
+    dtype: of weights in forward and backward. Modules with a batch norm compute in float32, as
+    their running statistics. Stored weights and sums of gradients are float32.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -73,26 +75,26 @@ def divided(
     for module in [*captioner.shards(), captioner]:
         batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
         computed = None if dtype == torch.float32 or batch_norm else dtype
-        # The image comes as it is; what a shard gets must be in the precision of its weights.
+        # The inputs of shards are cast to the precision of their weights, the image is not.
         policy = MixedPrecisionPolicy(computed, torch.float32, None, module is not captioner)
         fully_shard(module, mesh=mesh, mp_policy=policy)
     return captioner
 
 
-def is_divided(captioner: nn.Module) -> bool:
+def is_sharded(captioner: nn.Module) -> bool:
     return any(map(is_distributed, captioner.parameters()))
 
 
 def begin_step(captioner: nn.Module) -> None:
-    """Let what objectives remember be rank 0's on all, as DDP does by itself."""
+    """Broadcast the objectives' buffers from rank 0, as DDP does."""
     objectives = (part for part in captioner.modules() if isinstance(part, Objective))
     distributed.share(buffer for objective in objectives for buffer in objective.buffers())
 
 
 def whole(state: Any, keep: bool = True) -> Any:
-    """A state dict whose divided tensors are whole, on the CPU; all ranks have to ask.
+    """A state dict with sharded tensors gathered on the CPU; all ranks call it.
 
-    keep: without it they are None, on this rank, where nobody wants them.
+    keep: without it the gathered tensors are None on this rank.
     """
     if isinstance(state, Mapping):
         return {key: whole(value, keep) for key, value in state.items()}
@@ -103,8 +105,8 @@ def whole(state: Any, keep: bool = True) -> Any:
 
 
 def whole_weights(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
-    """The captioner's state dict, as `whole` makes it. A weight of two names is gathered once."""
-    if not is_divided(captioner):
+    """The captioner's gathered state dict. A weight of two names is gathered once."""
+    if not is_sharded(captioner):
         return captioner.state_dict()
     found: dict[int, Any] = {}
     state = captioner.state_dict(keep_vars=True)  # whose tensors of two names are one object
@@ -114,12 +116,12 @@ def whole_weights(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
     return {name: found[id(tensor)] for name, tensor in state.items()}
 
 
-def undivided(captioner: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """The captioner, or where it is divided a whole copy on the device; all ranks have to ask.
+def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.Module:
+    """The captioner, or a whole copy of a sharded one on the device; all ranks call it.
 
-    It is to make captions: processes need not draw words in step.
+    Captions are generated by copies, since processes generate different numbers of tokens.
     """
-    if not is_divided(captioner):
+    if not is_sharded(captioner):
         return captioner
     copy, _ = captioner_from(config, None, captioner.saved_beside_weights())
     copy.load_state_dict(whole_weights(captioner))
@@ -132,11 +134,11 @@ def load(
     weights: Mapping[str, Tensor],
     state: dict[str, Any],
 ) -> None:
-    """Load whole state dicts into a captioner and an optimiser, of which each rank takes its rows.
+    """Load whole state dicts into a captioner and an optimiser; each rank takes its rows.
 
     Raises what their `load_state_dict` raises.
     """
-    if is_divided(captioner):
+    if is_sharded(captioner):
         own = captioner.state_dict()
         weights = {name: _as(tensor, own.get(name)) for name, tensor in weights.items()}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -149,7 +151,7 @@ def load(
 def named_tensors(
     captioner: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What a checkpoint in parts has of the two, by its names; divided tensors stay so."""
+    """The tensors of a sharded checkpoint by its names: the weights, the optimiser's state."""
     model = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     state = optimizer.state_dict()["state"]
     moments = {
@@ -158,12 +160,12 @@ def named_tensors(
     return model, moments
 
 
-def load_parts(
+def load_sharded(
     captioner: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, groups: list[Any]
 ) -> None:
-    """Load a checkpoint in parts, of which each rank reads what it keeps; all ranks ask.
+    """Load a sharded checkpoint, of which each rank reads its rows; all ranks call it.
 
-    groups: the optimiser's. Raises ValueError, on all ranks, and what `load_state_dict` raises.
+    groups: the optimiser's. Raises ValueError on all ranks, and what `load_state_dict` raises.
     """
     own = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
@@ -172,7 +174,7 @@ def load_parts(
     if other:
         raise ValueError(f"{len(other)} keys are not of both, such as {other[0][len(MODEL) :]}")
     for name, (size, dtype) in known.items():
-        if name.startswith(OPTIMIZER):  # its moments, and the number of steps
+        if name.startswith(OPTIMIZER):  # moments and the number of steps
             number, key = name[len(OPTIMIZER) :].split(".")
             empty = (
                 torch.zeros_like(parameters[int(number)]) if size else torch.zeros((), dtype=dtype)
@@ -188,15 +190,15 @@ def load_parts(
 
 
 def _rows(moments: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
-    """An optimiser's state of one parameter; the number of steps is no row of anything."""
+    """The optimiser's state of one parameter; the number of steps is not sharded."""
     return {name: _as(value, parameter) if value.ndim else value for name, value in moments.items()}
 
 
-def _as(tensor: Tensor, divided: Any) -> Tensor:
-    """A whole tensor divided as another is, without asking other ranks."""
+def _as(tensor: Tensor, sharded: Any) -> Tensor:
+    """A whole tensor, sharded like another one without communication."""
     from torch.distributed.tensor import distribute_tensor
 
-    if not is_distributed(divided):
+    if not is_distributed(sharded):
         return tensor
-    place = divided.device_mesh, divided.placements
-    return distribute_tensor(tensor.to(divided.device), *place, src_data_rank=None)
+    mesh, placements = sharded.device_mesh, sharded.placements
+    return distribute_tensor(tensor.to(sharded.device), mesh, placements, src_data_rank=None)

@@ -1,4 +1,4 @@
-"""A split captioned and scored, with what is left of it in the run's result folder."""
+"""Captions and scores of a split, written to the run's result folder."""
 
 import json
 import shutil
@@ -27,9 +27,9 @@ from captioning.training.run_log import command
 class SplitEvaluation:
     """Scores captioners on one split of a configuration.
 
-    All that can be missing is missed at once, before any caption is made: annotations, references,
-    and what the metrics need of the machine. `run` writes, into the run's folder, result/NAME.json,
-    the captions as COCO results, and result/NAME/, the scores. Raises UserError.
+    Set-up reports everything that is missing before any caption is generated: annotations,
+    references, requirements of the metrics. `run` writes result/NAME.json, the captions as COCO
+    results, and result/NAME/, the scores, into the run's folder. Raises UserError.
     """
 
     def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
@@ -40,7 +40,7 @@ class SplitEvaluation:
             settings = metric_settings(config, self.samples, str(device))
             options = options_of(config.metrics, config)
             self.evaluators = build_evaluators(config.metrics, settings, **options)
-        self.unavailable: dict[str, str] = {}  # why, by metric; rank 0 scores, and knows
+        self.unavailable: dict[str, str] = {}  # the reason by metric, on rank 0, which scores
         if distributed.is_main():
             for evaluator in self.evaluators:
                 self.unavailable.update(evaluator.unavailable())
@@ -51,9 +51,9 @@ class SplitEvaluation:
     def run(
         self, captioner: nn.Module, name: str, before_writing: Callable[[], None] = lambda: None
     ) -> Optional[dict[str, float]]:
-        """Each metric by name on rank 0, None elsewhere; Stopped, and no scores, if asked to.
+        """Each metric by name on rank 0, None elsewhere. Raises Stopped on all ranks if asked to.
 
-        before_writing: what rank 0 does when there are captions, and earlier ones may go.
+        before_writing: called on rank 0 before earlier results are replaced.
         """
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
@@ -74,7 +74,7 @@ class SplitEvaluation:
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
     def _in_turn(self) -> Iterator[Evaluator]:
-        """The evaluators; before and after each, all ranks see whether one was to stop."""
+        """The evaluators; before and after each, all ranks check whether one was asked to stop."""
         for evaluator in self.evaluators:
             distributed.stop_if_asked(patiently=True)
             yield evaluator
@@ -93,7 +93,7 @@ def remove_scores(folder: Path, name: str) -> None:
 
 
 def read_scores(folder: Path, name: str) -> Optional[dict[str, float]]:
-    """What an earlier `SplitEvaluation.run` found, or None."""
+    """The scores of an earlier `SplitEvaluation.run`, or None."""
     path = folder / "result" / name / "metrics.json"
     if not path.exists():
         return None

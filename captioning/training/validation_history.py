@@ -1,4 +1,4 @@
-"""What a run's folder tells of it: its validations, and whether there is more to do."""
+"""The validations of a run, read from its folder, and whether the run is over."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def evaluation_name(epoch: int) -> str:
 
 
 def history(folder: Path, epochs: int, metrics: str) -> list[float]:
-    """A sum of metrics, of those of the first so many epochs that have it."""
+    """The values of a sum of metrics, of those of the first `epochs` that have it."""
     wanted = MetricSum.parse(metrics)
     found = [
         wanted.of(read_scores(folder, evaluation_name(epoch)) or {}) for epoch in range(epochs)
@@ -27,12 +27,12 @@ def history(folder: Path, epochs: int, metrics: str) -> list[float]:
 
 
 def since_best(values: Sequence[float]) -> int:
-    """How many values have come after the highest, the first of equals."""
+    """The number of values after the highest, the first of equals."""
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
 def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
-    """Why a run that has run so many epochs has no further one; None where it has."""
+    """Why a run is over after so many epochs; None where it goes on."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has run all of its {epochs} epochs"
     waited = since_best(history(folder, epochs, config.monitor))
@@ -45,7 +45,7 @@ def why_over(config: Config, folder: Path, epochs: int) -> Optional[str]:
 
 
 def why_not(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
-    """Why the validations will not have a sum of metrics, None where they will."""
+    """Why a sum of metrics will not be computed, None where it will."""
     computed = {name for evaluator in evaluation.evaluators for name in evaluator.names}
     for name in MetricSum.parse(metrics).signs:
         if name not in computed:
@@ -56,7 +56,7 @@ def why_not(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
 
 
 def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
-    """Raise UserError where metrics decide how a run goes on, and cannot be had."""
+    """Raise UserError if the run is controlled by metrics that will not be computed."""
     reason = config.monitors and why_not(config.monitor, evaluation)
     if reason:
         raise UserError(
@@ -66,9 +66,9 @@ def check_monitor(config: Config, evaluation: SplitEvaluation) -> None:
 
 
 def plateaus(values: Sequence[float], patience: int) -> int:
-    """How often more than `patience` values in a row were no higher than the best before them.
+    """How often more than `patience` consecutive values were no higher than the best before them.
 
-    After each such time the count begins again, as in torch's ReduceLROnPlateau.
+    The count restarts after each time, as in torch's ReduceLROnPlateau.
     """
     best, waited, found = -math.inf, 0, 0
     for value in values:
@@ -82,19 +82,19 @@ def plateaus(values: Sequence[float], patience: int) -> int:
 def is_done(trained: Config, scored: Config) -> bool:
     """Whether a run `is_trained` and `is_scored`.
 
-    trained: its configuration in training; scored: in captioning, where `pretrained` on the command
-    line would name the weights to caption with.
+    trained: its configuration in training; scored: in evaluation, where `pretrained` on the command
+    line names the weights to evaluate.
     """
     return is_scored(scored) and is_trained(trained)
 
 
 def is_trained(config: Config) -> bool:
-    """Whether the run has no further epoch, and began where it should."""
+    """Whether the run is over, and started from this `pretrained`."""
     folder = working_folder(config.output_dir)
     epochs, record = checkpoints.of_epochs(folder), folder / "config.yaml"
     if not epochs or not record.exists():
         return False
-    # As they are recorded, without the secrets of an address.
+    # The record is without the secrets of an address.
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
     newest = int(epochs[-1].stem.rpartition("_")[2])
@@ -102,7 +102,7 @@ def is_trained(config: Config) -> bool:
 
 
 def is_scored(config: Config, split: str = "test") -> bool:
-    """Whether the best weights that are there have captioned and scored the split."""
+    """Whether the split was captioned and scored with the current best weights."""
     folder = working_folder(config.output_dir)
     scored = folder / "result" / split / "metrics.json"
     settings = scored.with_name("config.yaml")

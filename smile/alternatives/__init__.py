@@ -1,6 +1,6 @@
-"""What else is published against bland or wrong text, by the name that an objective has.
+"""Other published objectives against bland or wrong text, by name.
 
-A new one is a file beside these and a line here; what it must be is in `interface.py`.
+A new one is a file beside these, after `interface.py`, and a line here.
 """
 
 from smile.alternatives.dft import Dft

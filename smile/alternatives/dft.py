@@ -1,4 +1,4 @@
-"""Dynamic fine-tuning: a token counts by its own probability."""
+"""Dynamic fine-tuning: each token is weighted by its probability."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from smile.alternatives.interface import Weighed
 
 @dataclass(frozen=True)
 class Dft(Weighed):
-    """-p log p of a label of probability p, the weight without gradient.
+    """-p log p of a label of probability p, the weight detached.
 
     Source: arXiv 2508.05629, yongliang-wu/DFT.
     """

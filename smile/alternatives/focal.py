@@ -1,4 +1,4 @@
-"""Focal loss: a token that is likely already counts for less."""
+"""Focal loss: likely tokens are weighted less."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from smile.alternatives.interface import Weighed
 
 @dataclass(frozen=True)
 class Focal(Weighed):
-    """-(1 - p)^gamma log p of a label of probability p, the weight without gradient; 0 is MLE.
+    """-(1 - p)^gamma log p of a label of probability p, the weight detached; gamma 0 is MLE.
 
     Source: arXiv 1708.02002; detached as for text in vyraun/long-tailed.
     """

@@ -15,8 +15,8 @@ STEEPNESS = 0.01
 class Gem(OfLogits):
     """-sum over v of q_v h_v (log p_y - log p_v) for a label y, with q = softmax(z / beta).
 
-    h: "linear", where h_v is 1, or "logsigmoid", where it is sigmoid(0.01 (z_v - z_y)). Neither q
-    nor h_v has a gradient. The loss may be negative. Source: arXiv 2408.16673, liziniu/GEM.
+    h: "linear", where h_v is 1, or "logsigmoid", where it is sigmoid(0.01 (z_v - z_y)). q and h_v
+    are detached. The loss may be negative. Source: arXiv 2408.16673, liziniu/GEM.
     """
 
     title = "GEM"
@@ -34,5 +34,5 @@ class Gem(OfLogits):
             share = (logits / self.beta).softmax(1)
             if self.h == "logsigmoid":
                 share *= torch.sigmoid(STEEPNESS * (logits - label))
-        # A word that is impossible has no share, and a logit of -inf.
+        # An impossible token has no share, and a logit of -inf.
         return (share * (logits - label).masked_fill(share == 0, 0)).sum(1)

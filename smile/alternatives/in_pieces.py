@@ -1,7 +1,7 @@
-"""The alternatives of a mixture from hidden states, a piece of the positions at a time.
+"""The alternatives of a mixture in the fused linear loss, a chunk of the positions at a time.
 
-Losses of likelihoods share the softmax that MLE makes: their gradient is a multiple of it, and a
-few words' own. Losses of logits get a copy of the piece's logits, and torch's own gradient of it.
+Losses of likelihoods share MLE's softmax: their gradient is a multiple of it plus the gradients of
+a few tokens. Losses of logits get a copy of the chunk's logits, which autograd differentiates.
 """
 
 from typing import NamedTuple, Optional
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from smile.alternatives.interface import Likelihoods, OfLikelihoods, OfLogits
 from smile.alternatives.on_logits import earlier_words
-from smile.head import Head, recorded
+from smile.head import recorded
 from smile.mixture import Mixture
+
+Found = tuple[dict[str, Tensor], list[Optional[Tensor]]]
 
 
 class Earlier(NamedTuple):
-    """Words (R, L) that captions have, and which of them R positions had before, and have now."""
+    """The tokens (R, L) of R positions' captions; which of them come before, and are the label."""
 
     words: Tensor
     is_earlier: Tensor
@@ -24,88 +26,58 @@ class Earlier(NamedTuple):
 
 
 class Alternatives:
-    """Those of a mixture, for all of its pieces."""
+    """The alternatives of a mixture, in all chunks. differentiate: whether gradients are wanted."""
 
-    def __init__(self, mixture: Mixture):
+    def __init__(self, mixture: Mixture, differentiate: bool):
         self.weights, self.ignore_index = mixture.weights, mixture.ignore_index
+        self.differentiate = differentiate
         found = mixture.alternatives()
-        self.names = set(found)
-        self.of_likelihoods = {k: v for k, v in found.items() if isinstance(v, OfLikelihoods)}
-        self.of_logits = {k: v for k, v in found.items() if isinstance(v, OfLogits)}
-        self.look_back = any(loss.looks_back for loss in self.of_likelihoods.values())
+        self.likelihoods = {k: v for k, v in found.items() if isinstance(v, OfLikelihoods)}
+        self.logits = {k: v for k, v in found.items() if isinstance(v, OfLogits)}
 
     def earlier(self, labels: Tensor, chosen: Tensor) -> Optional[Earlier]:
-        """Of positions `chosen` (M,) of labels (C, L) in a row; None where nothing looks back."""
-        if not self.look_back:
+        """For positions `chosen` (M,) of flattened labels (C, L); None where nothing looks back."""
+        if not any(loss.looks_back for loss in self.likelihoods.values()):
             return None
         words, *which = earlier_words(labels, self.ignore_index)
         caption = chosen.div(labels.size(1), rounding_mode="floor")
         return Earlier(words[caption], *(x.flatten(0, 1)[chosen] for x in which))
 
+    def of_logits(self, logits: Tensor, label: Tensor, scale: Tensor) -> Found:
+        """Losses (R,) by name, and the gradient of logits (R, V), if there is one.
 
-class Piece:
-    """Their losses of R positions, by name, `losses`, and what they add to the logits' gradient.
-
-    logits: (R, V), as they are before a softmax takes their place. label, scale: (R, 1), the latter
-    what a loss of weight 1 is multiplied by in the end.
-    """
-
-    def __init__(
-        self,
-        alternatives: Alternatives,
-        head: Head,
-        logits: Tensor,
-        label: Tensor,
-        scale: Tensor,
-        earlier: Optional[Earlier],
-    ):
-        self.alternatives, self.head = alternatives, head
-        self.label, self.scale, self.earlier = label, scale.squeeze(1), earlier
-        self.losses: dict[str, Tensor] = {}
-        self.d_words: Optional[list[Tensor]] = None
-        self.d_logits: Optional[Tensor] = None
-        self.picked = head.pick(logits, earlier.words) if earlier else None
-        for name, loss in alternatives.of_logits.items():
+        label: (R,). scale: (R,), the gradient of a loss of weight 1.
+        """
+        losses, sums = {}, [None]
+        for name, loss in self.logits.items():
+            copy = logits.clone().requires_grad_(self.differentiate)
             with recorded():
-                copy = logits.clone().requires_grad_(head.differentiate)
-                self.losses[name] = loss.losses(copy, label.squeeze(1))
-            (gradient,) = self._gradients(name, [copy])
-            if gradient is not None:
-                self.d_logits = gradient if self.d_logits is None else self.d_logits + gradient
+                losses[name] = loss.losses(copy, label)
+            sums = self._accumulate(losses, name, [copy], scale, sums)
+        return losses, sums
 
-    def add_of_likelihoods(self, total: Tensor, target: Tensor) -> None:
-        """total, target: (R, 1), the logsumexp of all logits and the label's."""
-        if not self.alternatives.of_likelihoods:
-            return
-        known = [total.squeeze(1), target.squeeze(1)]
-        if self.earlier:
-            known.append(self.picked)
-        known = [x.detach().clone().requires_grad_(self.head.differentiate) for x in known]
-        for name, loss in self.alternatives.of_likelihoods.items():
+    def of_likelihoods(
+        self, known: list[Tensor], earlier: Optional[Earlier], scale: Tensor
+    ) -> Found:
+        """Losses (R,) by name, and the gradients of `known`, if there are any.
+
+        known: the logsumexp of all logits (R,), the label's logit (R,), and, where some losses look
+        back, the logits (R, L) of the caption's tokens.
+        """
+        losses, sums = {}, [None] * len(known)
+        known = [x.detach().clone().requires_grad_(self.differentiate) for x in known]
+        for name, loss in self.likelihoods.items():
             with recorded():
-                self.losses[name] = loss.losses(Likelihoods(*known, *(self.earlier or ())[1:]))
-            gradients = self._gradients(name, known)
-            sums = self.d_words or [torch.zeros_like(x) for x in known]
-            self.d_words = [a if b is None else a + b for a, b in zip(sums, gradients)]
+                losses[name] = loss.losses(Likelihoods(*known, *(earlier or ())[1:]))
+            sums = self._accumulate(losses, name, known, scale, sums)
+        return losses, sums
 
-    def share_of_softmax(self, share: Tensor) -> Tensor:
-        """What the softmax is multiplied by for its gradient, (R, 1), with what they add."""
-        return share if self.d_words is None else share + self.d_words[0].unsqueeze(1)
-
-    def add_gradients(self, d_logits: Tensor) -> None:
-        """To `d_logits` (R, V), but for the softmax's."""
-        if self.d_words is not None:
-            _, d_label, *d_earlier = self.d_words
-            self.head.add_(d_logits, self.label, d_label.unsqueeze(1))
-            for d_words in d_earlier:
-                self.head.add_(d_logits, self.earlier.words, d_words)
-        if self.d_logits is not None:
-            d_logits += self.d_logits
-
-    def _gradients(self, name: str, inputs: list[Tensor]) -> tuple[Optional[Tensor], ...]:
-        losses = self.losses[name]
-        self.losses[name] = losses.detach()
-        if not self.head.differentiate:
-            return (None,) * len(inputs)
-        d_losses = self.scale * self.alternatives.weights[name]
-        return torch.autograd.grad(losses, inputs, d_losses, allow_unused=True)
+    def _accumulate(self, losses: dict[str, Tensor], name: str, inputs, scale, sums) -> list:
+        """`sums` with the gradients of the inputs added; detaches the losses."""
+        found, losses[name] = losses[name], losses[name].detach()
+        if not self.differentiate:
+            return sums
+        d_losses = scale * self.weights[name]
+        gradients = torch.autograd.grad(found, inputs, d_losses, allow_unused=True)
+        pairs = zip(sums, gradients)
+        return [a if b is None else b if a is None else a + b for a, b in pairs]

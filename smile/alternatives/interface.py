@@ -1,7 +1,7 @@
-"""What an alternative to SMILE is: a loss of single tokens, and the parameters that it has.
+"""The interface of an alternative to SMILE: a loss of single tokens with its parameters.
 
-Two kinds are told apart by what they ask of a position's logits, since that decides what they cost
-from hidden states: a loss of likelihoods shares MLE's softmax, a loss of logits needs a copy.
+There are two kinds, which differ in their cost in the fused linear loss: a loss of likelihoods
+shares MLE's softmax, a loss of logits needs a copy of them.
 """
 
 import math
@@ -14,12 +14,12 @@ from torch import Tensor
 
 
 class Likelihoods(NamedTuple):
-    """What is known of R positions whose vocabulary has been summed up.
+    """The likelihoods of R positions.
 
-    total: (R,), the logsumexp of all logits; label: (R,), the label's logit. earlier: (R, L) logits
-    of words, which count where `is_earlier`: the caption had them before this position, each once.
-    is_label: (R, L), where such a word is the position's own label. The last three are None for a
-    loss that does not look back.
+    total: (R,), the logsumexp of all logits; label: (R,), the label's logit. earlier: (R, L),
+    logits of the caption's tokens, which count where `is_earlier`: where the token comes before
+    this position, each once. is_label: (R, L), whether such a token is the position's label. The
+    last three are None for a loss that does not look back.
     """
 
     total: Tensor
@@ -35,15 +35,15 @@ class Likelihoods(NamedTuple):
 
     @property
     def p_of_earlier(self) -> Tensor:
-        """The probabilities (R, L) of earlier words; 0 for what is none."""
+        """The probabilities (R, L) of earlier tokens; 0 for other tokens."""
         log_p = (self.earlier - self.total.unsqueeze(1)).masked_fill(~self.is_earlier, -math.inf)
         return log_p.exp()
 
 
 @dataclass(frozen=True)
 class TokenLoss(ABC):
-    """Its fields are its parameters, each with a default. Making one raises ValueError, in one
-    line, for a parameter of another kind or out of its range. title: what tables call it."""
+    """Its fields are its parameters, each with a default. Its constructor raises ValueError, in one
+    line, for a parameter of another type or out of its range. title: its name in tables."""
 
     title = ""
 
@@ -64,17 +64,17 @@ class TokenLoss(ABC):
             object.__setattr__(self, name, int(value))  # YAML has 1e4 for a float
 
     def require(self, holds: bool, name: str, allowed: str) -> None:
-        """Raise ValueError, saying what is allowed, where it does not hold."""
+        """Raise ValueError with the allowed values unless it holds."""
         if not holds:
             raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
     @abstractmethod
     def check(self) -> None:
-        """See that the parameters are in their ranges, by `require`."""
+        """Check the parameters' ranges, by `require`."""
 
 
 class OfLikelihoods(TokenLoss):
-    """A loss of `Likelihoods`. looks_back: whether it asks for the caption's earlier words."""
+    """A loss of `Likelihoods`. looks_back: whether it reads the caption's earlier tokens."""
 
     looks_back = False
 
@@ -84,8 +84,7 @@ class OfLikelihoods(TokenLoss):
 
 
 class Weighed(OfLikelihoods):
-    """MLE's loss of each token, times a weight that is a function of its probability and has no
-    gradient."""
+    """MLE's loss of each token, times a detached weight, a function of its probability."""
 
     def losses(self, words: Likelihoods) -> Tensor:
         with torch.no_grad():

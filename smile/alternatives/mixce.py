@@ -9,7 +9,7 @@ from smile.alternatives.interface import Weighed
 
 @dataclass(frozen=True)
 class MixCe(Weighed):
-    """-(eta + (1 - eta) p) log p of a label of probability p, the weight without gradient.
+    """-(eta + (1 - eta) p) log p of a label of probability p, the weight detached.
 
     eta 1 is MLE, eta 0 is DFT. Source: arXiv 2305.16958, the approximation of
     bloomberg/mixce-acl2023.

@@ -1,37 +1,23 @@
-"""The losses of alternatives where all logits are there: what they are by definition."""
-
-from typing import Optional
+"""The definitions of the alternatives' losses, on logits."""
 
 import torch
 from torch import Tensor
 
 from smile.alternatives.interface import Likelihoods, OfLikelihoods, OfLogits, TokenLoss
-from smile.captions import by_caption
 from smile.labels import at_least_float32, caption_types
 
 
-def token_losses(
-    loss: TokenLoss, logits: Tensor, labels: Tensor, segments: Optional[Tensor], ignore_index: int
-) -> Tensor:
-    """(B, N) of logits (B, N, V) and labels (B, N); any value where there is no label.
-
-    A row is one caption, unless `segments` (B, N) number those of its positions.
-    """
-
-    def losses_of(logits: Tensor, labels: Tensor) -> Tensor:  # (C, L, V), (C, L)
-        logits = at_least_float32(logits)
-        if isinstance(loss, OfLogits):
-            return _of_all(loss, logits, labels, ignore_index)
-        return _of_likelihoods(loss, logits, labels, ignore_index)
-
-    if segments is None:
-        return losses_of(logits, labels)
-    return by_caption(losses_of, (logits,), labels, segments, ignore_index)
+def token_losses(loss: TokenLoss, ignore_index: int, logits: Tensor, labels: Tensor) -> Tensor:
+    """(C, L) of logits (C, L, V) and labels (C, L), a caption in a row; any without a label."""
+    logits = at_least_float32(logits)
+    if isinstance(loss, OfLogits):
+        return _of_all(loss, logits, labels, ignore_index)
+    return _of_likelihoods(loss, logits, labels, ignore_index)
 
 
 def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The words of each caption (C, L), and, (C, L, L) by position and word, which of them it had
-    before, each once, and which of them are the position's own label."""
+    """The tokens of each caption (C, L), and, (C, L, L) by position and token, which of them were
+    labels before the position, each once, and which of them are the position's label."""
     types, distinct = caption_types(labels, ignore_index)
     is_label = types.unsqueeze(1) == labels.unsqueeze(2)
     before = is_label.cumsum(1) - is_label.long()  # how often

@@ -1,4 +1,4 @@
-"""ScaleGrad: words that a caption has not had yet are held down, so that training lifts them."""
+"""ScaleGrad: tokens new to a caption are scaled down, so that training raises them."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ LEAST = 1e-8  # added to a probability
 
 @dataclass(frozen=True)
 class ScaleGrad(OfLikelihoods):
-    """-log p' of the label, where p' is p with each word that the caption has not had before times
-    gamma, normalised again. gamma 1 is MLE.
+    """-log p' of the label: p' is p, times gamma for each token that is new to the caption, and
+    normalised again. gamma 1 is MLE.
 
-    What all words sum to is gamma + (1 - gamma) * sum of p over the caption's earlier words.
+    The normaliser is gamma + (1 - gamma) * sum of p over the caption's earlier tokens.
     Source: Lin, Han and Joty, "Straight to the Gradient", ICML 2021, shawnlimn/ScaleGrad.
     """
 

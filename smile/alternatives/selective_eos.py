@@ -1,4 +1,4 @@
-"""Selective EOS supervision: where a caption goes on, its end is not held down."""
+"""Selective EOS supervision: where a caption goes on, EOS is not trained down."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ from smile.alternatives.interface import OfLogits
 
 @dataclass(frozen=True)
 class SelectiveEos(OfLogits):
-    """MLE in which the end of a caption is scored only where it is the label.
+    """MLE whose softmax includes EOS only where EOS is the label.
 
-    Elsewhere the softmax is over the vocabulary without it. eos_token_id: the id of the end; our
-    captioners give their own. Source: arXiv 2402.14545,
+    eos_token_id: our captioners give their tokeniser's. Source: arXiv 2402.14545,
     yuezih/less-is-more.
     """
 
@@ -36,5 +35,5 @@ class SelectiveEos(OfLogits):
         end = logits[:, self.eos_token_id].where(labels == self.eos_token_id, -math.inf)
         column = labels.new_tensor([self.eos_token_id])
         logits = logits.index_copy(1, column, end.unsqueeze(1))
-        # Not F.cross_entropy, for which Liger puts a kernel that writes into its input.
+        # Not F.cross_entropy, which Liger replaces by a kernel that writes into its input.
         return torch.ops.aten.cross_entropy_loss(logits, labels, reduction=0)

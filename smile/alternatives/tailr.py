@@ -1,4 +1,4 @@
-"""TaiLr: tokens that the model finds unlikely are trusted less, as the reference may be wrong."""
+"""TaiLr: unlikely tokens are weighted less, as the reference may be wrong."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from smile.alternatives.interface import Weighed
 
 @dataclass(frozen=True)
 class TaiLr(Weighed):
-    """-w log p with w = p / (gamma + (1 - gamma) p), at least `min_weight`, without gradient.
+    """-w log p with w = p / (gamma + (1 - gamma) p), at least `min_weight`, detached.
 
     gamma 0 is MLE, gamma 1 with min_weight 0 is DFT. Source: arXiv 2302.13344,
     thu-coai/TaiLr.

@@ -1,4 +1,4 @@
-"""Loss truncation: the captions of the highest loss, which may be wrong, are left out."""
+"""Loss truncation: captions of the highest loss, which may be wrong, are dropped."""
 
 import math
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from smile.labels import count
 
 @dataclass(frozen=True)
 class Truncation(TokenLoss):
-    """The mean over captions of MLE's mean over their tokens, 0 for a caption that is dropped.
+    """The mean over captions of MLE's mean over their tokens, 0 for a dropped caption.
 
-    Dropped is a caption whose mean is at or above the quantile 1 - `drop` of the last `window`
-    captions' means, in training alone, and none before there were so many. Tokens are weighed so
+    A caption is dropped whose mean is at or above the quantile 1 - `drop` of the last `window`
+    captions' means, in training alone, and not before the window is full. Tokens are weighted so
     that the mean over tokens is this mean over captions. Source: arXiv 2004.14589,
     ddkang/loss_dropper.
     """
@@ -38,11 +38,11 @@ class Truncation(TokenLoss):
         ignore_index: int,
         means: Optional["LastMeans"],
     ) -> Tensor:
-        """What each token's loss is multiplied by, (B, N).
+        """The factor of each token's loss, (B, N).
 
         losses, labels, weights: (B, N). captions: the number of each position's caption, (B, N),
-        and how many there are. means: of the captions before, which get these; None outside of
-        training.
+        and how many there are. means: of earlier captions, which these are added to; None outside
+        of training.
         """
         numbers, number = captions
         numbers = numbers.flatten()
@@ -56,7 +56,7 @@ class Truncation(TokenLoss):
         there = tokens > 0
         each = by_caption(losses * own) / tokens.where(there, 1)
         if means is not None and means.seen.device != losses.device:
-            means.to(losses.device)  # of an objective that is no part of a model
+            means.to(losses.device)  # of an objective that is not part of a model
         kept = there if means is None else there & (each.float() < means.limit(self.drop))
         if means is not None:
             means.add(each, there)
@@ -65,13 +65,12 @@ class Truncation(TokenLoss):
 
 
 class LastMeans(nn.Module):
-    """The mean losses of the last `size` captions, in the order of a ring; in float32, as MPS has
-    no float64."""
+    """A ring buffer of the last `size` captions' mean losses; float32, as MPS has no float64."""
 
     def __init__(self, size: int):
         super().__init__()
         self.size = size
-        # The last place takes what is of no caption.
+        # The last element takes means of captions without labels.
         self.register_buffer("means", torch.zeros(size + 1), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -84,18 +83,18 @@ class LastMeans(nn.Module):
         return found.where(self.seen >= self.size, math.inf)
 
     def add(self, means: Tensor, there: Tensor) -> None:
-        """Those of a batch, (C,), where they are `there`."""
+        """Add a batch's means (C,), where they are `there`."""
         there = there & (there.flip(0).cumsum(0).flip(0) <= self.size)  # the last so many
         place = (self.seen + there.cumsum(0) - 1) % self.size
         self.means[place.where(there, self.size)] = means.to(self.means.dtype)
         self.seen += there.sum()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """The state for a checkpoint."""
         return {"means": self.means[:-1].clone(), "seen": self.seen.clone()}
 
     def restore(self, state: Any) -> None:
-        """Raises ValueError for what is no state of a window of this size."""
+        """Load a state. Raises ValueError for one of another size."""
         fits = isinstance(state, dict) and state.keys() == {"means", "seen"}
         if not fits or state["means"].shape != (self.size,):
             raise ValueError(f"truncation: the checkpoint has no window of {self.size} captions")

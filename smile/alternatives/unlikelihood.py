@@ -1,4 +1,4 @@
-"""Unlikelihood training: MLE, and the caption's earlier words are pushed down."""
+"""Unlikelihood training: MLE, and a penalty on the caption's earlier tokens."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 from smile.alternatives.interface import Likelihoods, OfLikelihoods
 
-LEAST = 1e-5  # of 1 - p, where the penalty ends
+LEAST = 1e-5  # the minimum of 1 - p in the penalty
 
 
 @dataclass(frozen=True)
 class Unlikelihood(OfLikelihoods):
-    """-log p - alpha * sum of log max(1 - p(c), 1e-5) over the caption's earlier words c.
+    """-log p - alpha * sum of log max(1 - p(c), 1e-5) over the caption's earlier tokens c.
 
-    The words are a set, without the label itself, and of the same caption alone.
+    They are a set, without the label, of the same caption alone.
     Source: arXiv 1908.04319, token level; facebookresearch/unlikelihood_training.
     """
 

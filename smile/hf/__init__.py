@@ -1,4 +1,4 @@
-"""The objective in models of transformers. That is not imported; a model is only looked at.
+"""The objective in models of transformers, which this package does not import.
 
 There are three ways in. `use_smile(model)` makes `model(**batch, labels=labels)` return the loss of
 an objective, with every version of transformers. `SmileLossMixin` makes a trainer do so, TRL's

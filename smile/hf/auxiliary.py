@@ -1,7 +1,6 @@
-"""What a model of transformers adds to its loss that labels have no part in.
+"""The losses that a model of transformers adds to the cross-entropy of its labels.
 
-Routers of experts have such losses. They are in the model's output when it sees no labels too,
-but without the weights with which it would add them.
+Routers of experts have such losses. Outputs have them without labels too, but unweighted.
 """
 
 from collections.abc import Mapping
@@ -10,9 +9,9 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import Known
+from smile.hf.head_table import Z_LOSSES, masks_by_labels, value_of
 
-# Losses by their names in outputs, for each the names of its weight.
+# Losses by their names in outputs, with the names of their weights.
 ROUTERS = {
     "aux_loss": ("router_aux_loss_coef", "aux_loss_coef"),
     "encoder_aux_loss": ("router_aux_loss_coef",),
@@ -23,13 +22,11 @@ ROUTERS = {
 ROUTER_LOGITS = ("router_logits", "encoder_router_logits", "decoder_router_logits")
 
 
-def auxiliary(
-    model: nn.Module, known: Known, output: Mapping
-) -> tuple[Optional[Tensor], dict[str, Tensor]]:
-    """What to add to the objective, None if nothing, and its parts as the model has them.
+def auxiliary(model: nn.Module, output: Mapping) -> tuple[Optional[Tensor], dict[str, Tensor]]:
+    """What to add to the objective, None if nothing, and its parts by name.
 
-    output: the model's, which saw no labels, so that a loss in it is of something else. Parts are
-    detached scalars by name, without their weights. Raises ValueError for a model that has losses
+    output: the model's without labels, so that a loss in it is an additional one. Parts are
+    detached scalars without their weights. Raises ValueError for a model that computes the losses
     of its routers only with labels.
     """
     weighted: list[Tensor] = []
@@ -41,19 +38,19 @@ def auxiliary(
         parts[name] = value.detach()
 
     for name, weights in ROUTERS.items():
-        given = [known.value(model, weight) for weight in weights]
-        given = [weight for weight in given if weight is not None]
-        if given and output.get(name) is not None:
-            add(name, given[0], output[name])
-    asked = any(output.get(name) is not None for name in ROUTER_LOGITS)
-    if asked and not parts and "router_aux_loss_coef" in known.spoken:
+        found = [value_of(model, weight) for weight in weights]
+        found = [weight for weight in found if weight is not None]
+        if found and output.get(name) is not None:
+            add(name, found[0], output[name])
+    routed = any(output.get(name) is not None for name in ROUTER_LOGITS)
+    if routed and not parts and value_of(model, "router_aux_loss_coef"):
         raise ValueError(
             f"{type(model).__name__} has the losses of its routers only where it has labels; "
             "use_smile needs output_router_logits=False for it"
         )
-    if z_weight := known.value(model, "z_loss_coefficient"):
+    if z_weight := value_of(model, Z_LOSSES.get(type(model).__name__)):
         add("z_loss", z_weight, output["logits"].logsumexp(dim=-1).pow(2).mean())
-    if output.get("loss") is not None and not known.masks_by_labels:
+    if output.get("loss") is not None and not masks_by_labels(model):
         add("own_loss", 1.0, output["loss"])
     if not weighted:
         return None, parts

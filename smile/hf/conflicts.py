@@ -1,45 +1,31 @@
-"""What a trainer is, or is told, that cannot be together with an objective: a line each."""
+"""Trainers and settings that exclude an objective: a line each."""
 
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
+
+LIBRARIES = ("transformers", "trl")
+# Their trainers whose loss is the model's; SFTTrainer's compute_loss computes another one.
+KNOWN = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "BaseTrainer", "_BaseTrainer")
 
 
 def losses(trainer: type, mixin: type) -> list[type]:
-    """The classes after `mixin` with a compute_loss of their own, in MRO order.
-
-    TRL's SFTTrainer is skipped: it reads a loss off its own head, or figures off logits. It is
-    recognised by its `formatting_func` argument, and is the last but one.
-    """
+    """The classes after `mixin` with a compute_loss of their own, in MRO order, but SFTTrainer."""
     after = trainer.__mro__[trainer.__mro__.index(mixin) + 1 :]
     found = [base for base in after if "compute_loss" in vars(base)]
     if not found:
         raise TypeError(f"{trainer.__name__} is no trainer: put SmileLossMixin before one")
-    if len(found) > 1 and "formatting_func" in _takes(found[-2]):
-        del found[-2]
-    return found
+    return [base for base in found if base.__name__ != "SFTTrainer"]
 
 
 def other_losses(trainer: type, mixin: type) -> Iterator[str]:
-    for base in losses(trainer, mixin)[:-1]:
-        takes = _takes(base).values()
-        fixed = takes and all(each.kind is not each.VAR_KEYWORD for each in takes)
-        asks_another = "compute_loss" in inspect.unwrap(base.compute_loss).__code__.co_names
-        if fixed and not asks_another:
-            yield (
-                f"{base.__name__} has a loss of its own; leave SmileLossMixin out, or have its "
-                "compute_loss return super().compute_loss(...)"
-            )
-
-
-def _takes(trainer: type) -> Mapping[str, inspect.Parameter]:
-    """The arguments of its own __init__, if it has one."""
-    own = vars(trainer).get("__init__")
-    return inspect.signature(own).parameters if own else {}
+    """A line for each trainer of a library that has another loss than its model's."""
+    for base in losses(trainer, mixin):
+        if base.__module__.split(".")[0] in LIBRARIES and base.__name__ not in KNOWN:
+            yield f"{base.__name__} has another loss; leave SmileLossMixin out"
 
 
 def conflicts(trainer: Any) -> Iterator[str]:
-    """trainer: one that has been made, before it trains."""
+    """A line for each setting of a trainer, before it trains, that excludes the objective."""
     args = trainer.args
     if args.label_smoothing_factor:
         factor = args.label_smoothing_factor

@@ -1,4 +1,4 @@
-"""What is known of a family of transformers' models: its head, its labels, its decoder's input."""
+"""A model of transformers: whether it generates text, its special tokens, its labels in step."""
 
 import inspect
 import re
@@ -8,28 +8,26 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head import language_head
-from smile.hf.head_table import Known, of_version
+from smile.hf.head_table import masks_by_labels
 
 IGNORED = -100
-# What configurations call the tokens that stand where the features of an image, a video or a sound
-# are put.
+# Names in configurations of the tokens that the features of an image, a video or a sound replace.
 MEDIA_TOKENS = tuple(
     f"{medium}_token_{kind}" for medium in ("image", "video", "audio") for kind in ("id", "index")
 )
-# And those that labels of an encoder-decoder model can begin with, besides bos_token_id.
+# And of those that labels of an encoder-decoder model can begin with, besides bos_token_id.
 OPENING_TOKENS = (
     *("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids"),
     *("lang_to_id", "task_to_id", "no_timestamps_token_id", "text_decoder_lang_to_code_id"),
 )
 MULTILINGUAL = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
 
-# Families by a pattern of their names, and why their loss is none of text that is written on.
+# Patterns of class names, and why the loss of such a model is not a language-modelling loss.
 REFUSED = {
     "MaskedLM": "fills in words",
     "Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining": "writes no text",
     "ForCTC|ForRNNT|ForTDT": "aligns sound with text",
-    "XLNet|XLMWithLMHead|Flaubert": "reads words in an order of its own",
+    "XLNet|XLMWithLMHead|Flaubert": "reads words in a permuted order",
     "ProphetNet": "predicts several words at a time",
     "Rag(Token|Sequence)": "weighs what several documents say",
     "Csm|HiggsAudio|VibeVoice": "writes sound beside text",
@@ -37,12 +35,13 @@ REFUSED = {
 
 
 def generative(model: nn.Module) -> nn.Module:
+    """The model of transformers, without PEFT's around it; ValueError unless it generates text."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    name, known = type(model).__name__, inspect.signature(type(model).forward).parameters
+    name, takes = type(model).__name__, inspect.signature(type(model).forward).parameters
     for pattern, reason in REFUSED.items():
         if re.search(pattern, name):
             raise ValueError(f"{name} {reason}; give a model that generates text")
-    if not hasattr(model, "config") or "labels" not in known:
+    if not hasattr(model, "config") or "labels" not in takes:
         raise ValueError(
             f"{name} takes no labels; give a generative model of transformers, "
             "before DDP, FSDP or torch.compile is around it"
@@ -50,61 +49,36 @@ def generative(model: nn.Module) -> nn.Module:
     return model
 
 
-def give_labels(model: nn.Module, known: Known, labels: Tensor, inputs: dict) -> None:
+def give_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     """Put labels into `inputs` for a model that masks by them.
 
-    ValueError where token types are not there: its text would see itself with labels too.
+    ValueError without token types: its words would see later words even with labels.
     """
-    if not known.masks_by_labels:
+    if not masks_by_labels(model):
         return
     if inputs.get("token_type_ids") is None:
         raise ValueError(
-            f"{of_version(model)} masks text by token_type_ids, which are not in the batch; its "
-            "processor makes them where it is given suffix=captions"
+            f"{type(model).__name__} before transformers 5.0 masks text by token_type_ids, which "
+            "are not in the batch; its processor makes them where it is given suffix=captions"
         )
     inputs["labels"] = labels
 
 
-def needs_use_smile(model: nn.Module, known: Known) -> None:
-    """ValueError for a model that a trainer would spoil by keeping labels from it."""
-    if known.masks_by_labels:
-        raise ValueError(f"{of_version(model)} masks text by its labels; call use_smile for it")
-
-
-def readable_head(model: nn.Module, known: Known) -> nn.Module:
-    """The head whose input the objective is made of; ValueError, in one line, where it cannot."""
-    reason = None
-    if known.masks_by_labels:
-        reason = "masks text by its labels (5.0 and later do not)"
-    elif known.value(model, "z_loss_coefficient"):
-        reason = "has a loss of all its logits"
-    if reason is not None:
-        raise ValueError(f"{of_version(model)} {reason}; use_smile needs from_hidden=False for it")
-    return language_head(model)
-
-
 def encoder_decoder(model: nn.Module) -> bool:
-    """Whether its decoder reads labels moved to the right, so that logits are in step with them."""
+    """Whether its decoder reads labels shifted right, so that logits are in step with them."""
     configs = (model.config, getattr(model.config, "text_config", None))
     return any(getattr(config, "is_encoder_decoder", False) for config in configs)
 
 
-def cache_by_kwargs(model: nn.Module) -> bool:
-    """Whether its forward takes use_cache among **kwargs; the configuration tells of a cache."""
-    kinds = [x.kind for x in inspect.signature(type(model).forward).parameters.values()]
-    configs = (model.config, getattr(model.config, "text_config", None))
-    return inspect.Parameter.VAR_KEYWORD in kinds and any(hasattr(x, "use_cache") for x in configs)
-
-
-def check_words(labels: Tensor) -> None:
-    """ValueError for labels that are no words (B, N)."""
+def check_tokens(labels: Tensor) -> None:
+    """ValueError unless labels are integers (B, N)."""
     if labels.dim() != 2 or labels.is_floating_point():
-        shape = tuple(labels.shape)
-        raise ValueError(f"labels of {shape} in {labels.dtype}; give captions x words, as integers")
+        found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
+        raise ValueError(f"{found}; give captions x tokens, as integers")
 
 
 def without_media(model: nn.Module, labels: Tensor) -> Tensor:
-    """Labels that do not score the places of an image, a video or a sound."""
+    """Labels, ignored at the tokens of an image, a video or a sound."""
     return labels.masked_fill(media_of(model, labels), IGNORED)
 
 
@@ -145,7 +119,7 @@ def configured(model: nn.Module, *names: str) -> set[int]:
 
 
 def is_one_of(tokens: Tensor, ids: Iterable[int]) -> Tensor:
-    """bool, of the shape of `tokens`; no accelerator is waited for."""
+    """bool, of the shape of `tokens`; without waiting for an accelerator."""
     among = torch.tensor([*ids], dtype=tokens.dtype).to(tokens.device, non_blocking=True)
     return (tokens.unsqueeze(-1) == among).any(-1)
 
@@ -157,10 +131,10 @@ def in_step(
     shifted: bool = False,
     tokens: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logits or hidden states (B, M, X), M >= N, and labels (B, N) so that one predicts the other.
+    """Logits or hidden states (B, M, X), M >= N, and labels (B, N), aligned.
 
-    Places before the text, which are an image's, have no labels and are left out. shifted: labels
-    are in step already. tokens: the model's input (B, N), if known.
+    Positions before the text, which are an image's, have no labels and are left out. shifted:
+    labels are aligned already. tokens: the model's input (B, N), if known.
     """
     labels = without_media(model, labels.to(predictions.device))
     before = predictions.size(1) - labels.size(1)
@@ -184,8 +158,8 @@ def in_step(
 
 
 def _check_before(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
-    """Raise ValueError where an image that takes more places than it has tokens, as LLaVA's did
-    before transformers 4.45, moves some scored words and not others, or not all rows alike."""
+    """Raise ValueError where an image takes more positions than it has tokens, as LLaVA's did
+    before transformers 4.45, unless that moves all scored tokens of all rows alike."""
     media = media_of(model, tokens)
     to_come = media.flip(1).cumsum(1).flip(1) > 0  # (B, N), also where the image is
     if (to_come & (labels != IGNORED)).any() or media.sum(1).unique().numel() > 1:
@@ -196,7 +170,7 @@ def _check_before(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
 
 
 def give_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
-    """Put what an encoder-decoder model would make of its labels into `inputs`, where it is not."""
+    """Put the decoder's input that an encoder-decoder model makes of its labels into `inputs`."""
     given = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
     if not encoder_decoder(model) or any(value is not None for value in given):
         return

@@ -1,7 +1,8 @@
 """A model of transformers whose forward returns the objective's loss."""
 
+import functools
 import inspect
-import itertools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
@@ -10,99 +11,110 @@ import torch
 from torch import Tensor, nn
 
 from smile.hf.auxiliary import auxiliary
-from smile.hf.families import (
-    IGNORED,
-    cache_by_kwargs,
-    generative,
-    give_decoder_inputs,
-    give_labels,
-    needs_use_smile,
-    readable_head,
-)
-from smile.hf.forward_patch import put_on, take_off
-from smile.hf.head import from_states, transform_of
-from smile.hf.head_table import Known, known_of
+from smile.hf.families import IGNORED, generative, give_decoder_inputs, give_labels
+from smile.hf.head import linear_head
+from smile.hf.head_table import masks_by_labels
 from smile.hf.misuse_checks import (
-    Calls,
-    NoLogits,
-    Running,
+    REMEDY,
+    Call,
+    is_running,
     logits_of,
-    reads_figures,
-    refuse_other_loss,
+    refuse_other_losses,
     unwatch,
-    watch_head,
-    watch_output,
+    watch,
     watch_parts,
 )
 from smile.hf.packed import OF_A_BATCH, Targets
-from smile.hf.packing_check import PLACES, SEEN, keeps_apart
+from smile.hf.packing_check import refuse_leaks
 from smile.hf.refusal import refuse
 from smile.objective import Objective, ObjectiveOutput
 
-TRIES = 8  # steps in which a model is asked whether it keeps texts of a row apart
+ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
 
 
 @dataclass(eq=False)
 class _Settings:
     objective: Objective
     from_hidden: bool
-    arguments: list[str]  # of the class's forward, by place
-    cache_by_kwargs: bool  # whether that takes use_cache without naming it
-    known: Known
-    calls: Calls
+    arguments: list[str]  # of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
-    head_is_last: Any = None  # under these forwards, found so in their first step
-    # Whether texts of a row are, as found in each step until it is known, by whether a batch has
-    # several rows and by the form of its places.
-    apart: dict[tuple, list[Optional[bool]]] = field(default_factory=dict)
-    number: int = field(default_factory=itertools.count(1).__next__)  # for `refuse`
+    head_is_checked: bool = False
 
 
 def use_smile(
-    model: nn.Module,
-    objective: Union[Objective, str, Mapping[str, float], None] = None,
-    from_hidden: bool = False,
+    model: nn.Module, objective: ObjectiveLike = None, from_hidden: bool = False
 ) -> nn.Module:
     """Make `model(**batch, labels=labels)` return the objective's loss; returns the model.
 
     model: a generative model of transformers, or of PEFT or torch.compile around one, before DDP or
-    FSDP. objective: one, or what it is made of, such as {"mle": 0.01, "smile": 0.99}; SMILE with
-    first-token MLE if none is given. With `from_hidden`, training takes the loss from what goes
-    into the language head, so that logits are never all there; the output has none then. Raises
-    ValueError for a model that cannot do so.
+    FSDP. objective: one, or its spec, such as {"mle": 0.01, "smile": 0.99}; SMILE with first-token
+    MLE if none is given. With `from_hidden`, training computes the loss from the language head's
+    input, without a tensor of all logits, and the output has no logits; a model whose class or head
+    is not in `smile.hf.head_table` is trained from logits, with a warning.
 
-    The forward takes besides labels (B, N): `shift_labels` (B, N) in their place, whose n-th is
-    what position n predicts; `segments` and `weights`, in step with either, as `smile_loss` has
-    them; `num_items_in_batch`, by which the sum over tokens is divided; `keep_logits`, True for the
-    loss from logits and False for that from hidden states, whatever `from_hidden` says. Without
-    segments a text that `seq_idx`, `cu_seq_lens_q` or `position_ids` begin anew, and in it each
-    unbroken run of labels, is a caption. Raises ValueError for a row that seems to be packed
-    without any of them, and where the model lets a text of a row change the next. In training a
-    call that asks for another loss raises ValueError, as does another loss that is made of the
-    output alone.
+    The forward takes besides labels (B, N): `shift_labels` (B, N) instead, whose n-th is the next
+    token of position n; `segments` and `weights`, aligned with them, as `smile_loss` has them;
+    `num_items_in_batch`, by which the sum over tokens is divided; `keep_logits`, which overrides
+    `from_hidden`. Without segments a text that `seq_idx`, `cu_seq_lens_q` or `position_ids` begin
+    anew, and in it each unbroken run of labels, is a caption. Raises ValueError for a row that
+    seems to be packed without any of them, where the model would let a text of a row change the
+    next, and in training for a call or a gradient of another loss.
     """
     given, model = model, _inside(model)
     undo(model)
-    objective, known = _checked(objective), known_of(model)
-    calls = Calls.none(model)
-    if from_hidden:
-        watch_head(readable_head(model, known), calls)
-    watch_parts(model, calls)
-    arguments = list(inspect.signature(type(model).forward).parameters)[1:]
-    by_kwargs = cache_by_kwargs(model)
-    model._smile = _Settings(objective, from_hidden, arguments, by_kwargs, known, calls)
-    # Trainer is to pass num_items_in_batch too.
-    put_on(model, _forward, OF_A_BATCH, accepts_loss_kwargs=True)
+    objective, original = _checked(objective), type(model)
+    if from_hidden and linear_head(model) is None:
+        line = "is trained from logits: smile.hf.head_table lacks its class or its kind of head"
+        warnings.warn(f"{type(model).__name__} {line}", stacklevel=2)
+    watch_parts(model)
+    arguments = list(inspect.signature(original.forward).parameters)[1:]
+    model._smile = _Settings(objective, from_hidden, arguments)
+    # A forward that is set on the model from now on is above the objective, these are below.
+    model._smile_below = (*getattr(model, "_smile_below", ()), model.__dict__.pop("forward", None))
+    model.__class__ = _with_objective(original, len(model._smile_below) - 1)
     return given
+
+
+def _with_objective(original: type, level: int) -> type:
+    """A subclass whose forward returns the objective's loss; level: of `_smile_below`.
+
+    A class, since copies and replicas of the model would share an attribute of the instance. It has
+    the name of the original, which checkpoints and Trainer read.
+    """
+
+    def forward(self, *args, **kwargs):
+        own = self._smile_below[level]
+        below = functools.partial(original.forward, self) if own is None else own
+        settings = getattr(self, "_smile", None)
+        if settings is None or is_running(self):
+            return below(*args, **kwargs)
+        return _forward(self, settings, below, args, kwargs)
+
+    # Trainer removes the columns of a data set that the signature lacks.
+    signature, only = inspect.signature(original.forward), inspect.Parameter.KEYWORD_ONLY
+    added = {name: inspect.Parameter(name, only, default=None) for name in OF_A_BATCH}
+    parameters = {**added, **signature.parameters}
+    ordered = sorted(parameters.values(), key=lambda x: x.kind)  # **kwargs stay last
+    forward.__signature__ = signature.replace(parameters=ordered)
+    names = ("__module__", "__doc__", "__qualname__")
+    content = {name: getattr(original, name) for name in names}
+    # Trainer is to pass num_items_in_batch too.
+    content.update(forward=forward, accepts_loss_kwargs=True, _without_smile=original)
+    return type(original.__name__, (original,), content)
 
 
 def undo(model: nn.Module) -> nn.Module:
     """Give a model its own loss back; one that has it stays as it is. Returns the model."""
     given, model = model, _inside(model)
-    settings = model.__dict__.pop("_smile", None)
-    if settings is not None:
-        unwatch(model, settings.calls)
-    take_off(model)
+    original = type(model).__dict__.get("_without_smile")  # none under a class that FSDP put on top
+    if model.__dict__.pop("_smile", None) is not None:
+        unwatch(model)
+    if original is not None:
+        model.__class__ = original
+        if "forward" not in vars(model):  # a forward that is set calls those below
+            *model._smile_below, own = model._smile_below
+            if own is not None:
+                model.forward = own
     return given
 
 
@@ -119,148 +131,118 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     """The `compute_loss_func` of `Trainer` or `Seq2SeqTrainer` for this model.
 
     The trainer keeps labels from the model, so an encoder-decoder model needs `decoder_input_ids`
-    in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` puts them there. Of a batch it
-    sees the labels alone: rows that are packed need `use_smile`, and are refused where it shows.
+    in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` adds them. The function sees
+    the labels of a batch alone: packed rows need `use_smile`, and are refused where labels show it.
     """
     model, objective = _inside(model), _checked(objective)
-    known = known_of(model)
-    needs_use_smile(model, known)
+    if masks_by_labels(model):
+        line = "before transformers 5.0 masks text by its labels; call use_smile for it"
+        raise ValueError(f"{type(model).__name__} {line}")
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        targets = Targets(model, objective, labels)
+        targets = Targets(model, objective, labels).check()
         fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
-        weighted, _ = auxiliary(model, known, fields)
-        return _loss(objective(*targets.of(logits)), num_items_in_batch, weighted)
+        added, _ = auxiliary(model, fields)
+        return _loss(objective(*targets.of(logits)), num_items_in_batch, added)
 
     return compute_loss
 
 
-def _forward(model: nn.Module, below: Callable, args: tuple, kwargs: dict) -> Any:
-    """The model's forward, of which `below` is what it would be without the objective."""
-    settings = getattr(model, "_smile", None)
-    if settings is None or settings.calls.of(model):
-        return below(*args, **kwargs)
+def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: dict) -> Any:
+    """The model's forward; below: the forward without the objective."""
     named = dict(zip(settings.arguments, args))
     if twice := named.keys() & kwargs.keys():
         raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}; give one")
-    given = {**named, **kwargs}
-    refuse_other_loss(model, given)
-    read = reads_figures(given)
-    labels, shift_labels = given.pop("labels", None), given.pop("shift_labels", None)
-    segments, weights = given.pop("segments", None), given.pop("weights", None)
-    keep_logits = given.pop("keep_logits", None)
+    inputs = {**named, **kwargs}
+    labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
+    segments, weights = inputs.pop("segments", None), inputs.pop("weights", None)
+    keep_logits = inputs.pop("keep_logits", None)
+    in_training = model.training and torch.is_grad_enabled()
     if labels is None and shift_labels is None:
-        return settings.calls.run(Running(model), below, given)
+        if in_training:
+            raise ValueError(
+                f"{type(model).__name__} is trained without labels, so that another loss is made "
+                f"of its output (label smoothing, compute_loss_func), {REMEDY}"
+            )
+        return Call(model).run(below, inputs)
     from_hidden = settings.from_hidden and model.training
     from_hidden = from_hidden if keep_logits is None else not keep_logits
-    num_items_in_batch = given.pop("num_items_in_batch", None)
-    return_dict = given.pop("return_dict", None)
-    given["return_dict"] = True
+    head = linear_head(model) if from_hidden else None
+    num_items_in_batch = inputs.pop("num_items_in_batch", None)
+    return_dict = inputs.pop("return_dict", None)
+    inputs["return_dict"] = True
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
-    objective, batch = settings.objective, (segments, weights, given)
-    targets = Targets(model, objective, labels, shifted, *batch, from_hidden=from_hidden)
-    packed = targets.rows is not None and settings.cache_by_kwargs
+    objective = settings.objective
+    targets = Targets(model, objective, labels, shifted, segments, weights, {**inputs})
+    targets.check(head is not None)
+    packed = targets.texts is not None and "kwargs" in settings.arguments
     if packed or "use_cache" in settings.arguments:
-        given["use_cache"] = False  # with one, some do not keep texts of a row apart
-    give_decoder_inputs(model, labels, given)
-    # What is below sees no labels otherwise, so that it computes no loss of its own.
-    give_labels(model, settings.known, labels, given)
-    by_caption = objective.weights.keys() != {"mle"}
-    if by_caption and targets.rows is not None and not torch.compiler.is_compiling():
-        _refuse_leaks(model, settings, below, given, targets.rows)
-    run = _run_from_hidden if from_hidden else _run
-    output, result = run(model, settings, below, given, targets)
-    weighted, raw = auxiliary(model, settings.known, output)
-    loss = _loss(result, num_items_in_batch, weighted)
+        inputs["use_cache"] = False  # with one, some do not keep texts of a row apart
+    give_decoder_inputs(model, labels, inputs)
+    # The model sees no labels otherwise, so that it computes no loss of them.
+    give_labels(model, labels, inputs)
+    if targets.texts is not None and objective.weights.keys() != {"mle"}:
+        refuse_leaks(model, inputs, targets.texts)
+    if head is None:
+        output = Call(model).run(below, inputs)
+        result = objective(*targets.of(logits_of(model, output)))
+    else:
+        output, result = _from_hidden(model, settings, below, inputs, targets, head)
+    added, raw = auxiliary(model, output)
+    loss = _loss(result, num_items_in_batch, added)
     settings.parts = {**result.parts, **raw}
     fields = {**output, "loss": loss}
-    if from_hidden:
+    if head is not None:
         del fields["logits"]
-        fields.update({"logits": NoLogits()} if read else {})
-    if model.training and torch.is_grad_enabled():
-        fields = watch_output(model, settings.calls, fields, loss)
+    if in_training:
+        fields = refuse_other_losses(model, fields, loss)
     output = type(output)(**fields)
     wants_dict = model.config.return_dict if return_dict is None else return_dict
     return output if wants_dict else output.to_tuple()
 
 
-def _refuse_leaks(model, settings, below, given, rows: Tensor) -> None:
-    """ValueError where a row has several texts, of which the model lets one change the next."""
-    if given.get("attention_mask") is not None:
-        return  # it can keep them apart
-    tensors = [name for name in PLACES if isinstance(given.get(name), Tensor)]
-    form = tuple((name, given[name].shape[:-2]) for name in tensors)
-    several = len(rows) > 1
+def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, ObjectiveOutput]:
+    """The output with logits of the last position alone, and the objective of hidden states.
 
-    def run(inputs: dict) -> Tensor:
-        return logits_of(model, settings.calls.run(Running(model), below, inputs))
-
-    for n in (1, 2):  # by all processes at once, whatever their rows
-        found = settings.apart.setdefault((n > 1, form), [])
-        if found.count(None) == len(found) < TRIES:
-            found.append(keeps_apart(model, run, given, n))
-    if settings.apart[several, form][-1] is False and (rows != rows[:, :1]).any():
-        settings.apart = {}  # it can be given another attention, and tried again
-        raise ValueError(f"{type(model).__name__} {SEEN}")
-
-
-def _run(model, settings, below, given, targets) -> tuple[dict, ObjectiveOutput]:
-    """The output, and the objective's from its logits."""
-    output = settings.calls.run(Running(model), below, given)
-    return output, settings.objective(*targets.of(logits_of(model, output)))
-
-
-def _run_from_hidden(model, settings, below, given, targets) -> tuple[dict, ObjectiveOutput]:
-    """The output with logits of the last position alone, and the objective's from hidden states.
-
-    The objective is taken in the head's call, where FSDP has the head's weights whole.
+    The objective is computed in the head's call, where FSDP has gathered the head's weights.
     """
-    head, transform = readable_head(model, settings.known), transform_of(model, settings.known)
     results = []
 
-    def take(states: Tensor) -> tuple[Tensor]:
-        states = states.to(head.weight.device)  # as accelerate does in the head's forward
-        results.append(from_states(settings.objective, head, transform, *targets.of(states)))
-        return (states[:, -1:].detach(),)
+    def take(states: Tensor) -> Tensor:
+        states = states.to(head.module.weight.device)  # as accelerate does in the head's forward
+        results.append(head.objective(settings.objective, *targets.of(states)))
+        return states[:, -1:].detach()
 
-    call = Running(model, head, take)
-    watch_head(head, settings.calls)
-    output = settings.calls.run(call, below, given)
-    last = logits_of(model, output).detach()
+    watch(head.module)
+    call = Call(model, head.module, take)
+    output = call.run(below, inputs)
+    last, name = logits_of(model, output).detach(), type(model).__name__
     if not results:
         raise ValueError(
-            f"{type(model).__name__}: the forward that was set on the model does not call its "
-            "language head; use_smile needs from_hidden=False for it"
-        )
-    result, compiling = _moved(results[-1], last.device), torch.compiler.is_compiling()
-    if compiling or settings.head_is_last is not model._smile_chain:
-        line = (
-            f"{type(model).__name__} changes the logits of its language head; "
+            f"{name}: the forward that was set on the model does not call its language head; "
             "use_smile needs from_hidden=False for it"
         )
-        changed = transform.changed(last, call.seen.detach().to(last.device))
-        loss = refuse(changed.unsqueeze(0), [line], result.loss, settings.number)
-        result = ObjectiveOutput(loss, result.parts, result.tokens)
-        settings.head_is_last = None if compiling else model._smile_chain
-    return output, result
+    loss, parts, tokens = results[-1]
+    # accelerate moves the output of a model on several devices to that of the input.
+    loss, tokens = loss.to(last.device), tokens.to(last.device)
+    parts = {key: part.to(last.device) for key, part in parts.items()}
+    if torch.compiler.is_compiling() or not settings.head_is_checked:
+        line = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
+        changed = head.changed(last, call.seen.detach().to(last.device))
+        loss = refuse(changed.unsqueeze(0), [f"{line} for it"], loss)
+        settings.head_is_checked = not torch.compiler.is_compiling()
+    return output, ObjectiveOutput(loss, parts, tokens)
 
 
-def _moved(result: ObjectiveOutput, device: torch.device) -> ObjectiveOutput:
-    """To where the output is: accelerate moves that to the input of a model over several."""
-    loss, parts, tokens = result
-    parts = {name: part.to(device) for name, part in parts.items()}
-    return ObjectiveOutput(loss.to(device), parts, tokens.to(device))
-
-
-def _loss(result: ObjectiveOutput, num_items_in_batch, weighted: Optional[Tensor]) -> Tensor:
-    """The objective, and what the model adds to it of itself."""
+def _loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
+    """The objective, with the losses that the model adds to it."""
     loss = result.loss
     if num_items_in_batch is not None:
-        if isinstance(num_items_in_batch, Tensor):  # lies where the model begins
+        if isinstance(num_items_in_batch, Tensor):  # is on the model's first device
             num_items_in_batch = num_items_in_batch.to(loss.device)
         loss = loss * result.tokens / num_items_in_batch
-    return loss if weighted is None else loss + weighted.to(loss.device)
+    return loss if added is None else loss + added.to(loss.device)
 
 
 def _inside(model: nn.Module) -> nn.Module:
@@ -268,7 +250,7 @@ def _inside(model: nn.Module) -> nn.Module:
     return generative(model._modules.get("_orig_mod", model))
 
 
-def _checked(objective: Union[Objective, str, Mapping[str, float], None]) -> Objective:
+def _checked(objective: ObjectiveLike) -> Objective:
     if not isinstance(objective, Objective):
         objective = Objective() if objective is None else Objective(objective)
     if objective.ignore_index != IGNORED:

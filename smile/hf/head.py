@@ -1,6 +1,6 @@
-"""The language head of a model of transformers: where it is, and how its logits become the model's.
+"""The language head of a model of transformers, as the fused linear loss reads it.
 
-Nothing of transformers or PEFT is imported: their modules are known by what they have.
+Nothing of transformers or PEFT is imported: their modules are recognised by their attributes.
 """
 
 from typing import NamedTuple, Optional
@@ -8,87 +8,103 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import CAPS, SCALES, Known
+from smile.head import Transform
+from smile.hf.head_table import Z_LOSSES, HeadRow, head_row, masks_by_labels, value_of
 from smile.objective import Objective, ObjectiveOutput
 
 
-class Transform(NamedTuple):
-    """The model's logits are softcap * tanh(scale * (the head's + bias) / softcap).
+class LinearHead(NamedTuple):
+    """A head whose logits are hidden @ weight.T + bias, and the model's changes to them.
 
-    Without a softcap they are scale * (the head's + bias). bias: (V,) or None. words: how many
-    words of the head the model knows, where there are more for alignment.
+    module: a linear layer, or PEFT's LoRA around one. bias: (V,), added to the module's logits, or
+    None. vocabulary: how many of them the model keeps; None for all.
     """
 
-    scale: float = 1.0
-    softcap: Optional[float] = None
-    bias: Optional[Tensor] = None
-    words: Optional[int] = None
-
-    def of(self, logits: Tensor) -> Tensor:
-        """The model's logits (..., words) of the head's (..., V)."""
-        logits = logits if self.bias is None else logits + self.bias.to(logits)
-        logits = logits * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits[..., : self.words]
+    module: nn.Module
+    transform: Transform
+    bias: Optional[Tensor]
+    vocabulary: Optional[int]
 
     def changed(self, theirs: Tensor, logits: Tensor) -> Tensor:
-        """bool (B,): rows in which the model's logits are others than its head's tell.
+        """bool (B,): rows in which the model's logits are not those of the table's row.
 
-        Where nothing is done to them they are the same to the bit, unless a compiler rounds; else
-        up to the rounding of a few operations.
+        theirs: the model's logits; logits: its head's. Without a transform they are equal to the
+        bit unless a compiler rounds; otherwise up to the rounding of a few operations.
         """
-        expected = self.of(logits.to(theirs.dtype))
+        expected = logits.to(theirs.dtype, copy=True)
+        if self.bias is not None:
+            expected += self.bias.to(expected)
+        expected = self.transform(expected)[0][..., : self.vocabulary]
         if expected.shape != theirs.shape:
             return torch.ones(len(theirs), dtype=torch.bool, device=theirs.device)
-        plain = self.scale == 1.0 and self.softcap is None and self.bias is None
+        plain = self.transform == Transform() and self.bias is None
         exact = plain and not torch.compiler.is_compiling()
         rounding = 0 if exact else 4 * max(torch.finfo(x.dtype).eps for x in (theirs, logits))
         same = torch.isclose(theirs, expected, rtol=rounding, atol=rounding, equal_nan=True)
         return ~same.flatten(1).all(1)
 
+    def objective(
+        self,
+        objective: Objective,
+        hidden: Tensor,
+        labels: Tensor,
+        segments: Optional[Tensor] = None,
+        weights: Optional[Tensor] = None,
+    ) -> ObjectiveOutput:
+        """The objective of the head's input (B, N, D); the rest as `Objective` takes it."""
+        hidden, weight, bias = _read(self.module, hidden)
+        if self.bias is not None:
+            added = self.bias.to(weight)
+            bias = added if bias is None else bias + added
+        if self.vocabulary is not None:
+            weight, bias = (x if x is None else x[: self.vocabulary] for x in (weight, bias))
+        scale, softcap = self.transform
+        return objective.from_hidden(
+            hidden, weight, bias, labels, segments, weights, scale=scale, softcap=softcap
+        )
 
-def transform_of(model: nn.Module, known: Known) -> Transform:
-    """How this model makes its logits of its head's."""
-    scale, softcap = 1.0, None
-    for name in SCALES:
-        scale *= known.value(model, name, 1.0)
-    if scaling := known.value(model, "logits_scaling"):
-        # Granite divides by it.
-        scale *= scaling if "HyperCLOVAX" in type(model).__name__ else 1 / scaling
-    for name in CAPS:
-        softcap = known.value(model, name, softcap)
-    bias = known.value(model, "final_logits_bias")
-    words = known.value(model, "unpadded_vocab_size")
-    return Transform(scale, softcap, None if bias is None else bias.flatten(), words)
+
+def linear_head(model: nn.Module) -> Optional[LinearHead]:
+    """The head whose input the objective can be made of; None where logits are needed.
+
+    They are for a class that the table lacks or that adds a loss of its logits, a head that is not
+    linear or was changed, and one that DeepSpeed ZeRO-3 divides.
+    """
+    part, head = _output_layer(model)
+    row = None if part is None or head_row(model) is None else head_row(part)
+    if row is None or type(model).__name__ in Z_LOSSES or masks_by_labels(model):
+        return None
+    if hasattr(getattr(head, "weight", None), "ds_id") or not (_is_linear(head) or _is_lora(head)):
+        return None
+    bias = value_of(part, row.bias)
+    bias = None if bias is None else bias.flatten()
+    return LinearHead(head, _transform(part, row), bias, value_of(part, row.vocabulary))
+
+
+def _transform(model: nn.Module, row: HeadRow) -> Transform:
+    scale = value_of(model, row.scale, 1.0) / value_of(model, row.divisor, 1.0)
+    return Transform(scale, value_of(model, row.softcap))
 
 
 def language_head(model: nn.Module) -> nn.Module:
-    """The layer that makes logits, as it is called; ValueError where there is none to be read.
-
-    A linear layer, PEFT's LoRA around one, or the copy that PEFT trains instead of one.
-    """
-    name = type(model).__name__
-    for module in (model, *model.children()):
-        if hasattr(module, "get_output_embeddings"):
-            head = _trained_copy(module.get_output_embeddings())
-            if hasattr(getattr(head, "weight", None), "ds_id"):
-                raise ValueError(
-                    f"{name} is divided by DeepSpeed ZeRO-3, so that its language head's weight is "
-                    "in parts; give from_hidden=False, or use ZeRO-2"
-                )
-            if _is_linear(head) or _is_lora(head):
-                return head
-            if head is not None:
-                break
-    raise ValueError(
-        f"{name} has no linear language head that can be read; "
-        "use_smile needs from_hidden=False for it"
-    )
+    """The layer that makes logits, as it is called; ValueError where there is none to be read."""
+    head = _output_layer(model)[1]
+    if _is_linear(head) or _is_lora(head):
+        return head
+    raise ValueError(f"{type(model).__name__} has no linear language head that can be read")
 
 
-def _trained_copy(head: Optional[nn.Module]) -> Optional[nn.Module]:
-    """Of PEFT's `modules_to_save`, that which runs."""
+def _output_layer(model: nn.Module) -> tuple[Optional[nn.Module], Optional[nn.Module]]:
+    """The model, or the part of it, that calls the language head; and the head."""
+    for part in (*model.children(), model):
+        head = part.get_output_embeddings() if hasattr(part, "get_output_embeddings") else None
+        if head is not None:
+            return part, _trained_copy(head)
+    return None, None
+
+
+def _trained_copy(head: nn.Module) -> nn.Module:
+    """The active one of PEFT's `modules_to_save`."""
     if not (hasattr(head, "modules_to_save") and hasattr(head, "original_module")):
         return head
     if head.disable_adapters or not head.active_adapters:
@@ -97,22 +113,20 @@ def _trained_copy(head: Optional[nn.Module]) -> Optional[nn.Module]:
 
 
 def _is_linear(head: Optional[nn.Module]) -> bool:
-    """Whether logits are hidden @ weight.T + bias: a class of its own may do otherwise."""
+    """Whether logits are hidden @ weight.T + bias; a subclass may compute others."""
     linear = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
     return linear and _is_untouched(head)
 
 
 def _is_untouched(head: nn.Module) -> bool:
-    """Whether nothing was set as its forward, and no hook is on it but ours and those with which
-    torch gathers what it has divided."""
-    if torch.compiler.is_compiling():  # Dynamo cannot tell; it was looked at before
+    """Whether no forward was set on the head, and no hook but ours and torch's own for FSDP."""
+    if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has
         return True
     hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
-    functions = (getattr(hook, "func", hook) for hook in hooks if not hasattr(hook, "calls"))
-    places = (getattr(function, "__module__", None) or "" for function in functions)
+    places = [getattr(getattr(x, "func", x), "__module__", None) or "" for x in hooks]
     moved = type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"  # accelerate's
-    set_on_it = "forward" in vars(head) and not moved
-    return not set_on_it and all(x.startswith("torch.distributed") for x in places)
+    known = all(x.startswith(("torch.distributed", "smile.hf")) for x in places)
+    return known and ("forward" not in vars(head) or moved)
 
 
 def _is_lora(head: Optional[nn.Module]) -> bool:
@@ -123,33 +137,11 @@ def _is_lora(head: Optional[nn.Module]) -> bool:
     return not any(variant.get(name) for variant in variants for name in head.active_adapters)
 
 
-def from_states(
-    objective: Objective,
-    head: nn.Module,
-    transform: Transform,
-    hidden: Tensor,
-    labels: Tensor,
-    segments: Optional[Tensor] = None,
-    weights: Optional[Tensor] = None,
-) -> ObjectiveOutput:
-    """The objective of hidden states (B, N, D) that go into `head`; the rest is as it has it."""
-    hidden, weight, bias = _read(head, hidden)
-    if transform.bias is not None:
-        beside = transform.bias.to(weight)
-        bias = beside if bias is None else bias + beside
-    if transform.words is not None:
-        weight, bias = weight[: transform.words], None if bias is None else bias[: transform.words]
-    scale, softcap = transform.scale, transform.softcap
-    return objective.from_hidden(
-        hidden, weight, bias, labels, segments, weights, scale=scale, softcap=softcap
-    )
-
-
 def _read(head: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-    """States, weight and bias of one linear layer that does what `head` does.
+    """States, weight and bias of one linear layer that computes what `head` does.
 
-    LoRA adds dropout(hidden) @ A.T @ B.T * scaling. Its states of a few dimensions are put beside
-    the others and B beside the weight, so that dropout is drawn as LoRA draws it.
+    LoRA adds dropout(hidden) @ A.T @ B.T * scaling. Its low-rank states are concatenated to the
+    hidden states, and B to the weight, so that dropout is sampled as in LoRA.
     """
     if not hasattr(head, "lora_A"):
         return hidden, head.weight, head.bias

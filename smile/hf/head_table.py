@@ -1,99 +1,122 @@
-"""What the code of a model's classes tells of it: the names in its forward.
+"""What models of transformers do to their head's logits, by class.
 
-A configuration alone does not tell what a model does: that of a text decoder stays, with the scale
-of its logits, in a vision-language model that does nothing to them. The names are read once, when
-`use_smile` is called, and their values in each step.
+A class that is not in the table is trained from logits, which is right for every model. To add one,
+read its forward from the head on, and try a tiny model of it in tests/smile/families/.
 """
 
-import inspect
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 from torch import nn
 
-# What models call a number that their head's logits are multiplied with, and one that caps them.
-SCALES = ("logit_scale", "lm_head_multiplier", "output_multiplier")
-CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-OF_LOGITS = (*SCALES, *CAPS, "logits_scaling", "final_logits_bias", "unpadded_vocab_size")
-# And the weights of losses that they add to that of their labels.
-OF_LOSSES = ("router_aux_loss_coef", "aux_loss_coef", "router_z_loss_coef", "z_loss_coefficient")
+DECODERS = """
+    AXK1 AXK2 Afmoe Apertus Arcee AriaText BailingHybrid Bart BigBird BigBirdPegasus BioGpt
+    BitNet Blenderbot BlenderbotSmall Bloom Camembert CodeGen CpmAnt Cwm Data2VecText Dbrx
+    DeepseekV2 DeepseekV32 DeepseekV3 DeepseekV4 DiffLlama Doge Dots1 Dots3Note Electra Ernie4_5
+    Ernie4_5_Moe Ernie Exaone4 ExaoneMoe Falcon FalconMamba FlexOlmo Flint Fuyu GPTBigCode GPTJ
+    GPTNeo GPTNeoX GPTNeoXJapanese Gemma Git Glm4 Glm4Moe Glm4MoeLite Glm GlmMoeDsa GptOss HYV3
+    HYV4 Helium HrmText HunYuanDenseV1 HunYuanMoEV1 Jais2 Jamba JetMoe KimiLinear Kolibri1
+    Kosmos2Text Kosmos2_5Text Laguna Lfm2 Lfm2Moe Lfm3 Llama4 Llama LongcatFlash MBart Mamba2
+    Mamba Marian MegatronBert Mellum MiMoV2Flash MiniMax MiniMaxM2 MiniMaxM3VL Ministral3
+    Ministral Mistral4 Mistral Mixtral Mllama ModernBertDecoder Mpt Mvp Nemotron NemotronH OPT
+    Olmo2 Olmo3 Olmo OlmoHybrid Olmoe PLBart Pegasus Persimmon Phi3 Phi4Multimodal Phi Phimoe
+    Qwen2 Qwen2Moe Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4Exp RemBert RoCBert RoFormer
+    Roberta RobertaPreLayerNorm Rwkv SeedOss SmolLM3 SolarOpen StableLm Starcoder2 TrOCR Whisper
+    XGLM XLMRoberta XLMRobertaXL Xmod Youtu Zamba2 Zamba Zaya
+"""
+READERS = """
+    Aria AudioFlamingo3 AyaVision Blip2 Blip Canary Cohere2Vision CohereAsr DeepseekOcr2
+    DeepseekVL DeepseekVLHybrid Dots3Note Ernie4_5_VLMoe Ernie4_5_VL_Moe Exaone4_5_ FastVlm
+    Florence2 FunAsrNano Gemma3 Glm46V Glm4v Glm4vMoe Glm5Next GlmAsr GlmOcr GotOcr2
+    GraniteSpeech GraniteSpeechPlus HunYuanVL Idefics2 Idefics3 InstructBlip InstructBlipVideo
+    InternVL Kimi_K25 Kosmos2 Kosmos2_5 KyutaiSpeechToText Lfm2Vl Lfm3Vl LightOnOcr Llama4 Llava
+    LlavaNext LlavaNextVideo LlavaOnevision LongT5 M2M100 MT5 MiniCPMOcr MiniCPMV4_6 MiniCPMV4_7
+    MiniMaxM3Sparse Mistral3 Mllama Molmo2 Moonshine MoonshineStreaming MossTranscribeDiarize
+    MusicFlamingo Nemotron3_5Transcribe NllbMoe Ovis2 PaddleOCRVL PegasusX PerceptionLM
+    Pix2Struct QianfanOCR Qwen2Audio Qwen2VL Qwen2_5OmniThinker Qwen2_5_VL Qwen3ASR
+    Qwen3OmniMoeThinker Qwen3VL Qwen3VLMoe Qwen3_5 Qwen3_5Moe Qwen4Exp SmolVLM Speech2Text
+    Step3p7 SwitchTransformers T5 UMT5 UnlimitedOcr VideoLlama3 VideoLlava VipLlava Voxtral
+    VoxtralRealtime Whisper
+"""
 
 
-class Known(NamedTuple):
-    """spoken: for each name above that a forward speaks of, the part of the model that it is of.
+class HeadRow(NamedTuple):
+    """The model's logits are softcap * tanh(z / softcap) of z = (the head's + bias) * scale.
 
-    masks_by_labels: whether words see those after them unless the model is given labels.
+    Each field is the name of a value of the model or its configuration; None where there is none.
+    vocabulary: the number of tokens in use, where the head is padded.
     """
 
-    spoken: dict[str, str]
-    masks_by_labels: bool
-
-    def value(self, model: nn.Module, name: str, default: Any = None) -> Any:
-        """That which the forward of `model` reads, in itself or in its configuration."""
-        if name not in self.spoken:
-            return default
-        part = self.spoken[name]
-        owner = getattr(model, part) if part else model
-        config = owner.config
-        configs = (getattr(config, inner, None) for inner in ("text_config", "decoder"))
-        for place in (owner, *configs, config):
-            value = getattr(place, name, None)
-            if value is not None:
-                return value
-        return default
+    scale: Optional[str] = None
+    divisor: Optional[str] = None  # of the scale
+    softcap: Optional[str] = None
+    bias: Optional[str] = None
+    vocabulary: Optional[str] = None
 
 
-def known_of(model: nn.Module) -> Known:
-    """Read the forwards of the model, and of the decoder in it that has a head of its own."""
-    spoken: dict[str, str] = {}
-    for part, owner in (("", model), *model.named_children()):
-        if hasattr(owner, "config"):
-            names = _names(type(owner))
-            for name in names.intersection((*OF_LOGITS, *OF_LOSSES)):
-                spoken.setdefault(name, part)
-    return Known(spoken, _masks_by_labels(model))
+def _rows(row: HeadRow, suffix: str, names: str) -> dict[str, HeadRow]:
+    return {f"{name}{suffix}": row for name in names.split()}
 
 
-def of_version(model: nn.Module) -> str:
-    """The model's class and the version of the library that it is from."""
+TEXT, ANY = "ForCausalLM", "ForConditionalGeneration"
+_SCALED, _DIVIDED = HeadRow(scale="logit_scale"), HeadRow(divisor="logits_scaling")
+_CAPPED = HeadRow(softcap="final_logit_softcapping")
+_BIASED, _PADDED = HeadRow(bias="final_logits_bias"), HeadRow(vocabulary="unpadded_vocab_size")
+_MUSE = HeadRow(scale="output_multiplier", softcap="final_logit_softcapping")
+HEADS: dict[str, HeadRow] = {
+    **_rows(HeadRow(), TEXT, DECODERS),
+    **_rows(HeadRow(), ANY, READERS),
+    **_rows(HeadRow(), "LMHeadModel", "Bert BlipText CTRL GPT2 OpenAIGPT"),
+    **_rows(HeadRow(), "EncoderDecoderModel", "Speech Vision"),
+    "EncoderDecoderModel": HeadRow(),
+    "Pix2StructTextModel": HeadRow(),  # makes the logits of Pix2Struct
+    **_rows(_SCALED, TEXT, "Cohere Cohere2 Cohere2Moe CohereCompass"),
+    **_rows(_SCALED, ANY, "CohereCompass"),
+    **_rows(HeadRow(scale="logits_scaling"), TEXT, "HyperCLOVAX"),
+    **_rows(HeadRow(scale="logits_scaling"), ANY, "HyperCLOVAXVisionV2"),
+    **_rows(HeadRow(scale="lm_head_multiplier"), TEXT, "FalconH1"),
+    **_rows(_DIVIDED, TEXT, "Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared"),
+    **_rows(_DIVIDED, TEXT, "GraniteMoeSWA GraniteSWA MiniCPM3"),
+    **_rows(_DIVIDED, ANY, "Granite4Vision GraniteDocling"),
+    **_rows(_CAPPED, TEXT, "Beam Gemma2 Gemma3 Gemma3n Gemma4 Gemma4Unified NanoChat VaultGemma"),
+    **_rows(_CAPPED, ANY, "Gemma3n Gemma4 Gemma4Unified MistralLarge4 PaliGemma T5Gemma T5Gemma2"),
+    **_rows(HeadRow(softcap="logits_soft_cap"), TEXT, "RecurrentGemma"),
+    **_rows(HeadRow(softcap="output_logit_soft_cap"), TEXT, "xLSTM"),
+    **_rows(_MUSE, ANY, "MuseGlimmer MuseSpark"),
+    **_rows(_BIASED, ANY, "Bart BigBirdPegasus Blenderbot BlenderbotSmall LED MBart Mvp Pegasus"),
+    **_rows(_BIASED, ANY, "PLBart"),
+    "MarianMTModel": _BIASED,
+    **_rows(_PADDED, TEXT, "Inkling Inkling2"),
+    **_rows(_PADDED, ANY, "Inkling Inkling2"),
+}
+# Classes whose loss has the mean square of all logits' logsumexp, with the name of its weight.
+Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
+
+
+def head_row(part: nn.Module) -> Optional[HeadRow]:
+    """The row of a model of transformers; None for any other class, subclasses included."""
+    kind = type(part)
+    return HEADS.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
+
+
+def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
+    """The model's value of that name, or that of its configurations, of which text's is first."""
+    config = model.config
+    places = (model, *(getattr(config, inner, None) for inner in ("text_config", "decoder")))
+    for place in (*places, config) if name else ():
+        value = getattr(place, name, None)
+        if value is not None:
+            return value
+    return default
+
+
+def version_of(model: nn.Module) -> tuple[int, int]:
+    """(major, minor) of the library that the model's class is from; (0, 0) of an unknown one."""
     library = sys.modules.get(type(model).__module__.split(".")[0])
-    version = getattr(library, "__version__", "of an unknown version")
-    return f"{type(model).__name__} of transformers {version}"
+    numbers = getattr(library, "__version__", "0.0").split(".")
+    return int(numbers[0]), int(numbers[1])
 
 
-def _names(kind: type) -> set[str]:
-    """The names and strings in a class's forward, and in those that it hands on to."""
-    found: set[str] = set()
-    for base in kind.__mro__:
-        code = _code(vars(base).get("forward"))
-        if code is not None:
-            found.update(code.co_names, (x for x in code.co_consts if isinstance(x, str)))
-            if "super" not in code.co_names:
-                break
-    return found
-
-
-def _masks_by_labels(model: nn.Module) -> bool:
-    """PaliGemma's mask in transformers 4.41 to 4.57 was that of reading, in which words see all
-    others, unless it had labels. It was made in the forward, of a local variable, or before 4.45
-    where images are put among the words."""
-    if "PaliGemma" not in type(model).__name__:
-        return False
-    merge = getattr(type(model), "_merge_input_ids_with_image_features", None)
-    if "token_type_ids" in _variables(merge):
-        return True
-    return any(
-        {"labels", "is_training"} <= _variables(vars(kind).get("forward"))
-        for part in (model, *model.children())
-        for kind in type(part).__mro__
-    )
-
-
-def _variables(function: Optional[Callable]) -> set[str]:
-    code = _code(function)
-    return set() if code is None else set(code.co_varnames)
-
-
-def _code(function: Optional[Callable]):
-    return getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+def masks_by_labels(model: nn.Module) -> bool:
+    """Whether words see later words unless the model has labels: PaliGemma's before 5.0."""
+    return type(model).__name__.startswith("PaliGemma") and version_of(model) < (5, 0)

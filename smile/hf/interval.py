@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Interval:
-    """Sums of values and of how much each counts, where they were made; read when it is logged."""
+    """Sums of values and of their weights on their own devices, read when they are logged."""
 
     def __init__(self):
         self.sums: dict[str, Tensor] = {}
@@ -20,12 +20,12 @@ class Interval:
         self.total += weight
 
     def means(self) -> dict[str, float]:
-        """The mean of each, over all processes, which have to ask together; begins anew."""
+        """The mean of each over all processes, which have to call this together; starts again."""
         sums, total = self.sums, self.total
         self.__init__()
         if not sums:
             return {}
-        first = next(iter(sums.values()))  # a router can be elsewhere than the head
+        first = next(iter(sums.values()))  # a router may be on another device than the head
         numbers = [each.to(first.device) for each in sums.values()]
         numbers = torch.stack([*numbers, first.new_tensor(total)])
         if dist.is_available() and dist.is_initialized():

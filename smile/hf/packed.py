@@ -1,4 +1,4 @@
-"""Which captions a batch of a trainer holds, where a row can be several texts one after another."""
+"""The labels and captions of a batch, whose rows can be several texts one after another."""
 
 from typing import Optional
 
@@ -13,7 +13,7 @@ from smile.captions import (
 )
 from smile.hf.families import (
     IGNORED,
-    check_words,
+    check_tokens,
     configured,
     encoder_decoder,
     in_step,
@@ -26,8 +26,8 @@ from smile.hf.refusal import refuse
 from smile.mixture import scores_first_token
 from smile.objective import Objective
 
-OF_A_BATCH = ("segments", "weights")  # what the objective takes of it besides labels
-SAY = (
+OF_A_BATCH = ("segments", "weights")  # which the objective takes besides labels
+REMEDY = (
     "give the batch position_ids that start again with each caption, seq_idx or cu_seq_lens_q, or "
     "segments, in which the positions of a caption have the same number"
 )
@@ -48,25 +48,21 @@ PROMPT = (
 
 
 class Targets:
-    """What is to be predicted, by caption.
+    """The labels that a batch scores, by caption.
 
-    labels: int64 (B, N); with `shifted` the n-th is what position n of the text predicts, otherwise
-    what stands there. segments: (B, N), the captions, or None. weights: (B, N), (B,) or None.
-    given: the batch, of which seq_idx, cu_seq_lens_q or position_ids say where a row's texts begin;
-    the first label of a text is not scored, since it does not follow from the text before. In each
-    text an unbroken run of labels, as an assistant's turn, is a caption, whatever its weights.
+    labels: int64 (B, N), of the tokens at their positions, or with `shifted` of the next ones.
+    segments: (B, N), the captions, or None. weights: (B, N), (B,) or None. inputs: the batch, of
+    which seq_idx, cu_seq_lens_q or position_ids give the beginnings of texts. ValueError for shapes
+    that do not match.
+
+    The first label of a text is not scored, as it does not follow from the text before. In each
+    text an unbroken run of labels, such as an assistant's turn, is a caption, whatever its weights.
 
     Special tokens at the beginning of an encoder-decoder model's labels (`<s>`, a language) are
-    captions of one token each: first-token MLE scores them over the whole vocabulary, as it does
-    the first word after them, since `generate` has to predict those that it is not forced to begin
-    with. Truncation, which goes by whole captions, leaves them out, as does SMILE alone without
-    first-token MLE, by which they would lose nothing.
-
-    read_values: False where only the scored labels are asked for. Otherwise the device is waited
-    for once, to look for an attention mask that lets packed captions see each other and, unless the
-    objective is MLE, to which captions are the same, for rows that are packed without saying so and
-    for labelled prompts. from_hidden: whether the objective is made of hidden states. ValueError
-    for such rows, and for shapes that do not match.
+    captions of one token each: first-token MLE scores them over the whole vocabulary, like the
+    first word after them, since `generate` has to predict those that are not forced. Truncation,
+    which drops whole captions, leaves them out, and so does SMILE alone without first-token MLE, in
+    which their loss is 0.
     """
 
     def __init__(
@@ -77,11 +73,9 @@ class Targets:
         shifted: bool = False,
         segments: Optional[Tensor] = None,
         weights: Optional[Tensor] = None,
-        given: Optional[dict] = None,
-        read_values: bool = True,
-        from_hidden: bool = False,
+        inputs: Optional[dict] = None,
     ):
-        check_words(labels)
+        check_tokens(labels)
         if weights is not None and weights.shape not in (labels.shape, labels.shape[:1]):
             raise ValueError(
                 f"weights is {tuple(weights.shape)}, but labels is {tuple(labels.shape)}; "
@@ -91,43 +85,38 @@ class Targets:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
         self.model, self.shifted, self.weights = model, shifted, weights
-        given = given or {}
-        self.tokens = given.get("input_ids")
+        self.inputs, self.given = inputs or {}, labels
         self.labels, self.segments = without_media(model, labels), segments
-        self.decodes = encoder_decoder(model)
+        self.decodes, self.texts = encoder_decoder(model), None
         if self.decodes:
             if shifted:
                 raise ValueError(
                     f"{type(model).__name__} takes labels; give these for shift_labels"
                 )
-            self.rows, given = None, {}  # what the batch says of positions is of the encoder's
         else:
-            self._leave_out_firsts(given)
-        captions = None
+            self._ignore_first_labels()
+        self.captions = None
         if segments is None and objective.weights.keys() != {"mle"}:
             only_smile = objective.weights.keys() == {"smile"}
             unscored = only_smile and not scores_first_token("smile", objective.first_token_mle)
-            captions = self._captions(unscored or "truncation" in objective.weights)
-        if read_values:
-            self._look(given, labels, captions, from_hidden)
+            self.captions = self._captions(unscored or "truncation" in objective.weights)
 
-    def _leave_out_firsts(self, given: dict) -> None:
-        """Ignore the label of each text's first token."""
-        self.rows, labels = texts(given, self.labels), self.labels
-        if self.rows is not None:
-            begins = self.rows[:, 1:] != self.rows[:, :-1]  # (B, N - 1), of tokens 1 to N - 1
+    def _ignore_first_labels(self) -> None:
+        labels, self.texts = self.labels, texts(self.inputs, self.labels)
+        if self.texts is not None:
+            begins = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), of tokens 1 to N - 1
             begins = nn.functional.pad(begins, (0, 1) if self.shifted else (1, 0))
             self.labels = self.labels.masked_fill(begins, IGNORED)
         if self.segments is not None:
-            # What follows a prompt is no other text, though it has a number of its own.
+            # A prompt may have another number than its caption, but is of the same text.
             begins = self.segments[:, 1:] != self.segments[:, :-1]
             begins = nn.functional.pad(begins & (labels[:, :-1] != IGNORED), (1, 0))
             self.labels = self.labels.masked_fill(begins, IGNORED)
 
     def _captions(self, without_openings: bool) -> Tensor:
-        """int64 (B, N), the number of the caption that a label is of."""
+        """int64 (B, N), the number of each label's caption."""
         if not self.decodes:
-            return captions_of_turns(self.labels, self.rows)
+            return captions_of_turns(self.labels, self.texts)
         special = is_one_of(self.labels, opening_tokens(self.model))
         words = (self.labels != IGNORED) & ~special
         opening = special & (words.cumsum(1) == 0)
@@ -136,56 +125,60 @@ class Targets:
         number = opening.cumsum(1)
         return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
 
-    def _look(self, given, labels: Tensor, captions: Optional[Tensor], from_hidden: bool) -> None:
-        """Take the captions for segments where a row has several. Raises ValueError for packed
-        rows or labelled prompts.
+    def check(self, from_hidden: bool = False) -> "Targets":
+        """Set `segments` where a row has several captions; returns itself.
 
-        labels: (B, N) as they were given.
+        Raises ValueError for packed rows that captions could see each other in, or that do not say
+        where captions begin, and for labelled prompts. The device is waited for once. from_hidden:
+        whether the objective is made of hidden states.
         """
-        compiling = torch.compiler.is_compiling()
-        wrong = {LEAKS: leaks(given.get("attention_mask"), self.rows)}
-        if captions is not None:
-            wrong.update(self._signs(given, labels, captions))
-            # A row that is one caption needs no segments, and costs less without them.
-            wrong[SEVERAL] = captions.amax(1) > 1
-            if compiling and (from_hidden or not self.decodes):  # else it stays one graph
-                self.segments = captions
+        compiling, wrong = torch.compiler.is_compiling(), {}
+        if not self.decodes:
+            wrong[LEAKS] = leaks(self.inputs.get("attention_mask"), self.texts)
+        if self.captions is not None:
+            wrong.update(self._signs())
+            # Without segments a row of one caption costs less.
+            wrong[SEVERAL] = self.captions.amax(1) > 1
+            if compiling and (from_hidden or not self.decodes):  # keeps it one graph
+                self.segments = self.captions
                 del wrong[SEVERAL]
         wrong = {line: rows for line, rows in wrong.items() if rows is not None}
         if not wrong:
-            return
-        found = torch.stack([rows.to(labels.device) for rows in wrong.values()])  # (K, B)
+            return self
+        found = torch.stack([rows.to(self.labels.device) for rows in wrong.values()])  # (K, B)
         if not compiling:
-            found = found.cpu()  # the device is waited for here alone
+            found = found.cpu()
             if wrong.pop(SEVERAL, None) is not None and found[-1].any():
-                self.segments = captions
+                self.segments = self.captions
         self.labels = refuse(found, [*wrong], self.labels)
+        return self
 
-    def _signs(self, given, labels: Tensor, captions: Tensor) -> dict[str, Optional[Tensor]]:
-        """error line -> rows (B,) it applies to."""
+    def _signs(self) -> dict[str, Optional[Tensor]]:
+        """error line -> rows (B,) that it applies to."""
         found = {}
-        if self.rows is None:
-            mask = given.get("attention_mask")
+        mask = self.inputs.get("attention_mask")
+        if self.texts is None and not self.decodes:
             refuse_masks(mask)
-            if mask is not None and len(mask) == len(labels):
+            if mask is not None and len(mask) == len(self.labels):
                 found[packs("has numbers above 1")] = (mask > 1).any(1)
         if ends := sorted(configured(self.model, "eos_token_id")):
-            found[goes_on_after(ends)] = end_again(ends, self.labels, captions)
+            found[goes_on_after(ends)] = end_again(ends, self.labels, self.captions)
         if not self.decodes:
-            found[PROMPT] = self._prompts(labels)
+            found[PROMPT] = self._prompts()
         return found
 
-    def _prompts(self, labels: Tensor) -> Optional[Tensor]:
-        """bool (B,): whether scored labels (B, N) next to media tokens are of no caption: before
-        them; or after them where these have labels too, or a text begins by a special token."""
-        tokens = labels if self.tokens is None else self.tokens.to(labels.device)
+    def _prompts(self) -> Optional[Tensor]:
+        """bool (B,): rows with labels next to media tokens that are of no caption: before them, or
+        after them where they have labels too or a text begins with a special token."""
+        labels, tokens = self.given, self.inputs.get("input_ids")
+        tokens = labels if tokens is None else tokens.to(labels.device)
         if self.shifted:
-            labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # where they stand
+            labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # at their own positions
         if tokens.shape != labels.shape:
             return None
         media, labelled = media_of(self.model, tokens), labels != IGNORED
         begins = is_one_of(labels, configured(self.model, "bos_token_id"))
-        rows = torch.zeros_like(labels) if self.rows is None else self.rows
+        rows = torch.zeros_like(labels) if self.texts is None else self.texts
         same = rows[:, 1:] == rows[:, :-1]
         scored = labelled & nn.functional.pad(same, (1, 0))  # a text's first token is not
         before = scored[:, :-1] & ~media[:, :-1] & media[:, 1:]
@@ -194,11 +187,10 @@ class Targets:
         return (beside & same).any(1)
 
     def of(self, predictions: Tensor) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
-        """What an objective takes, for logits or hidden states (B, M, X), M >= N: those that
+        """The arguments of an objective for logits or hidden states (B, M, X), M >= N: those that
         predict a label, the labels, segments and weights."""
-        predictions, labels = in_step(
-            self.model, predictions, self.labels, self.shifted, self.tokens
-        )
+        tokens = self.inputs.get("input_ids")
+        predictions, labels = in_step(self.model, predictions, self.labels, self.shifted, tokens)
         segments, weights = self.segments, self.weights
         if segments is not None:
             segments = segments[:, -labels.size(1) :].to(labels.device)
@@ -207,15 +199,15 @@ class Targets:
         return predictions, labels, segments, weights
 
 
-def texts(given: dict, labels: Tensor) -> Optional[Tensor]:
-    """int64 (B, N), the number of the text of its row that a token is in, where the batch says."""
-    if given.get("seq_idx") is not None:
-        name, found = "seq_idx", given["seq_idx"]
-    elif given.get("cu_seq_lens_q") is not None:
+def texts(inputs: dict, labels: Tensor) -> Optional[Tensor]:
+    """int64 (B, N), the number of each token's text in its row, where the batch gives it."""
+    if inputs.get("seq_idx") is not None:
+        name, found = "seq_idx", inputs["seq_idx"]
+    elif inputs.get("cu_seq_lens_q") is not None:
         name = "cu_seq_lens_q"
-        found = segments_from_cu_seq_lens(given[name], labels.size(1))
-    elif given.get("position_ids") is not None:
-        name, found = "position_ids", segments_from_position_ids(given["position_ids"])
+        found = segments_from_cu_seq_lens(inputs[name], labels.size(1))
+    elif inputs.get("position_ids") is not None:
+        name, found = "position_ids", segments_from_position_ids(inputs["position_ids"])
         if len(found) == 1:
             found = found.expand(len(labels), -1)
     else:
@@ -237,22 +229,23 @@ def refuse_masks(mask) -> None:
 
 
 def packs(found: str) -> str:
-    return f"attention_mask {found}, so a row can hold more than one caption, but not where; {SAY}"
+    line = f"attention_mask {found}, so a row can hold more than one caption, but not where"
+    return f"{line}; {REMEDY}"
 
 
-def leaks(mask, rows: Optional[Tensor]) -> Optional[Tensor]:
-    """bool (B,): whether an attention mask (B, N) goes on where another text begins in `rows`."""
-    if rows is None or not isinstance(mask, Tensor) or mask.shape != rows.shape:
+def leaks(mask, texts: Optional[Tensor]) -> Optional[Tensor]:
+    """bool (B,): whether an attention mask (B, N) goes on where another text begins."""
+    if texts is None or not isinstance(mask, Tensor) or mask.shape != texts.shape:
         return None
     goes_on = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
-    return (goes_on & (rows[:, 1:] != rows[:, :-1]).to(mask.device)).any(1)
+    return (goes_on & (texts[:, 1:] != texts[:, :-1]).to(mask.device)).any(1)
 
 
 def end_again(ends: list[int], labels: Tensor, captions: Tensor) -> Tensor:
     """bool (B,): whether one of the captions, numbered from 0 to N in (B, N), ends more than once.
 
-    An end that follows another, as where padding is labelled, is the same one; a first token is a
-    beginning, for which some models have the same token.
+    Ends in a row, as of labelled padding, count once. A first token is none: some models begin a
+    text with the same token.
     """
     labelled = labels != IGNORED
     is_end = is_one_of(labels, ends)
@@ -267,5 +260,5 @@ def goes_on_after(ends: list[int]) -> str:
     return (
         f"row {{row}} of the labels goes on after token {tokens}, which ends a caption, and ends "
         "again, so it seems to hold more than one; of a chat label the assistant's turns alone "
-        f"(TRL: SFTConfig(assistant_only_loss=True)); of a packed row {SAY}"
+        f"(TRL: SFTConfig(assistant_only_loss=True)); of a packed row {REMEDY}"
     )

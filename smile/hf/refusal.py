@@ -1,30 +1,23 @@
-"""One line for what is wrong with the values of a batch, in a compiled program too.
+"""One line for wrong values in a batch, in a compiled program too.
 
-Values are not there when a program is compiled. An operator in it looks at them when it runs, which
-an accelerator has to be waited for.
+A program is compiled without values. An operator in it reads them when it runs, which an
+accelerator has to be waited for.
 """
 
 from collections.abc import Sequence
-from typing import Optional
 
 import torch
 from torch import Tensor
 
-_LOOKED: set[tuple[int, str]] = set()
 
-
-def refuse(
-    wrong: Tensor, lines: Sequence[str], through: Tensor, once: Optional[int] = None
-) -> Tensor:
+def refuse(wrong: Tensor, lines: Sequence[str], through: Tensor) -> Tensor:
     """`through`; ValueError with the first of the lines for which `wrong` is true.
 
-    wrong: bool (K, B), for each line the rows, the first of which is put for {row}; there may be
-    more than lines. once: of a compiled program, the number of the model whose first batch alone is
-    looked at off the CPU. What is returned is to be used, or a compiled program leaves the look
-    out.
+    wrong: bool (K, B), for each line the rows, the first of which replaces {row}; K may be larger
+    than the number of lines. A compiled program drops the check unless its result is used.
     """
     if torch.compiler.is_compiling():
-        return _operator(through, wrong, "\n".join(lines), once)
+        return _operator(through, wrong, "\n".join(lines))
     _raise_where(wrong, lines)
     return through
 
@@ -36,18 +29,16 @@ def _raise_where(wrong: Tensor, lines: Sequence[str]) -> None:
 
 
 @torch.library.custom_op("smile::refuse", mutates_args=())
-def _operator(through: Tensor, wrong: Tensor, lines: str, once: Optional[int]) -> Tensor:
-    looked = once is not None and not wrong.is_cpu and (once, lines) in _LOOKED
-    # A CUDA graph is recorded without a look, and replayed without one.
-    if not looked and not (wrong.is_cuda and torch.cuda.is_current_stream_capturing()):
-        _LOOKED.add((once, lines))
+def _operator(through: Tensor, wrong: Tensor, lines: str) -> Tensor:
+    # A CUDA graph is recorded and replayed without the check.
+    if not (wrong.is_cuda and torch.cuda.is_current_stream_capturing()):
         _raise_where(wrong, lines.split("\n"))
     return through.clone()
 
 
 @_operator.register_fake
-def _(through, wrong, lines, once):
+def _(through, wrong, lines):
     return torch.empty_like(through)
 
 
-_operator.register_autograd(lambda ctx, gradient: (gradient, None, None, None))
+_operator.register_autograd(lambda ctx, gradient: (gradient, None, None))

@@ -1,6 +1,6 @@
 """A mixin that makes a trainer of transformers, or TRL's SFTTrainer, minimise the objective.
 
-Nothing of either is imported: what a trainer has is looked at when it is there.
+Nothing of either is imported.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from smile.hf.conflicts import conflicts, losses, other_losses
 from smile.hf.families import IGNORED
-from smile.hf.forward import last_parts, use_smile
+from smile.hf.forward import ObjectiveLike, last_parts, use_smile
 from smile.hf.interval import Interval
 from smile.hf.packed import OF_A_BATCH, Targets
 from smile.labels import count, weigh
@@ -24,15 +24,14 @@ from smile.objective import Objective
 class SmileLossMixin:
     """The objective in place of a trainer's loss: `class SmileTrainer(SmileLossMixin, Trainer)`.
 
-    For `Trainer` and `Seq2SeqTrainer` of transformers and `SFTTrainer` of TRL. Two keywords are
-    added to the trainer's own. objective: an Objective, or what one is made of, such as
-    {"mle": 0.01, "smile": 0.99}; SMILE with first-token MLE if none is given. from_hidden: whether
-    the loss is taken from hidden states, so that logits are never all there. A batch may have
-    `segments` and `weights`, as `use_smile` takes them. ValueError where the trainer is told of
-    another loss, or to cut captions in pieces.
+    For `Trainer` and `Seq2SeqTrainer` of transformers and `SFTTrainer` of TRL. Adds two keywords to
+    the trainer's. objective: an Objective, or its spec, such as {"mle": 0.01, "smile": 0.99}; SMILE
+    with first-token MLE if none is given. from_hidden: as in `use_smile`. A batch may have
+    `segments` and `weights`, as `use_smile` takes them. ValueError where the trainer's settings ask
+    for another loss, or for captions cut in pieces.
 
-    Logs have the parts of a mixture (`loss_smile`, `loss_mle`) and the losses that a model adds of
-    itself (`aux_loss`), and lack what TRL reads off logits: entropy and mean_token_accuracy.
+    Logs have the parts of a mixture (`loss_smile`, `loss_mle`) and the losses that a model adds
+    (`aux_loss`), and lack those that TRL computes from logits: entropy and mean_token_accuracy.
     """
 
     def __init_subclass__(cls, **kwargs):
@@ -45,7 +44,7 @@ class SmileLossMixin:
     def __init__(
         self,
         *args,
-        objective: Union[Objective, str, Mapping[str, float], None] = None,
+        objective: ObjectiveLike = None,
         from_hidden: bool = True,
         **kwargs,
     ):
@@ -54,14 +53,14 @@ class SmileLossMixin:
             objective = Objective() if objective is None else Objective(objective)
         self.smile_objective, self._from_hidden = objective, from_hidden
         self._logits_wanted, self._trained, self._evaluated = True, Interval(), Interval()
-        self._steps, self._tokens = 1, 0  # accumulated batches; tokens that were trained
+        self._steps, self._tokens = 1, 0  # accumulated batches; trained tokens
         given = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         columns = _columns_of(given.get("train_dataset"))
         self._columns = [name for name in OF_A_BATCH if name in columns]
         super().__init__(*args, **kwargs)
         self._refuse(conflicts(self))
         self._with_objective(self.model)
-        # So that tokens are counted. Under sequence parallelism the trainer counts them later.
+        # The trainer is to count tokens; under sequence parallelism it does so later.
         parallel = getattr(getattr(self, "accelerator", None), "parallelism_config", None)
         self.model_accepts_loss_kwargs = not getattr(parallel, "sp_enabled", False)
 
@@ -71,7 +70,7 @@ class SmileLossMixin:
 
     def _with_objective(self, model: nn.Module) -> nn.Module:
         self._inner = use_smile(model, self.smile_objective, self._from_hidden)
-        # TRL writes its coefficient into the configuration, which models have read when made.
+        # TRL sets its coefficient in the configuration, which models read when they are built.
         if hasattr(self, "aux_loss_enabled"):
             config = getattr(model.config, "text_config", model.config)
             for module in model.modules():
@@ -80,29 +79,29 @@ class SmileLossMixin:
         return model
 
     def call_model_init(self, *args, **kwargs):
-        """The model that `model_init` makes, with the objective; train() asks for a new one."""
+        """The model that `model_init` returns, with the objective; train() calls this again."""
         return self._with_objective(super().call_model_init(*args, **kwargs))
 
     def _save_optimizer_and_scheduler(self, output_dir):
         """Also saves the objective's state, one file per process."""
         super()._save_optimizer_and_scheduler(output_dir)
         if state := self.smile_objective.state():
-            os.makedirs(output_dir, exist_ok=True)  # as processes but the first may find it
-            torch.save(state, self._memory(output_dir))
+            os.makedirs(output_dir, exist_ok=True)  # only the first process may have made it
+            torch.save(state, self._state_path(output_dir))
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not self.smile_objective.state():
             return
         try:
-            state = torch.load(self._memory(checkpoint), map_location="cpu", weights_only=True)
+            state = torch.load(self._state_path(checkpoint), map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
             line = f"truncation drops nothing until its window is full: {error}"
             warnings.warn(line, stacklevel=2)
         else:
             self.smile_objective.restore(state)
 
-    def _memory(self, checkpoint: str) -> str:
+    def _state_path(self, checkpoint: str) -> str:
         return os.path.join(checkpoint, f"smile_objective_{self.args.process_index}.pt")
 
     def _set_signature_columns_if_needed(self):
@@ -110,18 +109,18 @@ class SmileLossMixin:
         self._signature_columns = list(dict.fromkeys([*self._signature_columns, *OF_A_BATCH]))
 
     def get_batch_samples(self, *args, **kwargs):
-        """The batches to accumulate, and what their losses are divided by."""
+        """The batches to accumulate, and the divisor of their losses."""
         batches, _ = super().get_batch_samples(*args, **kwargs)
         self._steps = len(batches)
         return batches, self._items(batches)
 
     def _get_num_items_in_batch(self, batches, *_):
-        """For evaluation, whole rows of which are given here; a step's are counted above, once."""
+        """The divisor in evaluation; `get_batch_samples` counts that of a step, once."""
         return None if self.model.training else self._items(batches)
 
     def _items(self, batches: Sequence[Mapping[str, Tensor]]) -> Optional[Tensor]:
-        """The number of labels that are scored, or the sum of their weights, in all processes;
-        None where the trainer counts, or there are no labels."""
+        """The number of scored labels, or the sum of their weights, in all processes; None where
+        the trainer counts, or there are no labels."""
         labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
         if not (self.model_accepts_loss_kwargs and batches and labelled):
             return None
@@ -132,58 +131,58 @@ class SmileLossMixin:
         return items.masked_fill(items == 0, 1)
 
     def _processes(self) -> int:
-        """Those whose gradients are averaged, where their tokens are counted together."""
+        """The number of processes whose gradients are averaged and tokens counted together."""
         if not getattr(self.args, "average_tokens_across_devices", False):
             return 1
         return self.accelerator.num_processes // self._size("tp")
 
     def _size(self, kind: str) -> int:
-        """How many processes share a batch by tensor, context or sequence parallelism."""
-        asked = getattr(self, f"get_{kind}_size", None)
+        """The number of processes that share a batch by tensor, context or sequence parallelism."""
+        size = getattr(self, f"get_{kind}_size", None)
         config = getattr(self.accelerator, "parallelism_config", None)
-        return asked() if asked else getattr(config, f"{kind}_size", 1)
+        return size() if size else getattr(config, f"{kind}_size", 1)
 
     def _scored(self, batch: Mapping[str, Tensor]):
-        """Labels of a batch, IGNORED where they are not scored, and their weights or None."""
+        """A batch's labels, IGNORED where they are not scored, and their weights or None."""
         shifted = batch.get("shift_labels") is not None
         labels = batch["shift_labels" if shifted else "labels"]
         given = {key: value for key, value in batch.items() if key not in OF_A_BATCH}
         own = (batch.get(name) for name in OF_A_BATCH)
         batch = (labels, shifted, *own, given)
-        targets = Targets(self._inner, self.smile_objective, *batch, read_values=False)
+        targets = Targets(self._inner, self.smile_objective, *batch)
         _, labels, _, weights = targets.of(labels.unsqueeze(2))
         return weigh(labels, weights, IGNORED)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The loss that the model's forward returns, scaled as the trainer of transformers does.
+        """The loss that the model's forward returns, scaled as transformers' trainer expects.
 
-        A loss that the model adds of itself is the mean over accumulated batches and processes.
+        A loss that the model adds is averaged over accumulated batches and processes.
         """
         inputs, training = dict(inputs), self.model.training
-        inputs.pop("_prediction_loss_only", None)  # TRL's, for itself
+        inputs.pop("_prediction_loss_only", None)  # TRL's own
         for name in self._columns if training else ():
             if name not in inputs:
                 raise ValueError(
                     f"{type(self).__name__}: {name} of the data set is not in its batches; give a "
-                    "data_collator that hands it on"
+                    "data_collator that passes it on"
                 )
-        if getattr(self, "aux_loss_enabled", False):  # TRL's, which some models take here alone
+        if getattr(self, "aux_loss_enabled", False):  # TRL's; some models read it here alone
             inputs["output_router_logits"] = True
         wanted = self._logits_wanted and not training
         inputs["keep_logits"] = wanted or not self._from_hidden
         steps, items = self._steps if training else 1, num_items_in_batch
         if items is not None:
-            # Given in the batch, so that no trainer scales the loss by what it has counted itself.
-            # The sum over tokens is divided by what is in all of these, and the rest is not.
+            # In the batch, so that no trainer scales the loss by its own count. The sum over tokens
+            # is divided by the count of all steps and processes; other losses are averaged.
             inputs["num_items_in_batch"] = _divided(items, steps * self._processes())
         before = last_parts(self._inner)
-        asked = losses(type(self), SmileLossMixin)[0]
-        loss, outputs = asked.compute_loss(self, model, inputs, return_outputs=True)
+        base = losses(type(self), SmileLossMixin)[0]
+        loss, outputs = base.compute_loss(self, model, inputs, return_outputs=True)
         parts = last_parts(self._inner)
         if parts is before or not self.smile_objective.weights.keys() <= parts.keys():
             raise ValueError(
                 f"{type(self).__name__}: the model that is trained has not the trainer's "
-                "objective, since it was put in or changed later; make the trainer with it"
+                "objective, since it or its loss was changed later; make the trainer with it"
             )
         if items is not None:
             loss = loss / steps
@@ -191,7 +190,7 @@ class SmileLossMixin:
         return (loss, outputs) if return_outputs else loss
 
     def _keep(self, inputs, steps: int, items) -> None:
-        """Add a batch's parts to those to be logged, as much as they are of the logged loss."""
+        """Add a batch's parts to the logs, with their share of the logged loss."""
         parts = last_parts(self._inner)
         values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
         if len(self.smile_objective.weights) > 1:
@@ -212,7 +211,7 @@ class SmileLossMixin:
             self._count_tokens(inputs)
 
     def _count_tokens(self, inputs: Mapping[str, Tensor]) -> None:
-        """TRL's num_tokens, those of padding left out, which it logs of `_metrics`."""
+        """TRL's num_tokens, without padding, which it logs from `_metrics`."""
         if self.model.training:
             seen = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).sum()
             self._tokens += self.accelerator.gather(seen).sum().item() // self._size("tp")
@@ -244,13 +243,13 @@ class SmileLossMixin:
 
 
 def _columns_of(rows: Any) -> Iterable[str]:
-    """Of a data set, the first row of which says it where a stream does not."""
+    """The column names of a data set; those of its first row for a stream without names."""
     columns = getattr(rows, "column_names", ())
     return next(iter(rows), ()) if columns is None else columns
 
 
 def _divided(items: Union[Tensor, int], by: int) -> Union[Tensor, int, float]:
-    """Without rounding the whole number to float32, where there is more."""
+    """items / by, in float64 where the device has it."""
     if by == 1 or not isinstance(items, Tensor):
         return items / by if by > 1 else items
     return (items if items.device.type == "mps" else items.double()) / by

@@ -1,4 +1,4 @@
-"""LoRA for BLIP: what learns, what is saved, how a run goes on, and what is exported."""
+"""LoRA for BLIP: what is trained, saved, resumed and exported."""
 
 import json
 
@@ -15,40 +15,47 @@ from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from tests.tiny_run import TINY_RUN
 
-LORA = "lora: {r: 2, alpha: 8, dropout: 0.1}\n"
+LORA = "lora={r: 2, alpha: 8, dropout: 0.1}"
 
 
 @pytest.fixture(scope="module")
-def write(scenes, tmp_path_factory):
-    """Return a function that writes a configuration of a tiny BLIP and returns its path."""
-    folder = tmp_path_factory.mktemp("lora")
-
-    def write(more=""):
-        path = folder / f"tiny{len(list(folder.iterdir()))}.yaml"
-        keys = "device: cpu\nlr_schedule: exponential\neval_every: 9\nmetrics: [length]\n"
-        path.write_text(TINY_RUN.format(data=scenes) + keys + more)
-        return path
-
-    return write
-
-
-@pytest.fixture(scope="module")
-def base(write, tmp_path_factory):
-    """Return the file of the weights that stay."""
-    captioner, _ = captioner_from(load_config(write()), None)
-    path = tmp_path_factory.mktemp("base") / "base.pth"
-    torch.save({"model": captioner.state_dict()}, path)
+def path(scenes, tmp_path_factory):
+    """Return the configuration of a tiny BLIP."""
+    path = tmp_path_factory.mktemp("lora") / "tiny.yaml"
+    keys = "device: cpu\nlr_schedule: exponential\neval_every: 9\nmetrics: [length]\n"
+    path.write_text(TINY_RUN.format(data=scenes) + keys)
     return path
 
 
 @pytest.fixture(scope="module")
-def runs(write, base, tmp_path_factory):
-    """Return the configuration of two runs with LoRA, and their folders: one was stopped."""
-    folder, path = tmp_path_factory.mktemp("runs"), write(f"{LORA}pretrained: {base}\n")
+def base(path, tmp_path_factory):
+    """Return the file of the base weights."""
+    captioner, _ = captioner_from(load_config(path), None)
+    base = tmp_path_factory.mktemp("base") / "base.pth"
+    torch.save({"model": captioner.state_dict()}, base)
+    return base
+
+
+@pytest.fixture(scope="module")
+def adapted(path, base):
+    """Return the configuration with LoRA."""
+    return load_config(path, [LORA, f"pretrained={base}"])
+
+
+@pytest.fixture(scope="module")
+def runs(path, base, tmp_path_factory):
+    """Return the last checkpoints of two runs with LoRA, of which the first was interrupted."""
+    folder = tmp_path_factory.mktemp("runs")
     for name, epochs in (("stopped", 1), ("stopped", 2), ("whole", 2)):
-        arguments = ["--config", str(path), "--output_dir", str(folder / name)]
-        assert train.main([*arguments, f"max_epoch={epochs}", "init_lr=1e-2"]) == 0
-    return path, folder / "stopped", folder / "whole"
+        arguments = ["--config", str(path), "--output_dir", str(folder / name), LORA]
+        arguments += [f"pretrained={base}", f"max_epoch={epochs}", "init_lr=1e-2"]
+        assert train.main(arguments) == 0
+    return [folder / name / "checkpoint_01.pth" for name in ("stopped", "whole")]
+
+
+@pytest.fixture
+def checkpoint(runs):
+    return str(runs[1])
 
 
 def read(path):
@@ -61,15 +68,14 @@ def logits(captioner):
         return captioner.eval().predictions(image, [["a red disc"]])[0]
 
 
-def test_a_run_that_goes_on_is_to_the_bit_as_if_it_had_not_stopped(runs):
-    _, stopped, whole = runs
-    found, expected = (read(folder / "checkpoint_01.pth")["model"] for folder in (stopped, whole))
+def test_a_resumed_run_is_bit_identical(runs):
+    found, expected = (read(path)["model"] for path in runs)
     assert found.keys() == expected.keys()
     assert all(found[key].equal(value) for key, value in expected.items())
 
 
-def test_a_checkpoint_holds_the_adapter_of_encoder_and_decoder_alone(runs, base):
-    content = read(runs[2] / "checkpoint_01.pth")
+def test_a_checkpoint_holds_only_the_adapter_of_encoder_and_decoder(checkpoint, base):
+    content = read(checkpoint)
     names = [key.removeprefix("base_model.model.") for key in content["model"]]
     assert all(key.endswith((".lora_A.weight", ".lora_B.weight")) for key in names)
     assert {key.split(".")[0] for key in names} == {"visual_encoder", "text_decoder"}
@@ -78,9 +84,10 @@ def test_a_checkpoint_holds_the_adapter_of_encoder_and_decoder_alone(runs, base)
     assert content["adapter_config"]["base_model_name_or_path"] == str(base)
 
 
-def test_merged_weights_are_those_of_the_formula_and_caption_the_same(runs, base, tmp_path):
-    path, _, whole = runs
-    checkpoint, target = str(whole / "checkpoint_01.pth"), tmp_path / "merged.pth"
+def test_merged_weights_are_those_of_the_formula_and_caption_the_same(
+    path, adapted, checkpoint, base, tmp_path
+):
+    target = tmp_path / "merged.pth"
     assert merge.main([checkpoint, str(target)]) == 0
     merged, before, adapter = read(target)["model"], read(base)["model"], read(checkpoint)["model"]
     assert merged.keys() == before.keys()
@@ -89,14 +96,12 @@ def test_merged_weights_are_those_of_the_formula_and_caption_the_same(runs, base
         if f"{name}A.weight" in adapter:  # alpha / r is 4
             value = value + 4 * adapter[f"{name}B.weight"] @ adapter[f"{name}A.weight"]
         torch.testing.assert_close(merged[key], value)
-    config = load_config(path)
-    captioner, told = captioner_from(config, checkpoint)
-    assert told.endswith("every key matched")
-    plain, _ = captioner_from(load_config(path, ["lora="]), str(target))
+    captioner, line = captioner_from(adapted, checkpoint)
+    assert line.endswith("every key matched")
+    start, plain = (captioner_from(load_config(path), str(each))[0] for each in (base, target))
     torch.testing.assert_close(logits(captioner), logits(plain), rtol=1e-4, atol=1e-5)
-    start, _ = captioner_from(load_config(path, ["lora="]), str(base))
     assert not logits(captioner).allclose(logits(start), atol=1e-3)
-    # The copy for inference has them merged, and changes nothing of what learns on.
+    # The copy for inference is merged, and the original unchanged.
     kept = {key: value.clone() for key, value in captioner.named_parameters()}
     copy = captioner.for_inference(torch.float32, False)
     torch.testing.assert_close(logits(copy), logits(plain), rtol=1e-4, atol=1e-5)
@@ -104,47 +109,45 @@ def test_merged_weights_are_those_of_the_formula_and_caption_the_same(runs, base
     torch.testing.assert_close(logits(captioner_of(checkpoint)), logits(plain))
 
 
-def test_peft_loads_the_adapter(runs, write, base, tmp_path):
+def test_peft_loads_the_adapter(path, adapted, checkpoint, base, tmp_path):
     from peft import PeftModel
 
-    checkpoint, folder = str(runs[2] / "checkpoint_01.pth"), tmp_path / "adapter"
-    assert merge.main([checkpoint, str(folder), "--adapter"]) == 0
-    plain, _ = captioner_from(load_config(write()), str(base))
-    PeftModel.from_pretrained(plain, folder)
-    expected, _ = captioner_from(load_config(runs[0]), checkpoint)
+    assert merge.main([checkpoint, str(tmp_path / "adapter"), "--adapter"]) == 0
+    plain, _ = captioner_from(load_config(path), str(base))
+    PeftModel.from_pretrained(plain, tmp_path / "adapter")
+    expected, _ = captioner_from(adapted, checkpoint)
     torch.testing.assert_close(logits(plain), logits(expected))
 
 
-def test_what_cannot_be_done_is_one_line(runs, write, base, tmp_path, capsys):
-    path, _, whole = runs
-    checkpoint, bare = str(whole / "checkpoint_01.pth"), tmp_path / "bare.pth"
-
-    def said(config, weights):
+def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, capsys):
+    def message(flags, weights):
         with pytest.raises(UserError) as error:
-            captioner_from(config, weights)
+            captioner_from(load_config(path, [*flags]), weights)
         assert "\n" not in str(error.value)
         return str(error.value)
 
     line = "lora is set, and pretrained is not: name the weights that stay"
-    assert said(load_config(write(LORA)), None) == line
-    signed = load_config(write(LORA), ["pretrained=https://host/a.pth?SECRET"])
-    assert said(signed, str(base)).startswith("pretrained is an address with a user or query, and")
+    assert message([LORA], None) == line
+    signed = [LORA, "pretrained=https://host/a.pth?SECRET"]
+    assert message(signed, str(base)).startswith("pretrained is an address with a user or query")
     line = f"{checkpoint} holds an adapter, and lora is not set: set it, or merge it"
-    assert said(load_config(write()), checkpoint) == line
-    # A layer that there is not, no regular expression, and the head's weight under another name.
+    assert message([], checkpoint) == line
+    flags = [LORA, f"pretrained={base}"]
+    # A layer that does not exist, no regular expression, and another name of the head's weight.
     for layers in ("['wq']", "'*.q'", "['word_embeddings']"):
-        config = load_config(path, [f"lora.target_modules={layers}"])
-        assert said(config, str(base)).startswith(f"lora: target_modules {layers}: ")
-    assert "is not of this model" in said(load_config(path, ["lora.r=3"]), checkpoint)
+        found = message([*flags, f"lora.target_modules={layers}"], str(base))
+        assert found.startswith(f"lora: target_modules {layers}: ")
+    assert "is not of this model" in message([*flags, "lora.r=3"], checkpoint)
     moved = read(checkpoint)
     moved["adapter_config"]["base_model_name_or_path"] = "gone.pth"
     torch.save(moved, tmp_path / "moved.pth")
-    del moved["config"]["image_size"]
-    torch.save({**moved, "adapter_config": {"base_model_name_or_path": str(base)}}, bare)
-    with pytest.raises(ValueError, match="an adapter without its run's configuration"):
-        captioner_of(str(bare))
     line = "moved.pth holds an adapter of gone.pth, but checkpoint gone.pth does not exist"
-    assert said(load_config(path), str(tmp_path / "moved.pth")).endswith(line)
+    assert message(flags, str(tmp_path / "moved.pth")).endswith(line)
+    del moved["config"]["image_size"]
+    moved["adapter_config"]["base_model_name_or_path"] = str(base)
+    torch.save(moved, tmp_path / "bare.pth")
+    with pytest.raises(ValueError, match="an adapter without its run's configuration"):
+        captioner_of(str(tmp_path / "bare.pth"))
     assert merge.main([str(base), str(tmp_path / "x.pth")]) == 2
     assert capsys.readouterr().err == f"error: {base} holds whole weights, no adapter\n"
-    assert json.dumps(load_config(path).model_dump()["lora"])  # a checkpoint keeps it
+    assert json.dumps(adapted.model_dump()["lora"])  # a checkpoint keeps it

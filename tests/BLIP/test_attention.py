@@ -1,4 +1,4 @@
-"""Each way of attention against its definition in double precision, gradients included."""
+"""Every kernel of attention against its definition in double precision, with gradients."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ B, HEADS, PLACES, D = 3, 2, 70, 16
 
 @pytest.fixture(params=["", "oneDNN", "AMX"])
 def quick(request, monkeypatch):
-    """Whether products of float32 are oneDNN's, and whether the fused kernel has quick ones.
+    """Choose oneDNN for float32, or torch's fused kernel for bfloat16, or neither.
 
-    Of many queries a head is a part of its own, of fewer all heads of an image are one.
+    A block is one head with many queries, and all heads of an image with fewer.
     """
     monkeypatch.setattr(module, "IN_CACHE", 2 * MANY_QUERIES * PLACES - 1)
     monkeypatch.setattr(matmul, "ONEDNN_FP32", request.param == "oneDNN" and matmul.HAS_ONEDNN)
@@ -25,18 +25,18 @@ def problem(queries):
     generator = torch.Generator().manual_seed(queries)
 
     def normal(length):
-        # As an encoder has them: heads lie inside.
+        # The layout of an encoder: a token's heads side by side.
         drawn = torch.randn(B, length, HEADS, D, generator=generator, dtype=torch.float64)
         return drawn.transpose(1, 2)
 
     return normal(queries), normal(PLACES), normal(PLACES), normal(queries)
 
 
-def by_definition(query, key, value, mask=None):
+def by_definition(query, key, value, mask=None, kept=1.0):
     scores = torch.einsum("bhqd,bhpd->bhqp", query, key) / D**0.5
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return torch.einsum("bhqp,bhpd->bhqd", scores.softmax(-1), value)
+    return torch.einsum("bhqp,bhpd->bhqd", scores.softmax(-1) * kept, value)
 
 
 def with_gradients(function, inputs, weight, dtype):
@@ -77,8 +77,8 @@ def test_without_gradients(queries, masked, dtype, quick):
 @pytest.mark.parametrize("queries", [5, PLACES, MANY_QUERIES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
-    """What it drew is read off the context of one-hot values; a second call draws the same."""
-    query, key, _, weight = problem(queries)
+    """One-hot values show which probabilities were dropped; a second call drops the same."""
+    query, key, value, weight = problem(queries)
     probability = 0.4
     places = torch.eye(PLACES, dtype=torch.float64).expand(B, HEADS, -1, -1)
 
@@ -89,22 +89,21 @@ def test_dropout_is_that_of_the_probabilities(queries, dtype, quick):
     kept = dropped(query, key, places) != 0  # (B, heads, queries, places)
     assert 0.55 < kept.double().mean() < 0.65
 
-    def by_definition_dropped(query, key, value):
-        scores = torch.einsum("bhqd,bhpd->bhqp", query, key) / D**0.5
-        probabilities = scores.softmax(-1) * kept / (1 - probability)
-        return torch.einsum("bhqp,bhpd->bhqd", probabilities, value)
+    def expected(*inputs):
+        return by_definition(*inputs, kept=kept / (1 - probability))
 
-    value = problem(queries)[2]
-    expected = with_gradients(by_definition_dropped, (query, key, value), weight, torch.float64)
-    found = with_gradients(dropped, (query, key, value), weight, dtype)
-    allowed = 1e-6 if dtype == torch.float32 else 0.02
-    for ours, theirs in zip(found, expected):
+    inputs, allowed = (query, key, value), 1e-6 if dtype == torch.float32 else 0.02
+    results = [
+        with_gradients(f, inputs, weight, d)
+        for f, d in ((dropped, dtype), (expected, torch.float64))
+    ]
+    for ours, theirs in zip(*results):
         assert (ours.double() - theirs).norm() < allowed * theirs.norm()
 
 
 @pytest.mark.parametrize("probability", [0.0001, 0.1, 0.5])
 def test_each_place_is_dropped_with_the_same_probability(probability):
-    """Four are drawn at a time: none of the four is dropped more or less than the others."""
+    """Also each of the four that come from one random number."""
     torch.manual_seed(0)
     kept = _dropout_mask((1000, 1003), probability, torch.device("cpu"))
     dropped = (~kept).flatten()[: 4 * (kept.numel() // 4)].view(-1, 4)

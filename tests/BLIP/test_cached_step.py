@@ -1,4 +1,4 @@
-"""Decoding with the cache against a step that remembers tokens alone and computes all anew."""
+"""Decoding with the cache against a step without one."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from decoding import DecodingSettings, decode
 
 
 class UncachedStep:
-    """The decoder's own logits of every row's whole past, with the image repeated for each."""
+    """The decoder's logits of every row's whole past, with the image repeated for each row."""
 
     def __init__(self, decoder, image_embeds):
         self.decoder, self.images, self.past = decoder, image_embeds, None
@@ -29,29 +29,15 @@ class UncachedStep:
 
 
 @pytest.fixture(scope="module")
-def captioners(vocabulary):
-    """Captioners by how readily they end a caption, each with its copy for inference."""
-    from BLIP import build_captioner
-
-    made = {}
-    for ends in (-2.0, 1.0, 2.5):
+def captioners(make_captioner):
+    """Captioners by the bias of the end token, each with its copy for inference."""
+    found = {}
+    for bias in (-2.0, 1.0, 2.5):
         torch.manual_seed(0)
-        captioner = build_captioner(
-            str(vocabulary),
-            {"embed_dim": 32, "depth": 1, "num_heads": 4},
-            image_size=48,
-            med_config={
-                "hidden_size": 24,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "intermediate_size": 48,
-                "max_position_embeddings": 64,
-                "initializer_range": 0.4,
-            },
-        ).eval()
-        captioner.text_decoder.cls["predictions"].bias.data[captioner.tokenizer.end] = ends
-        made[ends] = captioner, inference_copy(captioner)
-    return made
+        captioner = make_captioner()
+        captioner.text_decoder.cls["predictions"].bias.data[captioner.tokenizer.end] = bias
+        found[bias] = captioner, inference_copy(captioner)
+    return found
 
 
 @st.composite
@@ -80,13 +66,9 @@ def test_tokens_and_scores_are_those_without_a_cache(captioners, problem):
     words = captioner.tokenizer
     embeds = torch.randn(images, 10, 32)
     prompt = torch.randint(5, len(words), (images, prompt_length))
-    steps = [
-        UncachedStep(captioner.text_decoder, embeds),
-        CachedStep(captioner.text_decoder, embeds, chosen.max_length),
-        CachedStep(quick.text_decoder, embeds, chosen.max_length),
-    ]
+    steps = [CachedStep(c.text_decoder, embeds, chosen.max_length) for c in (captioner, quick)]
     decoded = []
-    for step in steps:
+    for step in [UncachedStep(captioner.text_decoder, embeds), *steps]:
         torch.manual_seed(7)
         decoded.append(decode(step, prompt, words.end, words.pad, chosen))
     for other in decoded[1:]:
@@ -95,7 +77,7 @@ def test_tokens_and_scores_are_those_without_a_cache(captioners, problem):
 
 
 def test_keys_of_captions_are_never_moved(captioners):
-    """One allocation for the whole search: a step writes its own places and no other."""
+    """There is one allocation for the whole search, and a step writes only its own slots."""
     captioner, _ = captioners[-2.0]
     chosen = DecodingSettings(num_beams=3, max_length=12, min_length=12)
     step = CachedStep(captioner.text_decoder, torch.randn(2, 10, 32), chosen.max_length)

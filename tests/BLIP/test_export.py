@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from BLIP.cached_step import CachedStep
+from BLIP.convert import hf_config, settings_of
 from BLIP.export import SETTINGS, export_onnx, main
 from BLIP.onnx_runner import OnnxCaptioner
 from BLIP.tokenizer import CaptionTokenizer
@@ -23,31 +24,23 @@ SHORT = {"max_length": 16, "min_length": 6}
 
 
 @pytest.fixture(scope="module")
-def make_exported(tmp_path_factory, vocabulary):
+def make_exported(tmp_path_factory, vocabulary, make_captioner):
     """Return a function that builds a captioner and exports its checkpoint into a folder."""
-    from BLIP import build_captioner
 
     def make(flags=(), words="", **settings):
         folder = tmp_path_factory.mktemp("onnx")
         (folder / "words.txt").write_text(vocabulary.read_text() + words)
         torch.manual_seed(0)
-        sizes = {
-            "tokenizer": str(folder / "words.txt"),
-            "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4, "initializer_range": 0.3},
-            "med_config": {
-                **{"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4},
-                **{"intermediate_size": 48, "max_position_embeddings": 64},
-                **{"initializer_range": 0.4},
-            },
-            **settings,
-        }
-        captioner = build_captioner(**sizes, image_size=SIZE).eval()
-        with torch.no_grad():  # so that some captions end before others
-            captioner.text_decoder.cls["predictions"].bias[captioner.tokenizer.end] = 6
-            pieces = [captioner.tokenizer.bert.token_to_id(word) for word in words.split()]
-            captioner.text_decoder.cls["predictions"].bias[pieces] += 12
-        torch.save({"model": captioner.state_dict(), "config": sizes}, folder / "checkpoint.pth")
-        assert main([str(folder / "checkpoint.pth"), str(folder), *flags]) == 0
+        vit = {"embed_dim": 32, "depth": 2, "num_heads": 4, "initializer_range": 0.3}
+        settings = {"tokenizer": str(folder / "words.txt"), "vit": vit, **settings}
+        captioner = make_captioner(**settings)
+        bias = captioner.text_decoder.cls["predictions"].bias.data
+        bias[captioner.tokenizer.end] = 4  # so that some captions end before others
+        bias[[captioner.tokenizer.bert.token_to_id(word) for word in words.split()]] += 12
+        config = {**settings_of(hf_config(captioner)), **settings}
+        path = str(folder / "checkpoint.pth")
+        torch.save({"model": captioner.state_dict(), "config": config}, path)
+        assert main([path, str(folder), *flags]) == 0
         return captioner, folder
 
     return make

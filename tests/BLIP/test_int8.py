@@ -39,7 +39,7 @@ def vnni(request, monkeypatch):
 @torch.no_grad()
 def test_a_layer_is_its_formula(bias, vnni):
     linear, x = nn.Linear(64, 48, bias=bias), torch.rand(2, 40, 64) - 0.2
-    x[0, ::3] *= 30  # as some patches are louder
+    x[0, ::3] *= 30  # some patches have larger values
     x[1, 8, 5], x[1, 9, 5] = -50.0, 50.0
     layer, before = Int8Linear(linear), torch.backends.quantized.engine
     expected = in_8_bits(linear, x, 127 if vnni else 63)
@@ -51,7 +51,7 @@ def test_a_layer_is_its_formula(bias, vnni):
 
 @torch.no_grad()
 def test_a_gelu_has_nearly_all_numbers_above_0(vnni):
-    """Beside a layer with as many below; a vector of hardly anything is taken, too."""
+    """Compared with a symmetric range; a vector of near-zero values has a scale, too."""
     linear = nn.Linear(256, 48)
     linear.weight.copy_((linear.weight * 127 * 16).round() / 127)  # exact in 8 bits
     linear.weight[:, 0] = 1.0
@@ -82,90 +82,67 @@ def test_half_weights_are_exact_to_their_eleven_bits(before_mkl):
     assert torch.backends.quantized.engine == before
 
 
-def test_the_copy(make_captioner):
-    """No matrix stays in float32; the original is as it was."""
+@pytest.mark.parametrize(("bf16", "kind"), [(True, InferenceLinear), (False, HalfLinear)])
+@pytest.mark.parametrize("amx", [True, False])
+def test_the_copy(make_captioner, monkeypatch, bf16, kind, amx):
+    """Which layer becomes what, how near the results are, and that the original is unchanged."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(int8_linear, "AMX", amx)
     captioner, images = make_captioner(), 2 * torch.randn(6, 3, 48, 48)
     before = {name: value.clone() for name, value in captioner.state_dict().items()}
     quick = captioner.for_inference(torch.int8)
-    layers = dict(quick.named_modules())
-    half = {name for name, layer in layers.items() if isinstance(layer, HalfLinear)}
-    assert not any(
-        isinstance(layer, (nn.Linear, nn.Embedding))
-        for layer in [layer for name, layer in layers.items() if "position" not in name]
-    )
-    assert half and all(name.startswith("text_decoder") for name in half)
-    eight = sum(isinstance(layer, Int8Linear) for layer in layers.values())
-    assert eight == 2 * 4  # the encoder's blocks
+    layers = {name: layer for name, layer in quick.named_modules() if "position" not in name}
+    assert not any(isinstance(layer, (nn.Linear, nn.Embedding)) for layer in layers.values())
+    assert sum(isinstance(layer, Int8Linear) for layer in layers.values()) == 2 * 4
+    for block in quick.visual_encoder.blocks:
+        linear = block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2
+        assert [layer.of_gelu for layer in linear] == [False, False, False, True]
+        half = [layer.dtype == torch.bfloat16 for layer in linear]
+        assert half == [amx, False, False, False]
+    for layer in quick.text_decoder.layers:
+        of_image, own = layer.crossattention.self, layer.attention.self
+        assert type(of_image["key"]) is type(of_image["value"]) is kind
+        assert type(of_image["query"]) is type(own["key"]) is HalfLinear
+        # Of float32 keys the scores are MKL's.
+        assert of_image["query"].before_mkl != bf16 and not own["query"].before_mkl
     exact, ours = captioner.encode(images), quick.encode(images)
     assert 0 < (ours - exact).abs().mean() < 0.05 * exact.abs().mean()
-    scores = captioner.generate_details(images, BEAM).scores
-    torch.testing.assert_close(
-        quick.generate_details(images, BEAM).scores, scores, atol=0.1, rtol=0.1
-    )
+    details = captioner.generate_details(images, BEAM)
+    scores = quick.generate_details(images, BEAM).scores
+    torch.testing.assert_close(scores, details.scores, atol=0.1, rtol=0.1)
+    encoded, ids = exact[:1], details.token_ids[0, 0]
+    for ours, exact in zip(quick.score_tokens(encoded, ids), captioner.score_tokens(encoded, ids)):
+        assert 0 < (ours - exact).abs().mean() < 0.1 * exact.abs().mean()
     assert all(torch.equal(value, before[name]) for name, value in captioner.state_dict().items())
 
 
-@pytest.mark.parametrize(("has", "kind"), [(True, InferenceLinear), (False, HalfLinear)])
-def test_the_images_keys_and_values_are_in_bf16_where_it_is_quick(
-    make_captioner, monkeypatch, has, kind
-):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
-    captioner, images = make_captioner(), 2 * torch.randn(2, 3, 48, 48)
-    quick = captioner.for_inference(torch.int8)
-    for layer in quick.text_decoder.layers:
-        of_image = layer.crossattention.self
-        assert type(of_image["key"]) is type(of_image["value"]) is kind
-        assert type(of_image["query"]) is type(layer.attention.self["key"]) is HalfLinear
-        # Of float32 keys the scores are MKL's.
-        assert of_image["query"].before_mkl != has and not layer.attention.self["query"].before_mkl
-    details = captioner.generate_details(images, BEAM)
-    torch.testing.assert_close(
-        quick.generate_details(images, BEAM).scores, details.scores, atol=0.1, rtol=0.1
-    )
-    encoded, ids = captioner.encode(images[:1]), details.token_ids[0, 0]
-    for ours, exact in zip(quick.score_tokens(encoded, ids), captioner.score_tokens(encoded, ids)):
-        assert 0 < (ours - exact).abs().mean() < 0.1 * exact.abs().mean()
-
-
-@pytest.mark.parametrize("amx", [True, False])
-def test_what_the_encoders_layers_are_told(make_captioner, monkeypatch, amx):
-    """Which are a GELU's, and which go to attention in bf16."""
-    monkeypatch.setattr(int8_linear, "AMX", amx)
-    for block in make_captioner().for_inference(torch.int8).visual_encoder.blocks:
-        layers = block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2
-        assert [layer.of_gelu for layer in layers] == [False, False, False, True]
-        half = [layer.dtype == torch.bfloat16 for layer in layers]
-        assert half == [amx, False, False, False]
-
-
 @pytest.mark.parametrize(
-    ("device", "compiled", "said"),
-    [("cuda", False, "is for CPUs; on cuda"), ("cpu", True, "compile is true")],
+    ("device", "compiled", "engines", "message"),
+    [
+        ("cuda", False, ENGINES, "is for CPUs; on cuda"),
+        ("cpu", True, ENGINES, "compile is true"),
+        ("cpu", False, ["qnnpack"], "has no kernels on this processor"),
+    ],
 )
-def test_where_it_cannot_be(device, compiled, said):
-    with pytest.raises(ValueError, match=said):
+def test_where_int8_is_refused(monkeypatch, device, compiled, engines, message):
+    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", engines)
+    with pytest.raises(ValueError, match=message):
         check_int8(torch.device(device), compiled)
 
 
-def test_a_processor_without_kernels(monkeypatch):
-    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
-    with pytest.raises(ValueError, match="has no kernels on this processor"):
-        check_int8(torch.device("cpu"), False)
-
-
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ([], "precision is int8, in which captions are made and nothing is learnt"),
-        (["model=rnn"], "precision is int8, which rnn has not"),
+        (["model=rnn"], "precision is int8, which rnn does not support"),
         (["compile=true", "--evaluate"], "compile is true, which cannot stand beside"),
     ],
 )
-def test_refused_in_a_line(scenes_config, tmp_path, capsys, changes, said):
+def test_programs_refuse_it_in_one_line(scenes_config, tmp_path, capsys, changes, message):
     given = ["--config", str(scenes_config), f"output_dir={tmp_path}", "device=cpu"]
     assert main([*given, "precision=int8", *changes]) == 2
     error = capsys.readouterr().err
-    assert said in error and "Traceback" not in error
+    assert message in error and "Traceback" not in error
 
 
 def test_a_run_that_was_trained_compiled_is_captioned_in_int8():

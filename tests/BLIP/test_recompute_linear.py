@@ -63,16 +63,6 @@ def test_it_is_equal_to_the_usual_layers(linear, dtype, name, shape):
 
 
 @pytest.mark.parametrize("name", BEFORE)
-def test_gradients_in_double_precision(linear, name):
-    linear.double()
-    before = BEFORE[name]()
-    inputs = [torch.randn(4, 24, dtype=torch.float64, requires_grad=True), *linear.parameters()]
-    if isinstance(before, nn.Module):
-        inputs += before.double().parameters()
-    assert torch.autograd.gradcheck(lambda x, *_: recompute_linear(x, linear, before), inputs)
-
-
-@pytest.mark.parametrize("name", BEFORE)
 def test_only_the_input_is_kept_beside_the_parameters(linear, name):
     kept = []
 

@@ -1,4 +1,4 @@
-"""A headless Chromium that a test drives: DevTools' protocol over two pipes, without a library."""
+"""Drives a headless Chromium by the DevTools protocol over two pipes, without a library."""
 
 import base64
 import contextlib
@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0  # seconds for whatever is waited for
+PATIENCE = 60.0  # seconds of any wait
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39, "ArrowLeft": 37}
 
 
 class Browser:
-    """One page of a Chromium of its own, gone with the block in which it is used.
+    """A page in a new Chromium, which ends with the `with` block.
 
     requests: the URLs that the page has asked for; problems: uncaught errors of its scripts.
     """
@@ -23,7 +23,7 @@ class Browser:
     def __init__(self, program: str, profile: Path):
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
-        # Chromium reads its orders from file 3 and answers on file 4.
+        # Chromium reads commands from file 3 and answers on file 4.
         shell = f'exec "$@" 3<&{to_read} 4>&{to_write}'
         command = [
             *(program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
@@ -121,7 +121,7 @@ class Browser:
         self._call("Page.navigate", url=url)
 
     def ask(self, expression: str) -> Any:
-        """The value of a JavaScript expression, of a promise what it comes to."""
+        """Return the value of a JavaScript expression; promises are awaited."""
         answer = self._call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -130,7 +130,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Until the JavaScript expression, of a promise what it comes to, is true."""
+        """Wait until the JavaScript expression is true; promises are awaited."""
         deadline = time.monotonic() + PATIENCE
         while not self.ask(f"(async () => Boolean(await ({expression})))()"):
             if time.monotonic() > deadline:
@@ -139,13 +139,13 @@ class Browser:
             time.sleep(0.05)
 
     def choose_files(self, selector: str, *paths: Path) -> None:
-        """What a visitor does in the dialogue that opens for <input type=file>."""
+        """Choose files for an <input type=file>."""
         found = self._call("Runtime.evaluate", expression=f"document.querySelector({selector!r})")
         files = [str(path) for path in paths]
         self._call("DOM.setFileInputFiles", files=files, objectId=found["result"]["objectId"])
 
     def press(self, key: str) -> None:
-        """One key, down and up, wherever the focus is."""
+        """Press and release a key."""
         text = {"Enter": "\r", " ": " "}.get(key, "")
         event = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
         self._call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
@@ -161,7 +161,7 @@ class Browser:
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
 
     def picture(self, path: Path) -> None:
-        """A PNG of the whole page."""
+        """Write a PNG of the whole page."""
         size = self._call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         shot = self._call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)

@@ -1,4 +1,4 @@
-"""A caption as a visitor gets it, without a server."""
+"""A caption of the page's service, without a server."""
 
 import tempfile
 from pathlib import Path

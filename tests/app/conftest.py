@@ -1,4 +1,4 @@
-"""Checkpoints of tiny made-up captioners, photos good and bad, the server, a browser."""
+"""Checkpoints of tiny captioners with random weights, photos, the server, a browser."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ NAMES = {"mle": "mle", "smile": "smile", "mle_smile": {"mle": 0.5, "smile": 0.5}
 
 @pytest.fixture(scope="session")
 def run_folders(scenes_config, tmp_path_factory):
-    """Return the folders of three runs, as far as the page reads them."""
+    """Return the folders of three runs, with the files that the page reads."""
     from captioning.config import load_config, write_config
     from captioning.models.build import captioner_from
 
@@ -28,7 +28,7 @@ def run_folders(scenes_config, tmp_path_factory):
         flags = {"objective": objective, "seed": seed, "num_beams": 2, "min_length": 8}
         config = load_config(scenes_config, flags=flags)
         captioner, _ = captioner_from(config, None)
-        # Made-up weights would say a special token now and then: all but the end.
+        # Random weights would generate special tokens; only the end is allowed.
         with torch.no_grad():
             captioner.text_decoder.cls["predictions"].bias[[0, 1, 2, 4, -2, -1]] -= 100
         (root / name).mkdir()
@@ -56,7 +56,7 @@ def service(checkpoints):
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """Return a folder of a photo and of files that are none."""
+    """Return a folder of photos and of files that are none."""
     folder = tmp_path_factory.mktemp("photos")
     photo = Image.radial_gradient("L").convert("RGB").resize((300, 200))
     photo.save(folder / "photo.jpg")
@@ -102,7 +102,7 @@ def serving(run_folders, repository, tmp_path_factory):
                 process.send_signal(signal.SIGTERM)
                 _, errors = process.communicate(timeout=60)
         assert process.returncode == 0 and "Traceback" not in errors, errors
-        # What visitors uploaded has gone with the server.
+        # The server has removed the uploads.
         assert [path.name for path in folder.iterdir()] == ["log"]
 
     return start
@@ -121,7 +121,7 @@ def browser(tmp_path_factory):
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
         pytest.skip("chromium is not installed")
-    # On a machine that is short of everything Chromium now and then hangs before it says a word.
+    # On a busy machine Chromium sometimes hangs at its start.
     try:
         started = Browser(program, tmp_path_factory.mktemp("profile"))
     except OSError:

@@ -1,4 +1,4 @@
-"""The way in for programs, over HTTP as a program uses it."""
+"""The API over HTTP."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class Config:
 
 
 def post(server, path, headers=(), **settings):
-    """Status and JSON of POST /api/caption with the file as body."""
+    """Return status and JSON of POST /api/caption with the file as body."""
     url = f"{server}/api/caption?{urllib.parse.urlencode(settings, doseq=True)}"
     try:
         request = urllib.request.Request(url, path.read_bytes(), dict(headers))
@@ -86,10 +86,7 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
         checkpoints: ClassVar = [SimpleNamespace(label="A", config=Config)]
         limits = Limits(queue=1)
 
-        def chosen(self, labels):
-            return self.checkpoints
-
-        def caption_file(self, path, name, checkpoints, options, gone):
+        def caption_file(self, path, name, labels, options, gone):
             busy.wait(60)
             return None, [SimpleNamespace(record=lambda: {"caption": "a dog"})]
 
@@ -121,7 +118,7 @@ def test_who_comes_when_too_many_wait_is_sent_away(files):
 
 @pytest.fixture
 def slow_callers(server):
-    """Return more callers than there are places, who have sent the first byte of a photo."""
+    """Return more connections than the queue has places, which have sent one byte of a photo."""
     host, port = server.removeprefix("http://").split(":")
     head = f"POST /api/caption HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\nx"
     with contextlib.ExitStack() as stack:
@@ -137,20 +134,8 @@ def test_slow_callers_take_no_place(server, slow_callers, files):
 
 
 @pytest.mark.slow
-def test_slow_callers_are_cut_off(slow_callers):
-    for _ in range(7):  # a byte each 5 s
-        for caller in slow_callers:
-            with contextlib.suppress(ConnectionError):
-                caller.sendall(b"x")
-        time.sleep(5)
-    for caller in slow_callers:
-        with contextlib.suppress(ConnectionError):
-            assert caller.recv(1) == b""
-
-
-@pytest.mark.slow
 def test_few_large_photos_are_in_memory_at_once(serving, tmp_path):
-    """Eight small files of 20 million pixels each: a decoded one takes 60 MB, 140 at its most."""
+    """Eight files of 20 million pixels: a decoded one takes 60 MB, at the peak 140."""
     Image.new("RGBA", (5000, 4000), (200, 30, 40, 128)).save(tmp_path / "large.png")
     assert (tmp_path / "large.png").stat().st_size < 150_000
     with serving("--max-pixels", "20000000") as (server, _):
@@ -195,7 +180,7 @@ def test_callers_who_come_together_share_a_batch_and_one_bad_photo_is_its_own(se
 
 
 def metrics(server):
-    """What GET /metrics says, read by Prometheus's own reader: values by name and labels."""
+    """Return the values of GET /metrics by name and labels, parsed by prometheus_client."""
     parser = pytest.importorskip("prometheus_client.parser")
     with urllib.request.urlopen(f"{server}/metrics", timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/plain")
@@ -227,16 +212,6 @@ def test_who_hangs_up_is_counted_and_disturbs_nobody(server, files):
     while metrics(server).get(gone, 0) < before + 2 and time.monotonic() < until:
         time.sleep(0.05)
     assert metrics(server)[gone] == before + 2
-
-
-def test_a_request_for_another_host_is_refused_everywhere(server, files):
-    for path in ("", "/api/caption", "/metrics", "/gradio_api/info"):
-        request = urllib.request.Request(server + path, headers={"Host": "evil.example"})
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(request, timeout=60)
-        assert caught.value.code == 400
-    status, answer = post(server, files / "photo.jpg", {"Host": "evil.example:7860"})
-    assert status == 400 and "Host" in answer["error"] and "caption" not in answer
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -272,5 +247,5 @@ def test_every_answer_keeps_the_browser_from_other_servers(server, files):
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"{server}/no/such", timeout=60)
     assert [*found, policy(caught.value)] == [POLICY] * 3
-    # What a policy does not stop: a connection that the page has the browser open in advance.
+    # The policy does not stop preconnect links.
     assert re.findall(r"<(?:link|script)[^>]*https?://[^>]*>", page) == []

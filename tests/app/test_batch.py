@@ -1,4 +1,4 @@
-"""Several photos: every good one captioned, every bad one named, all of it in a ZIP."""
+"""The ZIP of several good and bad photos."""
 
 import json
 import shutil

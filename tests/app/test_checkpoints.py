@@ -1,4 +1,4 @@
-"""Which checkpoints the page has, and what it calls them."""
+"""The checkpoints of the page, and their labels."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Callers who send their request a byte at a time, or a head without an end."""
+"""Clients that send their request too slowly, or an endless head."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ PATIENCE = 0.4
 
 @pytest.fixture(scope="module")
 def answering():
-    """Return the address of a server of such connections, which answers with its body's length."""
+    """Return the address of a server with TimedConnection that answers the length of the body."""
     uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
     from app import connection
 
@@ -44,8 +44,8 @@ def answering():
     connection.PATIENCE_S = patience
 
 
-def told(address, parts, pause):
-    """What a caller receives who sends the parts with pauses, and after how many seconds."""
+def exchange(address, parts, pause):
+    """Send the parts with pauses; return what is received, and the seconds."""
     started = time.monotonic()
     with socket.create_connection(address, timeout=30) as caller:
         received = b""
@@ -81,26 +81,26 @@ HEAD = b"POST %s HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: %d\
     ids=["nothing", "half a head", "a slow head", "no body", "a slow body"],
 )
 def test_who_is_too_slow_is_cut_off(answering, parts, pause):
-    received, seconds = told(answering, parts, pause)
+    received, seconds = exchange(answering, parts, pause)
     assert received == b"" and seconds < 4 * PATIENCE
 
 
 def test_a_second_slow_head_is_cut_off(answering):
     whole = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-    received, seconds = told(answering, [whole, *[b"G"] * 50], 0.1)
+    received, seconds = exchange(answering, [whole, *[b"G"] * 50], 0.1)
     assert received.startswith(b"HTTP/1.1 200") and seconds < 5 * PATIENCE
 
 
 def test_who_takes_long_but_goes_on_is_answered(answering):
-    """Or who waits for an answer that takes long."""
+    """Also a client that waits for a slow answer."""
     parts = [HEAD % (b"/", 5 * 40_000), *[bytes(40_000)] * 5]
-    assert told(answering, parts, PATIENCE / 2)[0].endswith(b"\r\n\r\n200000")
-    received, seconds = told(answering, [HEAD % (b"/late", 3), b"abc"], 0)
+    assert exchange(answering, parts, PATIENCE / 2)[0].endswith(b"\r\n\r\n200000")
+    received, seconds = exchange(answering, [HEAD % (b"/late", 3), b"abc"], 0)
     assert received.endswith(b"\r\n\r\n3") and seconds > 4 * PATIENCE
 
 
 def test_a_long_head_is_refused(answering):
-    received, _ = told(
+    received, _ = exchange(
         answering, [b"GET / HTTP/1.1\r\n", *[b"A: " + b"b" * 1000 + b"\r\n"] * 64], 0
     )
     assert received.startswith(b"HTTP/1.1 400") or received == b""

@@ -1,4 +1,4 @@
-"""Calls that come together: one batch, each with its own answer or its own error."""
+"""Concurrent calls share a batch; each gets its answer or its error."""
 
 import threading
 import weakref
@@ -24,7 +24,7 @@ PHOTOS = [
 
 
 class Maker:
-    """Makes a batch when it may; batches: what each had."""
+    """Answers batches once `may` is set. batches: the items of each."""
 
     def __init__(self):
         self.batches, self.may, self.busy = [], threading.Event(), threading.Event()
@@ -40,7 +40,7 @@ class Maker:
 
 @pytest.fixture
 def gather():
-    """Return a function that asks for all (key, item) while a first one is under way."""
+    """Return a function that makes the calls (key, item) while a first batch is running."""
 
     def call(maker, calls, most=8, gone=()):
         batcher = DynamicBatcher(maker, most)
@@ -84,7 +84,7 @@ def test_one_that_fails_fails_alone(gather):
     maker = Maker()
     good, bad, other = gather(maker, [("a", 1), ("a", "bad"), ("a", 3)])
     assert (good, other) == (2, 6)
-    assert bad.args == ("bad", 1)  # made alone
+    assert bad.args == ("bad", 1)  # in a batch of one
     assert sorted(map(len, maker.batches[1:])) == [1, 1, 1, 3]
 
 
@@ -130,7 +130,7 @@ def test_a_batch_that_was_too_large_is_let_go_of_before_its_photos_are_made_alon
 
 @pytest.fixture(scope="module")
 def talkative(scenes_config):
-    """Return a checkpoint whose captioner says something else of every photo."""
+    """Return a checkpoint whose captions of the photos all differ."""
     settings = ['prompt="a "', "seed=3", "med_config.initializer_range=0.6"]
     config = load_config(scenes_config, settings)
     captioner = captioner_from(config, None)[0].for_inference(torch.float32, False)

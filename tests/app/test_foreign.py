@@ -1,4 +1,4 @@
-"""No other server is asked, and no page of another server has its way here."""
+"""The page fetches nothing from other servers, and refuses requests of other origins."""
 
 import json
 import threading
@@ -9,14 +9,14 @@ from urllib.parse import quote
 
 import pytest
 
-# Gradio asks no server of a private network; here it does, so that one can stand for a public one.
+# Gradio fetches from public addresses only; with this the local server counts as one.
 ALL_ARE_PUBLIC = "import safehttpx\nsafehttpx.is_public_ip = lambda ip: True\n"
 EVIL = "http://evil.example"
 
 
 @pytest.fixture(scope="module")
 def foreign():
-    """Return the address of another server, and the list of what it was asked for."""
+    """Return the address of another server, and the list of its requests."""
     asked = []
 
     class Answer(BaseHTTPRequestHandler):
@@ -39,7 +39,7 @@ def foreign():
 
 @pytest.fixture(scope="module")
 def page(serving, tmp_path_factory):
-    """Return the address of the page, on a machine whose private addresses are public ones."""
+    """Return the address of the page, for which private addresses count as public."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(ALL_ARE_PUBLIC)
     with serving("--host-name", "page.example", PYTHONPATH=str(folder)) as (address, _):
@@ -47,7 +47,7 @@ def page(serving, tmp_path_factory):
 
 
 def ask(url, body=None, method=None, **headers):
-    """Status, headers and body of the answer."""
+    """Return status, headers and body of the answer."""
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
     request = urllib.request.Request(url, body, headers, method=method)
     try:
@@ -84,7 +84,7 @@ def test_no_route_fetches_an_address(page, foreign, route, scheme):
 
 
 def uploaded(page):
-    """The path of a photo that was uploaded to the page."""
+    """Upload a photo; return its path."""
     body = (
         b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
         b"photo\r\n--b--\r\n"
@@ -96,7 +96,7 @@ def uploaded(page):
 
 
 def caption_event(page):
-    """What the browser sends to have a photo captioned, and the place of the photo in it."""
+    """Return the event that the browser sends to caption a photo."""
     config = json.loads(ask(f"{page}/config")[2])
     kinds = {component["id"]: component["type"] for component in config["components"]}
     event = next(

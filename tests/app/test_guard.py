@@ -1,4 +1,4 @@
-"""Who is let in: the Host that a browser names, and the token, as any client sends them."""
+"""Which requests are accepted, by Host and token."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ async def inside(scope, receive, send):
 
 
 def asked(guard, host="localhost:7860", authorization=None, path="/"):
-    """Status, headers and line, or text, of the answer to a request."""
+    """Return status, headers and error line (or text) of the answer."""
     pytest.importorskip("starlette", reason="no Gradio, which brings Starlette")
     headers = [(b"host", host.encode("latin-1"))] if host is not None else []
     if authorization is not None:
@@ -62,7 +62,7 @@ def asked(guard, host="localhost:7860", authorization=None, path="/"):
         ("127.0.0.1", "local\xe9host", False),
         ("192.168.1.5", "192.168.1.5:7860", True),
         ("192.168.1.5", "192.168.1.6:7860", False),
-        ("0.0.0.0", "203.0.113.9:80", True),  # a router's, which no name can stand for
+        ("0.0.0.0", "203.0.113.9:80", True),  # an address that a router maps
         ("0.0.0.0", "evil.example", False),
     ],
 )
@@ -136,22 +136,24 @@ def test_addresses_of_this_machine_alone():
     [("0.0.0.0", None, True), ("0.0.0.0", SECRET, False), ("127.0.0.1", None, False)],
 )
 def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, token, told):
-    """And whoever lets others in without a token is told so."""
+    """It also warns if others can use the page without a token."""
     uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
     pytest.importorskip("prometheus_client", reason="no prometheus_client")
+    from app.connection import TimedConnection
     from app.server import listen, serve
 
-    apps = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: apps.append(self.config.app))
+    configs = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: configs.append(self.config))
     monkeypatch.setattr("app.page.add_page", lambda server, *_: server)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")
     with listen(host, 0) as listening:
         serve(service, listening, ["page.example"], token)
-    said = capsys.readouterr().err
-    assert ("whoever reaches 0.0.0.0 can caption here" in said) == told and SECRET not in said
-    (app,) = apps
+    log = capsys.readouterr().err
+    assert ("anyone who reaches 0.0.0.0 can caption here" in log) == told and SECRET not in log
+    app = configs[0].app
+    assert configs[0].http is TimedConnection
     right = token and f"Bearer {token}"
     for path in ("/metrics", "/no/such"):
         assert asked(app, "evil.example", right, path)[0] == 400

@@ -1,4 +1,4 @@
-"""What the program says before there is a page."""
+"""The command line, and errors before the page starts."""
 
 import importlib.util
 import re
@@ -90,5 +90,5 @@ def test_commands_and_flags_of_the_pages_are_understood(repository):
 
 
 def as_number(text):
-    """20 and 20.0 are one default."""
+    """20 and 20.0 are equal."""
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text

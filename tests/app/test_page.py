@@ -34,7 +34,7 @@ def tab(page, name):
 
 
 def fill(page, fields, values):
-    """Again where Gradio, which has just shown the fields, sets them back to their first values."""
+    """Repeated, since Gradio may reset fields that it has just shown."""
     page.wait(
         "(async (fields, values) => {"
         " fields.forEach((field, i) => { field.value = values[i];"
@@ -51,7 +51,7 @@ def caption(page, path):
 
 
 def press_caption(page):
-    """Once the photo is with the server: before, the page has none."""
+    """Press the button after the photo is uploaded."""
     page.wait(SENT)
     page.ask("document.querySelector('#caption').click()")
 
@@ -98,7 +98,7 @@ def test_upload_caption_and_attention_map(page, files, server, tmp_path):
     page.ask(f"{copy}.click()")
     page.wait(f"{copy}.innerText == 'Copied'")
     assert page.ask("window.copied") == expected["caption"]
-    # Nothing is asked of any other server, and no script has failed.
+    # No other server is asked, and no script has failed.
     asked = [url for url in page.requests if not url.startswith((server, "data:", "blob:"))]
     assert asked == [] and page.problems == []
 

@@ -1,4 +1,4 @@
-"""Captions for visitors: their settings, their prompt, their seed, and what is recorded."""
+"""Captions with a visitor's settings and prompt, and their records."""
 
 import pytest
 import torch
@@ -29,18 +29,6 @@ def test_a_caption_is_the_captioners_own(service):
         assert " ".join(entry["word"] for entry in record["words"]) == record["caption"]
         assert record["settings"]["num_beams"] == 2
         assert record["settings"]["prompt"] == "a picture of "
-
-
-def test_a_seed_gives_a_sample_again_and_another_seed_another(service):
-    checkpoint = service.checkpoints[0]
-    given = {"sample": True, "max_length": 16, "top_k": 0, "top_p": 1, "temperature": 3}
-    said = [
-        caption_of(
-            service, PHOTO, checkpoint, read_options({**given, "seed": seed})
-        ).details.caption
-        for seed in (1, 1, 2)
-    ]
-    assert said[0] == said[1] != said[2]
 
 
 def test_repeats_are_left_out_and_settings_that_are_off_are_not_told(service):

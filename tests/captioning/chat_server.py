@@ -1,4 +1,4 @@
-"""A server with the chat interface that answers as a test wants: well, badly, late or never."""
+"""A server with OpenAI's chat interface that answers as a test wants."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ def said(*texts):
 
 
 class Server(ThreadingHTTPServer):
-    """answers: what it says to one request after the other, then `usual`; asked: what came."""
+    """answers: to the next requests; then `usual` makes them. asked: the requests so far."""
 
     daemon_threads = True
 
@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving():
-    """Give a server until the block ends."""
+    """Run a server within the block."""
     server = Server()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

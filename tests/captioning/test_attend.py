@@ -1,4 +1,4 @@
-"""Where captioners look: BLIP's cross-attention, whole words, and the picture of it."""
+"""Attention maps: BLIP's cross-attention, whole words, and the picture of them."""
 
 import math
 
@@ -18,7 +18,7 @@ from decoding import DecodingSettings
 SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
 
 
-def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
+def test_blips_attention_map_is_its_cross_attention(make_captioner, monkeypatch):
     captioner = make_captioner(prompt="a picture ")
     image = torch.randn(1, 3, 48, 48)
     found = attention_map(captioner, image, SETTINGS)
@@ -45,7 +45,7 @@ def test_blips_gaze_is_its_cross_attention(make_captioner, monkeypatch):
 
 
 @pytest.mark.parametrize("model", ["attn", "sat"])
-def test_a_classic_gaze_has_a_frame_for_each_word_of_the_caption(model):
+def test_a_classic_attention_map_has_a_frame_for_each_word(model):
     words = Vocabulary(["a", "dog", "runs"])
     captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=3), words).eval()
     image = torch.randn(1, 3, 64, 64)
@@ -63,15 +63,15 @@ def test_a_captioner_without_attention_has_nothing_to_draw():
         attention_map(captioner, torch.randn(1, 3, 64, 64), SETTINGS)
 
 
-def spoken(words, attention_map):
+def scored(words, attention_map):
     return ScoredCaption(" ".join(words), 0.0, words, torch.ones(len(words)), attention_map)
 
 
-def test_frames_are_bright_where_it_looked(tmp_path):
+def test_frames_are_bright_where_the_attention_is(tmp_path):
     weights = torch.zeros(2, 4, 4)
     weights[0, 0, 0] = weights[1, 3, 3] = 1.0
-    path = tmp_path / "gaze.png"
-    draw(spoken(["left", "right"], weights), Image.new("RGB", (80, 80), (90, 90, 90)), path)
+    path = tmp_path / "map.png"
+    draw(scored(["left", "right"], weights), Image.new("RGB", (80, 80), (90, 90, 90)), path)
     picture = np.asarray(Image.open(path).convert("L"), dtype=float)
     height, width = picture.shape
     frames = [picture[int(height * 0.2) :, n * width // 3 : (n + 1) * width // 3] for n in range(3)]
@@ -85,7 +85,7 @@ def test_frames_are_bright_where_it_looked(tmp_path):
 def test_a_long_caption_takes_several_rows(tmp_path):
     count = 2 * attend.FRAMES_A_ROW
     draw(
-        spoken(["word"] * count, torch.rand(count, 2, 2)),
+        scored(["word"] * count, torch.rand(count, 2, 2)),
         Image.new("RGB", (60, 30)),
         tmp_path / "a.png",
     )
@@ -99,7 +99,7 @@ def test_what_the_program_says_of_a_missing_photo(tmp_path, capsys):
     assert code == 2 and "no such image" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["gaze.jpg", "gaze", "."])
+@pytest.mark.parametrize("output", ["map.jpg", "map", "."])
 def test_an_output_that_is_no_picture_is_refused_before_the_work(output, tmp_path, capsys):
     with pytest.raises(SystemExit):
         attend.main([str(tmp_path / "no.jpg"), "--checkpoint", "x.pth", "--output", output])

@@ -71,38 +71,47 @@ def launch(run_script, tmp_path):
     return call
 
 
-def test_one_process_runs_without_torchrun(launch):
-    assert launch("train.sh") == (
-        "",
-        ["-m", "captioning.train", "--config", "configs/caption_coco.yaml"],
-    )
+TRAIN = ["-m", "captioning.train", "--config"]
+COCO = [*TRAIN, "configs/caption_coco.yaml"]
+EVALUATE = [*TRAIN, "c.yaml", "--evaluate", "--eval_split"]
+BULK = ["my runs/a", "shards/{00..99}.tar", "--out", "a b.jsonl", "--num_return", "3"]
+ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
 
 
-def test_first_yaml_is_the_config_and_the_rest_is_passed_on(launch):
-    _, given = launch("train.sh", "my configs/a.yml", "prompt=a photo of ", "b.yaml", "--resume")
-    assert given[2:] == ["--config", "my configs/a.yml", "prompt=a photo of ", "b.yaml", "--resume"]
-    _, given = launch("train.sh", "train_file=x.yaml.gz", "batch_size=2")
-    assert given[2:] == [
-        "--config",
-        "configs/caption_coco.yaml",
-        "train_file=x.yaml.gz",
-        "batch_size=2",
-    ]
-
-
-def test_eval_adds_the_split_before_the_users(launch):
-    evaluate = ["-m", "captioning.train", "--config", "c.yaml", "--evaluate", "--eval_split"]
-    assert launch("eval.sh", "c.yaml", "a=1")[1] == [*evaluate, "test", "a=1"]
-    assert launch("eval.sh", "c.yaml", EVAL_SPLIT="val")[1] == [*evaluate, "val"]
-    given = launch("eval.sh", "c.yaml", "--eval_split", "val")[1]
-    assert given == [*evaluate, "test", "--eval_split", "val"]  # the last one counts
-
-
-def test_caption_passes_everything_on(launch):
-    arguments = ["my runs/a", "shards/{00..99}.tar", "--out", "a b.jsonl", "--num_return", "3"]
-    for gpus in (1, 8):
-        given = launch("caption.sh", *arguments, gpus=gpus)[1]
-        assert given == ["-m", "captioning.caption", *arguments]
+@pytest.mark.parametrize(
+    ("command", "variables", "given"),
+    [
+        # A first YAML is the configuration, and the rest is passed on.
+        (["train.sh"], {}, COCO),
+        (["train.sh", "my configs/a.yml", *ODD], {}, [*TRAIN, "my configs/a.yml", *ODD]),
+        (["train.sh", "train_file=x.yaml.gz", "a=2"], {}, [*COCO, "train_file=x.yaml.gz", "a=2"]),
+        (["train.sh", "med_config=sizes.yaml"], {}, [*COCO, "med_config=sizes.yaml"]),
+        # The user's split comes after the default one, and the last one counts.
+        (["eval.sh", "c.yaml", "a=1"], {}, [*EVALUATE, "test", "a=1"]),
+        (["eval.sh", "c.yaml"], {"EVAL_SPLIT": "val"}, [*EVALUATE, "val"]),
+        (
+            ["eval.sh", "c.yaml", "--eval_split", "val"],
+            {},
+            [*EVALUATE, "test", "--eval_split", "val"],
+        ),
+        (["caption.sh", *BULK], {}, ["-m", "captioning.caption", *BULK]),
+        (["caption.sh", *BULK], {"gpus": 8}, ["-m", "captioning.caption", *BULK]),
+        (["demo.sh", "--quick", *ODD], {}, ["-m", "captioning.demo", "--quick", *ODD]),
+        (["benchmark.sh", "objective"], {}, ["-m", "benchmarks", "objective"]),
+        (
+            ["app.sh", "my runs/smile", "--port", "8"],
+            {},
+            ["-m", "app", "my runs/smile", "--port", "8"],
+        ),
+        # One process, without torchrun, where a number or a device is given.
+        (["train.sh"], {"gpus": 4, "NPROC_PER_NODE": "1"}, COCO),
+        (["train.sh", "--device", "cpu"], {"gpus": 4}, [*COCO, "--device", "cpu"]),
+        (["train.sh", "device=cpu"], {"gpus": 4}, [*COCO, "device=cpu"]),
+    ],
+)
+def test_the_command_that_a_script_runs(launch, command, variables, given):
+    threads, found = launch(*command, **variables)
+    assert (threads, found) == ("", given)
 
 
 @pytest.mark.parametrize("name", ["NNODES", "NPROC_PER_NODE"])
@@ -115,31 +124,18 @@ def test_captions_are_divided_by_ray_alone(run_script, name):
     ]
 
 
-def test_a_setting_that_names_a_yaml_is_no_configuration(launch):
-    given = launch("train.sh", "med_config=sizes.yaml")[1]
-    assert given[-2:] == ["configs/caption_coco.yaml", "med_config=sizes.yaml"]
-
-
-def test_one_process_a_gpu_on_a_port_that_is_found(launch):
-    threads, given = launch("train.sh", "c.yaml", gpus=4)
+@pytest.mark.parametrize(
+    ("variables", "processes"),
+    [({"gpus": 4}, 4), ({"NPROC_PER_NODE": "3"}, 3), ({"NPROC_PER_NODE": "2", "gpus": 8}, 2)],
+)
+def test_several_processes_share_the_cores(launch, variables, processes):
+    threads, given = launch("train.sh", "c.yaml", **variables)
     assert given == [
-        *["-m", "captioning.launch", "--nnodes", "1", "--nproc_per_node", "4"],
-        *["--standalone", "-m", "captioning.train", "--config", "c.yaml"],
+        *["-m", "captioning.launch", "--nnodes", "1", "--nproc_per_node", str(processes)],
+        *["--standalone", *TRAIN, "c.yaml"],
     ]
-    assert int(threads) == max(1, len(os.sched_getaffinity(0)) // 4)
-
-
-def test_number_of_processes_can_be_set(launch):
-    assert "captioning.launch" not in launch("train.sh", gpus=4, NPROC_PER_NODE="1")[1]
-    for device in (["--device", "cpu"], ["device=cpu"]):
-        assert "captioning.launch" not in launch("train.sh", *device, gpus=4)[1]
-    _, given = launch("train.sh", NPROC_PER_NODE="3")
-    assert given[given.index("--nproc_per_node") + 1] == "3"
-
-
-def test_threads_are_the_users_where_set(launch):
-    threads, _ = launch("train.sh", NPROC_PER_NODE="2", OMP_NUM_THREADS="7")
-    assert threads == "7"
+    assert int(threads) == max(1, len(os.sched_getaffinity(0)) // processes)
+    assert launch("train.sh", OMP_NUM_THREADS="7", **variables)[0] == "7"
 
 
 def test_several_machines_meet_at_the_endpoint(launch):
@@ -147,7 +143,7 @@ def test_several_machines_meet_at_the_endpoint(launch):
     assert given == [
         *["-m", "captioning.launch", "--nnodes", "2", "--nproc_per_node", "1"],
         *["--rdzv_backend", "c10d", "--rdzv_endpoint", "node0:29400", "--rdzv_id", "smile"],
-        *["-m", "captioning.train", "--config", "c.yaml"],
+        *[*TRAIN, "c.yaml"],
     ]
 
 
@@ -157,20 +153,6 @@ def test_several_machines_without_an_endpoint_are_refused(run_script):
     assert result.stderr.splitlines() == [
         "error: NNODES=2 needs RDZV_ENDPOINT=host:port, the same on every machine"
     ]
-
-
-@pytest.mark.parametrize(
-    ("script", "module", "arguments"),
-    [
-        ("demo.sh", "captioning.demo", ["--quick", "prompt=a photo of "]),
-        ("benchmark.sh", "benchmarks", ["objective", "--quick"]),
-        ("app.sh", "app", ["my runs/smile", "--port", "8000"]),
-    ],
-)
-def test_a_script_gives_its_arguments_to_the_program(run_script, script, module, arguments):
-    result = run_script(script, *arguments)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[2:] == ["-m", module, *arguments]
 
 
 TESTS = "-m pytest --numprocesses auto --maxprocesses 8 --dist loadfile"

@@ -12,6 +12,7 @@ import pytest
 import uv
 
 VARIABLES = ("VENV", "PYTHON", "LATEST", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")
+NOWHERE = "http://127.0.0.1:9/simple"
 AS_OTHER_VERSION = 'case "$*" in *version_info*) echo {};; *) exit {};; esac'
 
 
@@ -160,6 +161,9 @@ def test_latest_takes_what_the_requirements_allow(bare):
 
 def test_uv_is_installed_where_there_is_none(bare):
     (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+    unreachable = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": NOWHERE}
+    refused = bare.set_up(PIP_RETRIES="0", **unreachable)
+    assert_refused(refused, "the package index cannot be reached", bare.log)
     program = f'#!/bin/sh\nexec "{uv.find_uv_bin()}" "$@"\n'
     write_wheel(bare.root / "wheels", "uv", "1.0", {"uv-1.0.data/scripts/uv": program})
     assert bare.set_up().returncode == 0
@@ -259,7 +263,7 @@ def test_folder_that_is_no_environment_is_refused(bare):
 
 def test_unreachable_index_is_one_line_and_keeps_the_environment(installed):
     installed.write("requirements", "tiny-package==1.0", "another-package")
-    result = installed.set_up(PIP_NO_INDEX="", PIP_INDEX_URL="http://127.0.0.1:9/simple")
+    result = installed.set_up(PIP_NO_INDEX="", PIP_INDEX_URL=NOWHERE)
     assert_refused(result, "the package index cannot be reached", installed.log)
     assert len(result.stderr.splitlines()) == 2  # what it was doing, and the error
     installed.write("requirements", "tiny-package==1.0")

@@ -67,20 +67,21 @@ def entries(draw):
 
 
 def as_csv(rows):
-    keys = sorted({key for row in rows if isinstance(row, dict) for key in row})
+    rows = [row for row in rows if isinstance(row, dict)]
+    keys = sorted({key for row in rows for key in row})
     quoted = (
         ",".join('"' + str(row.get(key, "")).replace('"', '""') + '"' for key in keys)
         for row in rows
-        if isinstance(row, dict)
     )
     return "\n".join([",".join(keys), *quoted])
 
 
 def as_lines(rows, form):
-    """As Flickr8k's and Flickr30k's files have them."""
+    """As in the files of Flickr8k and Flickr30k."""
     rows = [row for row in rows if isinstance(row, dict)]
-    lines = (form.format(row.get("image", ""), n, row.get("caption")) for n, row in enumerate(rows))
-    return "\n".join(lines)
+    return "\n".join(
+        form.format(r.get("image", ""), n, r.get("caption")) for n, r in enumerate(rows)
+    )
 
 
 @st.composite
@@ -93,24 +94,19 @@ def files(draw):
     if ending == ".csv":
         text = as_csv(rows)
     elif ending in (".txt", ".token"):
-        form, head = draw(
-            st.sampled_from([("{}#{}\t{}", ""), ("{}| {}| {}", "image_name| comment_number|\n")])
-        )
+        flickr = [("{}#{}\t{}", ""), ("{}| {}| {}", "image_name| comment_number|\n")]
+        form, head = draw(st.sampled_from(flickr))
         text = head + as_lines(rows, form)
     elif ending == ".jsonl":
         text = "\n".join(json.dumps(row, ensure_ascii=draw(st.booleans())) for row in rows)
     else:
-        around = draw(st.sampled_from([None, None, "annotations", "images", "by id", "any"]))
-        document = (
-            {"annotations": rows, "images": rows} if around in ("annotations", "images") else rows
-        )
-        if around == "by id":
-            document = {
-                str(n): row.get("captions") if isinstance(row, dict) else row
-                for n, row in enumerate(rows)
-            }
-        if around == "any":
-            document = draw(anything)
+        around = draw(st.sampled_from(["none", "none", "COCO", "by id", "any"]))
+        document = {
+            "none": rows,
+            "COCO": {"annotations": rows, "images": rows},
+            "by id": {str(n): r.get("captions") for n, r in enumerate(rows) if isinstance(r, dict)},
+            "any": draw(anything),
+        }[around]
         text = json.dumps(document)
     content = bytearray(text.encode("utf-8", "surrogatepass"))
     if content and draw(st.integers(0, 9)) == 0:

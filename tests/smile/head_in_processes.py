@@ -194,9 +194,9 @@ def what_is_refused(mesh):
     hidden, weight, _ = inputs
     square = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
     columns = distribute_tensor(weight, mesh, [Shard(1)])
-    refused("divide its rows", lambda: losses.from_hidden(hidden, columns, None, labels))
+    refused("shard its rows", lambda: losses.from_hidden(hidden, columns, None, labels))
     partial = DTensor.from_local(weight, mesh, [Partial()])
-    refused("divide its rows", lambda: losses.from_hidden(hidden, partial, None, labels))
+    refused("shard its rows", lambda: losses.from_hidden(hidden, partial, None, labels))
     both = distribute_tensor(weight, square, [Shard(0), Shard(0)])
     refused("one mesh of one dimension", lambda: losses.from_hidden(hidden, both, None, labels))
     one = distribute_tensor(weight[:1], mesh, [Shard(0)])
@@ -210,11 +210,11 @@ def what_is_refused(mesh):
         lambda: losses.from_hidden(hidden[:, :shorter], rows, None, labels[:, :shorter]),
     )
     gem = objective("gem")
-    refused("'gem' looks at all logits", lambda: gem.from_hidden(hidden, rows, None, labels))
+    refused("'gem' reads all logits", lambda: gem.from_hidden(hidden, rows, None, labels))
     whole_weight = distribute_tensor(weight, mesh, [Replicate()])
     assert gem.from_hidden(hidden, whole_weight, None, labels).loss.isfinite()
     wrong = labels.masked_fill(labels == labels[0, 0], 23)
-    refused("the head has 23 words", lambda: losses.from_hidden(hidden, rows, None, wrong))
+    refused("the vocabulary has 23 tokens", lambda: losses.from_hidden(hidden, rows, None, wrong))
     logits = F.linear(*inputs)
     by_words = distribute_tensor(logits, mesh, [Shard(2)])
     refused("logits.full_tensor()", lambda: losses(by_words, labels))
@@ -269,7 +269,7 @@ def tensor_parallel(mesh):
             expected = step(models[1], tokens, labels)
             torch.testing.assert_close(step(models[0], tokens, labels), expected)
             if tied:
-                models[0].compile(fullgraph=True, backend="aot_eager")
+                models[0].compile(backend="aot_eager")
                 torch.testing.assert_close(step(models[0], tokens, labels), expected)
 
 
@@ -291,7 +291,7 @@ def fsdp(mesh):
     head = (model.head.weight, model.head.bias)  # divided again, after the step
     hidden = torch.randn(*half[1].shape, 8, dtype=torch.float64)
     other = half[1].roll(dist.get_rank(), 1)
-    refused("where FSDP divides it", lambda: model.objective.from_hidden(hidden, *head, other))
+    refused("where FSDP shards it", lambda: model.objective.from_hidden(hidden, *head, other))
 
 
 def fsdp_and_tensor_parallel(_):

@@ -23,12 +23,12 @@ SPECS = ["mle", "smile", "random", "reverse", {"random": 0.4, "smile": 0.3, "mle
 each_spec = pytest.mark.parametrize("spec", SPECS, ids=str)
 
 
-class DrawnBefore(Objective):
+class SampledBefore(Objective):
     """Random subsetting takes the words given to it, so that packed and padded rows share them."""
 
     words = None
 
-    def _draw(self, labels, vocabulary):
+    def _sample(self, labels, vocabulary):
         return self.words if "random" in self.weights else None
 
 
@@ -87,7 +87,7 @@ def test_packed_captions_are_padded_captions(rows, spec, first, reduction, weigh
     weights = torch.rand(labels.shape, dtype=torch.float64) if weighted else None
     if weighted:
         weights[torch.rand(labels.shape) < 0.2] = 0
-    objective = DrawnBefore(spec, 0.1, first_token_mle=first)
+    objective = SampledBefore(spec, 0.1, first_token_mle=first)
 
     def taken(x):
         return None if x is None else x.flatten(0, 1)[places]
@@ -129,7 +129,7 @@ def test_scaled_and_capped_logits_from_hidden_states(spec, cap):
     logits = F.linear(hidden, head, bias) * cap.get("scale", 1.0)
     if "softcap" in cap:
         logits = (logits / cap["softcap"]).tanh() * cap["softcap"]
-    objective = DrawnBefore(spec, 0.1)
+    objective = SampledBefore(spec, 0.1)
     objective.words = torch.randint(VOCABULARY, (3, 6, 10))
     expected, output = (
         objective(logits, labels),
@@ -152,7 +152,7 @@ def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice(spec):
     without[0, 0] = without[0, 3] = IGNORE
     weights = torch.ones(2, 6)
     weights[0, 0] = weights[0, 3] = 0
-    objective = DrawnBefore(spec, 0.1)
+    objective = SampledBefore(spec, 0.1)
     objective.words = torch.randint(VOCABULARY, (2, 6, 10))
     torch.testing.assert_close(
         objective(logits, labels, weights=weights).loss, objective(logits, without).loss

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from smile import Objective
-from smile.hf import last_parts, undo, use_smile
+from smile.hf import last_parts, use_smile
 from tests.smile import hf_models
 from tests.smile.hf_steps import GPT2, LLAMA, gradients, made
 
@@ -80,14 +80,6 @@ def test_a_whole_graph_with_the_objective_in_it(way):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
-def test_a_whole_graph_of_an_encoder_decoder_model():
-    name = "T5ForConditionalGeneration"
-    model = after(made(name).model, SMILE, backend="aot_eager", fullgraph=True)
-    assert_same(model, name, SMILE)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("way", [after, its_forward_before])
 @pytest.mark.parametrize("from_hidden", [False, True])
 def test_smile_of_a_compiled_model(way, from_hidden):
@@ -96,22 +88,12 @@ def test_smile_of_a_compiled_model(way, from_hidden):
     assert_same(use_smile(model, SMILE, from_hidden), CAUSAL, SMILE)
 
 
-@pytest.mark.slow
-def test_a_model_that_has_run_is_compiled_again():
-    model = torch.compile(made(CAUSAL).model, backend="eager")
-    own = model(**made(CAUSAL).batch).loss.detach()
-    assert_same(use_smile(model), CAUSAL, SMILE)
-    assert_same(use_smile(model, MLE), CAUSAL, MLE)
-    assert undo(model) is model
-    torch.testing.assert_close(model(**made(CAUSAL).batch).loss.detach(), own)
-
-
 def test_a_compiled_decoder_and_a_copy():
     model = use_smile(made(CAUSAL).model)
     decoder = "model" if CAUSAL == LLAMA else "transformer"
     setattr(model, decoder, torch.compile(getattr(model, decoder), backend="eager"))
     assert_same(model, CAUSAL, SMILE)
-    with pytest.raises(ValueError, match="its decoder was run outside"):
+    with pytest.raises(ValueError, match="Model was run outside"):
         getattr(model, decoder)(made(CAUSAL).batch["input_ids"])
     compiled = use_smile(made(CAUSAL).model)
     compiled.compile(backend="eager")
@@ -159,7 +141,7 @@ def test_several_captions_in_a_row_of_a_compiled_encoder_decoder_model():
 
 @pytest.mark.slow
 def test_a_change_of_a_compiled_models_logits_is_refused():
-    model = use_smile(made(CAUSAL).model, from_hidden=True)
+    model = made(CAUSAL).model
     before = model.forward
 
     def forward(self, *args, **kwargs):
@@ -168,7 +150,7 @@ def test_a_change_of_a_compiled_models_logits_is_refused():
         return output
 
     model.forward = types.MethodType(forward, model)
-    model = torch.compile(model, backend="aot_eager")
+    model = torch.compile(use_smile(model, from_hidden=True), backend="aot_eager")
     with pytest.raises(ValueError, match="changes the logits of its language head"):
         model(**made(CAUSAL).batch)
 
@@ -178,8 +160,6 @@ def test_what_goes_past_a_compiled_model():
     batch = dict(made(CAUSAL).batch)
     with pytest.raises(RuntimeError, match="does not require grad"):
         model(**batch).logits.square().sum().backward()
-    with pytest.raises(ValueError, match="asks for a loss of its own"):
-        model(**batch, fused_lm_head=True)
     del batch["labels"]
     with pytest.raises(ValueError, match="is trained without labels"):
         model(**batch)

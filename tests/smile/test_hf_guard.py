@@ -1,7 +1,6 @@
-"""What goes past the objective after use_smile ends in the first step, with one line."""
+"""What would train another loss than that of use_smile ends in its first step, with one line."""
 
 import copy
-import inspect
 import types
 import weakref
 
@@ -11,11 +10,9 @@ import transformers
 
 from smile import Objective
 from smile.hf import last_parts, undo, use_smile
-from tests.smile import hf_models
-from tests.smile.hf_steps import BOTH_KINDS, GPT2, LLAMA, assert_trains, definition, gradients, made
+from tests.smile.hf_steps import BOTH_KINDS, GPT2, assert_trains, definition, gradients, made
 
 both_kinds = pytest.mark.parametrize("name", BOTH_KINDS)
-needs_llama = pytest.mark.skipif(LLAMA not in hf_models.HERE, reason="transformers has no Llama")
 
 
 def by_its_class(model):
@@ -25,6 +22,11 @@ def by_its_class(model):
 
 def by_another_class(model):
     model.__class__ = transformers.GPT2LMHeadModel
+    return model(**made(GPT2).batch).loss
+
+
+def by_a_forward_that_is_set(model):
+    model.forward = types.MethodType(transformers.GPT2LMHeadModel.forward, model)
     return model(**made(GPT2).batch).loss
 
 
@@ -41,11 +43,6 @@ def by_its_head(model):
     return by_its_parts(model)
 
 
-def by_its_class_above_a_frozen_decoder(model):
-    model.transformer.eval()
-    return by_its_class(model)
-
-
 def by_another_loss(model):
     batch = dict(made(GPT2).batch)
     return torch.nn.functional.cross_entropy(
@@ -53,24 +50,27 @@ def by_another_loss(model):
     )
 
 
+DECODER, HEAD = (f"{part} was run outside of its model's forward" for part in ("Model", "Linear"))
+
+
 @pytest.mark.parametrize(
     "past, line",
     [
-        (by_its_class, "its decoder was run outside of its forward"),
-        (by_another_class, "its decoder was run outside of its forward"),
-        (by_its_parts, "its decoder was run outside of its forward"),
-        (by_its_base, "its decoder was run outside of its forward"),
-        (by_its_head, "its language head was run outside of its forward"),
-        (by_its_class_above_a_frozen_decoder, "its language head was run outside of its forward"),
+        (by_its_class, DECODER),
+        (by_another_class, DECODER),
+        (by_a_forward_that_is_set, DECODER),
+        (by_its_parts, DECODER),
+        (by_its_base, DECODER),
+        (by_its_head, HEAD),
         (by_another_loss, "is trained without labels"),
     ],
 )
-def test_what_goes_past_the_objective_ends_in_one_line(past, line):
+def test_another_loss_ends_in_one_line(past, line):
     model = use_smile(made(GPT2).model)
-    with pytest.raises(ValueError, match=f"GPT2LMHeadModel.*{line}.*undo") as error:
+    with pytest.raises(ValueError, match=f"{line}.*SmileLossMixin.*undo") as error:
         past(model)
     assert "\n" not in str(error.value)
-    if past not in (by_its_class, by_another_class, by_its_class_above_a_frozen_decoder):
+    if past in (by_its_parts, by_its_base, by_its_head, by_another_loss):
         past(model.eval())
         with torch.no_grad():
             past(model.train())
@@ -111,89 +111,46 @@ def test_another_loss_of_the_outputs_states_has_no_gradient(name):
 
 def test_a_gradient_that_is_refused_keeps_no_output():
     family = made(GPT2)
-    model, kept = use_smile(family.model), []
-    output = model(**family.batch)
-    kept.append(weakref.ref(output.logits))
+    output = use_smile(family.model)(**family.batch)
+    kept = weakref.ref(output.logits)
     del output
-    assert kept[0]() is None
+    assert kept() is None
+
+
+def setting(forward):
+    """GPT-2, on which `forward` of the model and its own forward was set before use_smile."""
+    family = made(GPT2)
+    own = family.model.forward
+    family.model.forward = lambda *args, **kwargs: forward(family.model, own, *args, **kwargs)
+    return family
 
 
 @pytest.mark.parametrize(
-    "returned, line",
+    "returned",
     [
-        (lambda output: output.logits, "returns no logits"),
-        (lambda output: {"logits": output.logits[:, -1]}, "returns no logits"),
-        (lambda output: {"loss": output.logits.sum()}, "returns no logits"),
+        lambda output: output.logits,
+        lambda output: {"logits": output.logits[:, -1]},
+        lambda output: {"loss": output.logits.sum()},
     ],
 )
-def test_a_forward_without_usable_logits(returned, line):
-    family = made(GPT2)
-    model = use_smile(family.model)
-    before = model.forward
-    model.forward = lambda *args, **kwargs: returned(before(*args, **kwargs))
-    with pytest.raises(ValueError, match=line):
-        model(**family.batch)
+def test_a_forward_without_usable_logits(returned):
+    family = setting(lambda model, own, *args, **kwargs: returned(own(*args, **kwargs)))
+    with pytest.raises(ValueError, match="returns no logits"):
+        use_smile(family.model)(**family.batch)
 
 
-def test_a_forward_that_computes_logits_of_its_own_has_none_from_hidden_states():
-    family = made(GPT2)
-    model = use_smile(family.model, from_hidden=True)
-
-    def forward(self, input_ids, **kwargs):
-        hidden = self.transformer(input_ids)[0]
-        logits = hidden @ self.lm_head.weight.T
+def test_a_forward_that_computes_logits_itself_has_none_from_hidden_states():
+    def forward(model, own, input_ids, **kwargs):
+        hidden = model.transformer(input_ids)[0]
+        logits = hidden @ model.lm_head.weight.T
         return transformers.modeling_outputs.CausalLMOutputWithCrossAttentions(logits=logits)
 
-    model.forward = types.MethodType(forward, model)
-    with pytest.raises(ValueError, match=r"does not call its language head.*from_hidden=False"):
-        model(**family.batch)
+    family = setting(forward)
     batch = {key: family.batch[key] for key in ("input_ids", "labels")}
+    with pytest.raises(ValueError, match=r"does not call its language head.*from_hidden=False"):
+        use_smile(family.model, from_hidden=True)(**batch)
     unmasked = use_smile(made(GPT2).model)(**batch).loss
-    torch.testing.assert_close(use_smile(model)(**batch).loss, unmasked)
-
-
-@needs_llama
-def test_sft_trainer_of_trl_ends_in_its_first_step(tmp_path):
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
-    tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    rows = {"input_ids": [[5, 6, 7]] * 2, "labels": [[5, 6, 7]] * 2}
-    arguments = trl.SFTConfig(
-        str(tmp_path), report_to=[], use_cpu=True, bf16=False, max_steps=1, save_strategy="no"
-    )
-    trainer = trl.SFTTrainer(
-        use_smile(made(LLAMA).model.float()),
-        arguments,
-        train_dataset=datasets.Dataset.from_dict(rows),
-        processing_class=transformers.PreTrainedTokenizerFast(
-            tokenizer_object=words, pad_token="<unk>", eos_token="<unk>"
-        ),
-    )
-    with pytest.raises(ValueError, match="a trainer of TRL asks for a loss of its own") as error:
-        trainer.train()
-    assert "\n" not in str(error.value)
-
-
-NEW_TRAINER = "compute_loss_func" in inspect.signature(transformers.Trainer).parameters
-
-
-@pytest.mark.parametrize("way", ["label_smoothing_factor", "compute_loss_func"])
-def test_a_loss_of_the_trainers_ends_in_its_first_step(way, tmp_path):
-    if not NEW_TRAINER and way == "compute_loss_func":
-        pytest.skip("Trainer takes no loss function")
-    family = made(GPT2)
-    rows = [{key: value[row] for key, value in family.batch.items()} for row in range(3)]
-    options = {"label_smoothing_factor": 0.1} if way == "label_smoothing_factor" else {}
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=1, report_to=[], save_strategy="no", **options
-    )
-    loss = {"compute_loss_func": lambda *_, **__: 0} if way == "compute_loss_func" else {}
-    trainer = transformers.Trainer(
-        use_smile(family.model.float()), arguments, train_dataset=rows, **loss
-    )
-    with pytest.raises(ValueError, match=r"is trained without labels.*SmileLossMixin"):
-        trainer.train()
+    torch.testing.assert_close(use_smile(family.model)(**batch).loss, unmasked)
 
 
 def test_generation_in_training_is_as_before():
@@ -222,7 +179,7 @@ def test_parts_of_the_last_step(name):
 
 
 @both_kinds
-def test_keep_logits_says_what_the_loss_is_made_of(name):
+def test_keep_logits_overrides_from_hidden(name):
     family = made(name)
     model, expected = use_smile(family.model), definition(name)[0]
     for training in (True, False):

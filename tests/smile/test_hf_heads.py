@@ -8,11 +8,11 @@ import torch
 import transformers
 
 from smile import Objective
+from smile.head import Transform
 from smile.hf import compute_loss_func, last_parts, use_smile
 from smile.hf.auxiliary import auxiliary
 from smile.hf.families import in_step
-from smile.hf.head import transform_of
-from smile.hf.head_table import known_of
+from smile.hf.head import linear_head
 from tests.smile import hf_models
 
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
@@ -20,6 +20,13 @@ MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
 
 def gpt2():
     return hf_models.make("GPT2LMHeadModel")
+
+
+def without_dropout(model):
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 def runs(model, batch, **how):
@@ -34,10 +41,6 @@ def runs(model, batch, **how):
         gradients = {k: v.grad for k, v in model.named_parameters() if v.grad is not None}
         found.append((loss, gradients))
     return found
-
-
-def transform(model):
-    return transform_of(model, known_of(model))
 
 
 class Halved(torch.nn.Module):
@@ -101,39 +104,62 @@ class Cosine(torch.nn.Linear):
         return super().forward(torch.nn.functional.normalize(hidden, dim=-1))
 
 
-def test_a_head_that_cannot_be_read_is_refused_at_once():
-    model, line = gpt2().model, "GPT2LMHeadModel has no linear language head .* from_hidden=False"
-    model.lm_head = Cosine(16, hf_models.VOCABULARY)
-    with pytest.raises(ValueError, match=line):
-        use_smile(model, from_hidden=True)
-    model.lm_head = torch.nn.Sequential(torch.nn.Linear(16, hf_models.VOCABULARY))
-    with pytest.raises(ValueError, match=line):
-        use_smile(model, from_hidden=True)
+def assert_from_logits(model, batch):
+    """The head's input is not read, which a line says; the loss is that from logits."""
+    expected = use_smile(model, MIXTURE)(**batch).loss
+    with pytest.warns(UserWarning, match="is trained from logits: smile.hf.head_table lacks"):
+        output = use_smile(model, MIXTURE, from_hidden=True).train()(**batch)
+    assert output.logits is not None
+    torch.testing.assert_close(output.loss, expected)
+
+
+def test_a_head_that_is_not_linear_is_not_read():
+    family = gpt2()
+    for head in (
+        Cosine(16, hf_models.VOCABULARY),
+        torch.nn.Sequential(torch.nn.Linear(16, hf_models.VOCABULARY)),
+    ):
+        family.model.lm_head = head.double()
+        family.model.config.tie_word_embeddings = False
+        assert_from_logits(without_dropout(family.model), family.batch)
     peft = pytest.importorskip("peft")
     for adapter in (
         peft.LoraConfig(r=2, target_modules=["lm_head"], use_dora=True),
         peft.AdaLoraConfig(init_r=2, target_modules=["lm_head"], total_step=9, tinit=1, tfinal=1),
         peft.IA3Config(target_modules=["lm_head"], feedforward_modules=[]),
     ):
-        with pytest.raises(ValueError, match=line):
-            use_smile(peft.get_peft_model(gpt2().model, adapter), from_hidden=True)
+        model = peft.get_peft_model(without_dropout(gpt2().model), adapter).double()
+        assert_from_logits(model, family.batch)
 
 
 class Louder(transformers.GPT2LMHeadModel):
-    """A model of somebody's own, which does to its logits what nothing knows of."""
+    """A user's model, which changes its logits as no table tells."""
 
     def forward(self, *args, labels=None, **kwargs):
         output = super().forward(*args, **kwargs)
-        output["logits"] = self.change(output["logits"])
+        output["logits"] = 1.5 * output["logits"]
         return output
 
 
-@pytest.mark.parametrize("change", [lambda x: 1.001 * x, lambda x: x[..., 1:]])
-def test_logits_that_are_changed_in_an_unknown_way_are_refused_in_the_first_step(change):
+def test_a_class_that_the_table_lacks_is_trained_from_logits():
     family = gpt2()
-    family.model.__class__, family.model.change = Louder, change
+    family.model.__class__ = Louder
+    assert_from_logits(without_dropout(family.model), family.batch)
+
+
+@pytest.mark.parametrize("change", [lambda x: 1.001 * x, lambda x: x[..., 1:]])
+def test_logits_that_a_forward_set_before_changes_are_refused_in_the_first_step(change):
+    family = gpt2()
+    own = family.model.forward
+
+    def forward(*args, **kwargs):
+        output = own(*args, **kwargs)
+        output["logits"] = change(output["logits"])
+        return output
+
+    family.model.forward = forward
     use_smile(family.model, from_hidden=True).train()
-    with pytest.raises(ValueError, match="Louder changes the logits of its language head"):
+    with pytest.raises(ValueError, match="GPT2LMHeadModel changes the logits of its language head"):
         family.model(**family.batch)
 
 
@@ -149,39 +175,30 @@ def test_rounding_is_no_unknown_change(name, dtype):
     assert abs(loss.item() - expected.item()) < 0.02
 
 
-def test_what_a_forward_does_counts_and_not_what_a_configuration_says():
+def test_a_configuration_alone_changes_nothing():
     model = gpt2().model
     model.config.logit_scale, model.config.final_logit_softcapping = 3.0, 2.0
-    assert transform(model) == (1.0, None, None, None)
+    assert linear_head(model).transform == Transform()
 
 
-class Speaks(torch.nn.Module):
-    """A model with a decoder in it, whose forward has names as MuseGlimmer, xLSTM and LLaVA do."""
-
-    def __init__(self, decoder=None, **settings):
-        super().__init__()
-        self.decoder, self.config = decoder, types.SimpleNamespace(**settings)
-
-    def forward(self, hidden):
-        hidden = self.decoder(hidden) * self.config.text_config.output_multiplier
-        return torch.tanh(hidden / getattr(self.config, "output_logit_soft_cap", None))
+def row_of(name, **values):
+    """What the table's row makes of the values of a model and its configurations."""
+    module = type(name, (torch.nn.Module,), {"__module__": "transformers.models.any"})()
+    module.config = types.SimpleNamespace(**values)
+    head = torch.nn.Linear(4, 9)
+    module.get_output_embeddings = lambda: head
+    found = linear_head(module)
+    return (*found.transform, found.bias, found.vocabulary)
 
 
-class Decodes(Speaks):
-    """Its forward is in the place of the other, whose names count no more."""
-
-    def forward(self, hidden):
-        hidden = hidden * self.logit_scale
-        return torch.tanh(hidden / self.config.logits_soft_cap)
-
-
-def test_a_name_counts_once_and_the_models_own_before_its_decoders():
-    text = types.SimpleNamespace(output_multiplier=3.0)
-    decoder = Decodes(logits_soft_cap=4.0, logit_scale=2.0, text_config=text)
-    assert transform(decoder) == (2.0, 4.0, None, None)
-    model = Speaks(torch.nn.Identity(), text_config=text, output_logit_soft_cap=5.0)
-    assert transform(model) == (3.0, 5.0, None, None)
-    assert transform(Speaks(decoder, text_config=text)) == (6.0, 4.0, None, None)
+def test_rows_of_the_table():
+    text = types.SimpleNamespace(output_multiplier=3.0, final_logit_softcapping=5.0)
+    found = row_of("MuseGlimmerForConditionalGeneration", text_config=text, output_multiplier=7.0)
+    assert found == (3.0, 5.0, None, None)
+    assert row_of("xLSTMForCausalLM", output_logit_soft_cap=4.0) == (1.0, 4.0, None, None)
+    assert row_of("GraniteForCausalLM", logits_scaling=4.0) == (0.25, None, None, None)
+    assert row_of("HyperCLOVAXForCausalLM", logits_scaling=4.0) == (4.0, None, None, None)
+    assert row_of("InklingForCausalLM", unpadded_vocab_size=7) == (1.0, None, None, 7)
 
 
 @pytest.mark.skipif("CohereForCausalLM" not in hf_models.HERE, reason="no Cohere")
@@ -212,23 +229,21 @@ class PaliGemmaForConditionalGeneration(torch.nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def test_a_model_that_masks_by_its_labels_gets_them_or_is_refused_by_name(monkeypatch):
+def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
     version = types.SimpleNamespace(__version__="4.50.3")
     monkeypatch.setitem(sys.modules, "old_transformers", version)
     model = PaliGemmaForConditionalGeneration()
     tokens = torch.randint(9, (2, 5))
-    use_smile(model, Objective("mle", label_smoothing=0.0))
-    loss = model(input_ids=tokens, token_type_ids=tokens, labels=tokens)["loss"]
     with torch.no_grad():
         causal = model.lm_head(torch.ones(8, 4))
-    torch.testing.assert_close(
-        loss, torch.nn.functional.cross_entropy(causal, tokens[:, 1:].flatten())
-    )
-    named = "PaliGemmaForConditionalGeneration of transformers 4.50.3 masks text by"
+    expected = torch.nn.functional.cross_entropy(causal, tokens[:, 1:].flatten())
+    for from_hidden in (False, True):
+        use_smile(model, Objective("mle", label_smoothing=0.0), from_hidden)
+        loss = model(input_ids=tokens, token_type_ids=tokens, labels=tokens)["loss"]
+        torch.testing.assert_close(loss, expected)
+    named = "PaliGemmaForConditionalGeneration before transformers 5.0 masks text by"
     with pytest.raises(ValueError, match=f"{named} token_type_ids, which are not in the batch"):
         model(input_ids=tokens, labels=tokens)
-    with pytest.raises(ValueError, match=f"{named} its labels .5.0 and later do not.; .*=False"):
-        use_smile(model, from_hidden=True)
     with pytest.raises(ValueError, match=f"{named} its labels; call use_smile"):
         compute_loss_func(model)
 
@@ -237,7 +252,7 @@ def test_a_model_that_masks_by_its_labels_gets_them_or_is_refused_by_name(monkey
     ("name", "reason"),
     [
         ("BertForSequenceClassification", "writes no text"),
-        ("XLNetLMHeadModel", "reads words in an order of its own"),
+        ("XLNetLMHeadModel", "reads words in a permuted order"),
         ("ProphetNetForConditionalGeneration", "predicts several words at a time"),
         ("Wav2Vec2ForCTC", "aligns sound with text"),
         ("RagTokenForGeneration", "weighs what several documents say"),
@@ -255,7 +270,7 @@ def test_a_family_whose_loss_is_of_another_kind_is_refused_by_name(name, reason)
 def test_labels_that_are_no_words(name, labels):
     family = hf_models.make(name)
     use_smile(family.model)
-    with pytest.raises(ValueError, match="give captions x words, as integers"):
+    with pytest.raises(ValueError, match="give captions x tokens, as integers"):
         family.model(**{**family.batch, "labels": labels})
 
 
@@ -284,14 +299,14 @@ def test_images_that_take_more_places_than_they_have_tokens():
 def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     family = hf_models.make("MixtralForCausalLM")
     output = {**family.model(**family.batch), "loss": None}
-    added, parts = auxiliary(family.model, known_of(family.model), output)
+    added, parts = auxiliary(family.model, output)
     torch.testing.assert_close(parts, {"aux_loss": output["aux_loss"].detach()})
     torch.testing.assert_close(added, family.model.router_aux_loss_coef * output["aux_loss"])
     del output["aux_loss"]
     with pytest.raises(ValueError, match="MixtralForCausalLM has the losses of its routers only"):
-        auxiliary(family.model, known_of(family.model), output)
+        auxiliary(family.model, output)
     del output["router_logits"]
-    assert auxiliary(family.model, known_of(family.model), output) == (None, {})
+    assert auxiliary(family.model, output) == (None, {})
 
 
 class Regularised(transformers.GPT2LMHeadModel):
@@ -328,34 +343,18 @@ def hooked_before(head):
 
 
 @pytest.mark.parametrize("change", [doubled, hooked, hooked_before])
-@pytest.mark.parametrize("steps", [None, 0, 1])
-def test_a_head_that_was_changed_is_not_read(change, steps):
-    """Weight and bias do not tell its logits any more. steps: made under use_smile before it."""
-    model, batch, *_ = hf_models.make("GPT2LMHeadModel")
-    if steps is None:
-        change(model.lm_head)
-        with pytest.raises(ValueError, match="no linear language head that can be read"):
-            use_smile(model, from_hidden=True)
-        return
-    use_smile(model, from_hidden=True).train()
-    for _ in range(steps):
-        model(**batch)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_head_that_was_changed_is_not_read(change, later):
+    """Its weight and bias do not give its logits any more."""
+    family = gpt2()
+    model, batch = without_dropout(family.model), family.batch
+    if later:
+        use_smile(model, MIXTURE, from_hidden=True).train()
+        assert model(**batch).logits is None
     change(model.lm_head)
-    with pytest.raises(ValueError, match="no linear language head that can be read"):
-        model(**batch)
-
-
-def test_a_forward_set_after_the_first_step_is_looked_at():
-    model, batch, *_ = hf_models.make("GPT2LMHeadModel")
-    use_smile(model, {"smile": 1.0}, from_hidden=True).train()
-    model(**batch)
-    forward = model.forward
-
-    def twice(*args, **kwargs):
-        output = forward(*args, **kwargs)
-        output["logits"] = 2 * output["logits"]
-        return output
-
-    model.forward = twice
-    with pytest.raises(ValueError, match="changes the logits of its language head"):
-        model(**batch)
+    if not later:
+        assert_from_logits(model, batch)
+        return
+    output = model(**batch)
+    assert output.logits is not None
+    torch.testing.assert_close(output.loss, use_smile(model, MIXTURE)(**batch).loss)

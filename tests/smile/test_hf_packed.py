@@ -84,17 +84,6 @@ def sources(number, positions):
 
 
 @needs_llama
-@pytest.mark.parametrize("from_hidden", [False, True])
-@pytest.mark.parametrize("source", ["position_ids", "seq_idx", "cu_seq_lens_q", "segments"])
-def test_a_packed_row_is_its_captions_apart(from_hidden, source):
-    model, texts = made(LLAMA).model, tokens_of(TEXTS)
-    expected = alone(model, texts, ALL)
-    batch, number, positions = packed(texts)
-    use_smile(model, ALL, from_hidden)
-    assert_step(model, {**batch, **sources(number, positions)[source]}, expected)
-
-
-@needs_llama
 @settings(deadline=None, max_examples=40)
 @given(
     texts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=5),

@@ -1,6 +1,6 @@
-"""Packed rows are refused of a model that lets one text change the next, and of no other."""
+"""Packed rows are refused for a model that lets one text change the next, and for no other."""
 
-import types
+import sys
 
 import pytest
 import torch
@@ -8,17 +8,19 @@ import transformers
 
 from smile import Objective
 from smile.hf import use_smile
-from smile.hf.forward import TRIES
+from smile.hf.packing_check import LINE, MASKED, SINCE_5, refuse_leaks
 from tests.smile import hf_models
 from tests.smile.hf_steps import GPT2, LLAMA, made
 
-needs_llama = pytest.mark.skipif(LLAMA not in hf_models.HERE, reason="transformers has no Llama")
 TOKENS = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
+NUMBER = torch.tensor([[0] * 3 + [1] * 5])
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
 BOUNDS = torch.tensor([0, 3, 8], dtype=torch.int32)
 PACKED = {"input_ids": TOKENS, "labels": TOKENS, "position_ids": POSITIONS}
-SINGLE = {**PACKED, "position_ids": torch.arange(TRIES)[None]}
+SINGLE = {**PACKED, "position_ids": torch.arange(8)[None]}
 SEEN = "lets captions of a packed row see each other"
+VERSION = tuple(int(number) for number in transformers.__version__.split(".")[:2])
+masked = pytest.mark.skipif(VERSION < (4, 53), reason="masks read no positions")
 
 
 def leaking():
@@ -33,33 +35,18 @@ def leaking():
 @pytest.mark.parametrize("from_hidden", [False, True])
 def test_one_text_that_changes_the_next_is_refused(from_hidden):
     model = use_smile(leaking(), from_hidden=from_hidden)
+    model(**SINGLE).loss.backward()
     with pytest.raises(ValueError, match=f"{type(model).__name__} {SEEN}") as error:
         model(**PACKED)
     assert "\n" not in str(error.value)
 
 
-def test_a_row_of_one_text_trains_and_a_later_row_of_several_is_refused():
-    model = use_smile(leaking())
-    model(**SINGLE).loss.backward()
-    with pytest.raises(ValueError, match=SEEN):
-        model(**PACKED)
-
-
-def test_a_padded_batch_tells_nothing_of_a_packed_one():
-    model = use_smile(leaking())
-    model(**SINGLE, attention_mask=torch.ones_like(TOKENS))
-    with pytest.raises(ValueError, match=SEEN):
-        model(**PACKED)
-
-
-@needs_llama
-def test_a_mask_that_keeps_texts_apart_is_taken_of_a_model_that_does_not():
-    model = use_smile(made(LLAMA).model)
+@masked
+def test_a_mask_that_keeps_texts_apart_is_taken():
     expected = use_smile(made(LLAMA).model)(**PACKED).loss
-    number = torch.tensor([[0] * 3 + [1] * 5])
-    model(input_ids=TOKENS, labels=TOKENS, seq_idx=torch.zeros_like(TOKENS))
-    mask = (number[:, :, None] == number[:, None]).tril()[:, None]  # (1, 1, N, N)
-    loss = model(**PACKED, seq_idx=number, attention_mask=mask).loss
+    mask = (NUMBER[:, :, None] == NUMBER[:, None]).tril()[:, None]  # (1, 1, N, N)
+    model = use_smile(made(LLAMA).model)
+    loss = model(**PACKED, seq_idx=NUMBER, attention_mask=mask).loss
     torch.testing.assert_close(loss, expected)
 
 
@@ -72,11 +59,10 @@ def test_cross_entropy_alone_is_as_the_models_own():
     torch.testing.assert_close(loss, expected)
 
 
-@needs_llama
+@masked
 @pytest.mark.parametrize("kind", ["sdpa", "eager"])
 @pytest.mark.parametrize(
-    "places",
-    [{"seq_idx": torch.tensor([[0] * 3 + [1] * 5])}, {"cu_seq_lens_q": BOUNDS, "max_length_q": 5}],
+    "places", [{"seq_idx": NUMBER}, {"cu_seq_lens_q": BOUNDS, "max_length_q": 5}]
 )
 def test_places_that_attention_does_not_read_are_refused(kind, places):
     model = made(LLAMA).model
@@ -88,143 +74,55 @@ def test_places_that_attention_does_not_read_are_refused(kind, places):
     assert model(**batch, position_ids=POSITIONS).loss > 0
 
 
-def in_one_row(module, query, key, value, mask, position_ids=None, **_):
-    """Attention (B, H, N, X) that finds texts as flash attention in transformers does."""
-    from transformers.modeling_flash_attention_utils import _is_packed_sequence
-
-    key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
-    seen = torch.ones(query.size(2), query.size(2), dtype=torch.bool).tril()
-    if _is_packed_sequence(position_ids, len(query)):
-        number = (position_ids == 0).cumsum(1)
-        seen = seen & (number.mT == number)
-    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-    return attended.transpose(1, 2), None
-
-
-@needs_llama
-def test_several_packed_rows_are_refused_where_attention_sees_texts_in_one_alone(monkeypatch):
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "in_one_row", in_one_row)
-    masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
-    monkeypatch.setitem(masks, "in_one_row", flash_attention_mask)
-    expected = use_smile(made(LLAMA).model)(**PACKED).loss
+@masked
+@pytest.mark.parametrize(
+    "attention, version, rows, places, refused",
+    [
+        ("sdpa", "4.53.0", 2, {"position_ids"}, False),
+        ("sdpa", "4.52.4", 1, {"position_ids"}, True),
+        ("somebody's", "5.0.0", 1, {"position_ids"}, True),
+        ("flash_attention_2", "4.51.0", 1, {"position_ids"}, False),
+        ("flash_attention_2", "4.51.0", 1, {"cu_seq_lens_q"}, False),
+        ("flash_attention_2", "5.0.0", 2, {"position_ids"}, True),
+        ("flash_attention_2", "5.0.0", 1, set(), True),
+    ],
+)
+def test_attention_and_version_decide(attention, version, rows, places, refused, monkeypatch):
+    """Flash attention finds texts in a single row alone; the others read positions since 4.53."""
     model = made(LLAMA).model
-    model.set_attn_implementation("in_one_row")
-    use_smile(model)
-    rows = {key: value.expand(2, -1) for key, value in PACKED.items()}
-    for _ in range(2):
-        torch.testing.assert_close(model(**PACKED).loss, expected)
-        with pytest.raises(ValueError, match=SEEN):
-            model(**rows)
+    monkeypatch.setattr(model.config, "_attn_implementation_internal", attention)
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+    inputs = {"position_ids": POSITIONS, "cu_seq_lens_q": BOUNDS}
+    inputs = {name: inputs[name] for name in places}
+    if refused:
+        with pytest.raises(ValueError, match=LINE):
+            refuse_leaks(model, inputs, NUMBER.expand(rows, -1))
+    else:
+        refuse_leaks(model, inputs, NUMBER.expand(rows, -1))
+    refuse_leaks(model, inputs, torch.zeros(rows, 8))
 
 
-@needs_llama
-def test_places_that_are_read_tell_nothing_of_others():
-    model = use_smile(made(LLAMA).model)
-    model(**PACKED)
-    with pytest.raises(ValueError, match=SEEN):
-        model(input_ids=TOKENS, labels=TOKENS, seq_idx=torch.tensor([[0] * 3 + [1] * 5]))
+FAMILIES = [name for name in hf_models.HERE if name in MASKED]
 
 
-def with_output(model, change):
-    """The model, whose forward changes its logits by a function of them and the words."""
-    own = model.forward
-
-    def forward(self, *args, **kwargs):
-        output = own(*args, **kwargs)
-        output.logits = change(output.logits, kwargs["input_ids"])
-        return output
-
-    model.forward = types.MethodType(forward, model)
-    return model
-
-
-@needs_llama
-def test_a_rounding_that_is_common_to_a_batch_is_no_leak():
-    """As of 8 bits, whose scale is of all logits."""
-
-    def of_8_bits(logits, _):
-        scale = logits.abs().max().detach() / 127
-        return (logits / scale).round() * scale
-
-    model = with_output(use_smile(made(LLAMA).model), of_8_bits)
-    with torch.no_grad():
-        assert model(**PACKED).loss > 0
-
-
-@needs_llama
-def test_a_rounding_of_what_is_computed_later_alone_is_no_leak():
-    """In bfloat16, of which the texts before show none: the last place differs by which it is."""
-    model = use_smile(made(LLAMA).model.bfloat16())
-
-    def rounded(logits, words):
-        up = (words[:, :1] > words[:, 1:2]).view(-1, 1, 1)
-        later = torch.where(up, logits[:, 8:] * (1 + 2**-8), logits[:, 8:])
-        return torch.cat([logits[:, :8], later], 1)
-
-    assert with_output(model, rounded)(**PACKED).loss.isfinite()
-    leaks = use_smile(leaking().bfloat16())
-    with pytest.raises(ValueError, match=SEEN):
-        leaks(**PACKED)
-
-
-@needs_llama
-@pytest.mark.parametrize("value", [-torch.inf, torch.finfo(torch.float32).min])
-def test_words_that_are_ruled_out_tell_nothing(value):
-    def without_first(logits, _):
-        return torch.cat([torch.full_like(logits[..., :1], value), logits[..., 1:]], 2)
-
-    model = with_output(use_smile(made(LLAMA).model.float()), without_first)
-    assert model(**PACKED).loss.isfinite()
-    with pytest.raises(ValueError, match=SEEN):
-        with_output(use_smile(leaking()), without_first)(**PACKED)
-
-
-@needs_llama
-def test_a_head_of_zeros_tells_nothing_until_it_is_trained():
-    model = use_smile(made(LLAMA).model)
-    torch.nn.init.zeros_(model.lm_head.weight)
-    assert model(**PACKED).loss.isfinite()
-    model = use_smile(leaking())
-    if not hasattr(model.config, "word_embed_proj_dim"):
-        pytest.skip("its head is its embedding")
-    model.lm_head.weight = torch.nn.Parameter(torch.zeros_like(model.lm_head.weight))
-    assert model(**PACKED).loss.isfinite()
-    torch.nn.init.normal_(model.lm_head.weight)
-    with pytest.raises(ValueError, match=SEEN):
-        model(**PACKED)
-
-
-@needs_llama
-def test_a_model_of_which_nothing_can_be_told_is_not_tried_for_ever():
-    model = use_smile(made(LLAMA).model)
-    torch.nn.init.zeros_(model.lm_head.weight)
-    calls = []
-    model.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    for _ in range(TRIES):
-        model(**PACKED)
-    assert len(calls) > TRIES
-    calls.clear()
-    model(**PACKED)
-    assert len(calls) == 1
-
-
-@needs_llama
-def test_a_model_is_left_as_it_was():
-    model = made(LLAMA).model
-    for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.5
-    model.lm_head.eval()
-    use_smile(model)
-    losses = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        losses.append(model(**PACKED).loss)
-    assert losses[0] == losses[1]
-    assert model.model.training and not model.lm_head.training
-    assert use_smile(model.eval())(**PACKED).loss != losses[0]  # there is dropout
+@masked
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_class_of_the_table_keeps_texts_apart(name):
+    """The second text's logits stay where the first text is another."""
+    if VERSION < (5, 0) and name.startswith(SINCE_5):
+        pytest.skip("refused in this version")
+    model = made(name).model.eval()
+    positions = torch.arange(8).repeat(2)[None]
+    if name.startswith(("Qwen2VL", "Qwen2_5_VL")):
+        positions = positions.expand(4, 1, -1)
+    first = torch.cat([torch.arange(3, 11), torch.arange(5, 13)])[None]
+    second = first.clone()
+    second[0, 1:4] = torch.tensor([11, 12, 13])
+    logits, others = (
+        model(input_ids=x, position_ids=positions, use_cache=False).logits for x in (first, second)
+    )
+    assert not torch.allclose(logits[:, 2:8], others[:, 2:8])
+    torch.testing.assert_close(logits[:, 8:], others[:, 8:])
 
 
 BLIP2 = "Blip2ForConditionalGeneration"
@@ -255,9 +153,10 @@ def photos(name):
     return model, alone, {k: torch.cat([one[k] for one in alone], AXES.get(k, 1)) for k in keys}
 
 
+@masked
 @pytest.mark.parametrize("name", [name for name in PHOTOS if name in hf_models.HERE])
 def test_photos_of_a_packed_row_do_not_see_each_other(name):
-    """Which with a cache they do; some forwards take use_cache without naming it."""
+    """With a cache they would; some forwards take use_cache without naming it."""
     model, alone, row = photos(name)
     use_smile(model)
     tokens = [(one["labels"][:, 1:] != -100).sum() for one in alone]
@@ -267,18 +166,14 @@ def test_photos_of_a_packed_row_do_not_see_each_other(name):
 
 @pytest.mark.skipif(PHOTOS[2] not in hf_models.HERE, reason="transformers has no Qwen2-VL")
 def test_photos_that_see_each_other_are_refused():
-    """As by positions of time, height and width alone, in which transformers sees no texts."""
+    """With positions of time, height and width alone, in which transformers sees no texts."""
     model, _, row = photos(PHOTOS[2])
-    others = {**row, "position_ids": row["position_ids"][1:]}
-    use_smile(model)
-    for _ in range(2):
-        with pytest.raises(ValueError, match=SEEN):
-            model(**others)
-        model(**row)  # has those of the text too
+    with pytest.raises(ValueError, match=SEEN):
+        use_smile(model)(**{**row, "position_ids": row["position_ids"][1:]})
 
 
 @pytest.mark.skipif(BLIP2 not in hf_models.HERE, reason="transformers has no BLIP-2")
-def test_a_model_that_takes_no_words_alone_is_not_tried():
+def test_one_text_is_trained_by_a_class_that_the_table_lacks():
     model, batch, *_ = made(BLIP2)
     del batch["attention_mask"]
     labels = batch["labels"]

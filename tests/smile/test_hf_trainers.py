@@ -21,7 +21,6 @@ from tests.smile.trainer_parts import (
     check,
     datasets,
     definition,
-    found,
     ids,
     llama,
     logs,
@@ -69,13 +68,6 @@ def test_a_step_of_sft(objective, from_hidden, step, tmp_path):
     assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in rows())
 
 
-@pytest.mark.parametrize("step", ["packed", "padding-free"])
-def test_eager_attention_keeps_packed_captions_apart_too(step, tmp_path):
-    model = llama(attn_implementation="eager")
-    expected = definition(model, rows(), MIXTURE)
-    check(make(SmileSFTTrainer, tmp_path, model=model, **STEPS[step]), expected)
-
-
 PACKED = pytest.mark.parametrize("packing", [{}, STEPS["packed"]], ids=["padded", "packed"])
 
 
@@ -118,16 +110,6 @@ def with_adapters(config):
     return peft.get_peft_model(model, config)
 
 
-@PACKED
-def test_adapters(packing, tmp_path):
-    """peft_config= of SFTTrainer: adapters alone have gradients, and those of the definition."""
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **packing)
-    expected = definition(with_adapters(config), rows(), MIXTURE)
-    assert expected[1] and all("lora_" in name for name in expected[1])
-    check(trainer, expected)
-
-
 def lora(targets, **options):
     return peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, **options)
 
@@ -150,26 +132,6 @@ def test_other_adapters(config, from_hidden, tmp_path):
     expected = definition(with_adapters(config), rows(), MIXTURE)
     assert 0 < len(expected[1]) < len(list(trainer.model.parameters()))
     check(trainer, expected)
-
-
-@pytest.mark.parametrize("config", [lora(".*(_proj|lm_head)"), lora(["lm_head"], use_dora=True)])
-def test_an_adapter_of_the_head_is_for_trainer(config, tmp_path):
-    """TRL refuses it, since its own loss reads the head's weight."""
-    with pytest.raises(ValueError, match="adapter to `lm_head` is not supported"):
-        make(SmileSFTTrainer, tmp_path, peft_config=config)
-    model = with_adapters(config)
-    expected = definition(model, rows(), MIXTURE)
-    check(make(SmileTrainer, tmp_path, model=model, from_hidden=not config.use_dora), expected)
-
-
-@pytest.mark.parametrize("from_hidden", [True, False])
-def test_a_prefix_that_is_learnt(from_hidden, tmp_path):
-    config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, from_hidden=from_hidden)
-    loss, gradients = definition(with_adapters(config), rows(), MIXTURE)
-    trainer.train()
-    assert logs(trainer)[0]["loss"] == pytest.approx(loss, rel=1e-6)
-    torch.testing.assert_close(found(trainer), gradients, check_dtype=False)
 
 
 def test_a_prompt_that_is_learnt(tmp_path):

@@ -107,31 +107,6 @@ def test_metrics_get_logits(cls, tmp_path):
     assert again.item() == pytest.approx(loss, rel=1e-5)
 
 
-@BOTH
-def test_going_on_from_a_checkpoint(cls, tmp_path):
-    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.1}
-    whole = make(cls, tmp_path, **options)
-    whole.train()
-    again = make(cls, tmp_path, model=llama(initializer_range=0.5), **options)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict())
-    assert logs(again)[-1]["loss"] == logs(whole)[-1]["loss"]
-
-
-@BOTH
-def test_the_best_model_is_that_of_the_objective(cls, tmp_path):
-    """The learning rate is so large that the first step is the best."""
-    options = {
-        **{"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "learning_rate": 1.0},
-        **{"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True},
-    }
-    trainer = make(cls, tmp_path, eval_dataset=datasets.Dataset.from_list(rows()), **options)
-    trainer.train()
-    losses = [entry["eval_loss"] for entry in logs(trainer, "eval_loss")]
-    assert trainer.state.best_metric == min(losses)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-6)
-
-
 def test_a_model_that_is_made_by_the_trainer(tmp_path):
     """model_init is called at first, and again when training begins."""
     made = []
@@ -144,15 +119,6 @@ def test_a_model_that_is_made_by_the_trainer(tmp_path):
     trainer.train()
     assert len(made) == 2 and trainer.model is made[-1]
     torch.testing.assert_close(found(trainer), definition(llama(), rows(), MIXTURE)[1])
-
-
-def test_a_model_in_a_folder(tmp_path):
-    folder = str(tmp_path / "model")
-    llama().float().save_pretrained(folder)
-    trainer = make(SmileSFTTrainer, tmp_path, model=folder)
-    trainer.train()
-    loss, _ = definition(llama(), rows(), MIXTURE)
-    assert logs(trainer)[0]["loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_predict_with_generate(tmp_path):

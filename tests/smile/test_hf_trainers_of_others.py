@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from smile.hf import compute_loss_func, undo, use_smile
+from smile.hf import undo, use_smile
 from tests.smile.trainer_parts import (
     EXAMPLES,
     MIXTURE,
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 def test_a_loss_of_trls_ends_in_its_first_step(kind, options, folder, tmp_path):
     model = use_smile(transformers.LlamaForCausalLM.from_pretrained(folder))
     trainer = of_trl(kind, tmp_path, model, **options)
-    with pytest.raises(ValueError, match="LlamaForCausalLM: a trainer of TRL asks for") as error:
+    with pytest.raises(ValueError, match="LlamaModel was run outside") as error:
         trainer.train()
     assert "\n" not in str(error.value)
     undo(model)
@@ -107,28 +107,11 @@ def test_segments_and_weights_of_a_data_set(made, from_hidden, tmp_path):
     assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
 
 
-@from_logits_and_hidden
-def test_ligers_loss_is_not_asked(from_hidden, tmp_path):
+def test_ligers_loss_is_refused(tmp_path):
     pytest.importorskip("liger_kernel")
     options = {"use_liger_kernel": True, "liger_kernel_config": LIGERS}
-    found = step(use_smile(llama(), MIXTURE, from_hidden), tmp_path, **options)
-    same(found, definition(llama(), rows(), MIXTURE))
-
-
-def test_liger_that_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: False)
-    with pytest.raises(ImportError, match="liger-kernel"):
-        step(use_smile(llama()), tmp_path, use_liger_kernel=True)
-
-
-@from_logits_and_hidden
-def test_noise_in_embeddings(from_hidden, tmp_path):
-    """The same noise as in a model whose loss the trainer is given as a function."""
-    noise = {"neftune_noise_alpha": 5.0}
-    given = {"compute_loss_func": compute_loss_func(llama(), MIXTURE)}
-    expected = step(llama(), tmp_path, given=given, **noise)
-    same(step(use_smile(llama(), MIXTURE, from_hidden), tmp_path, **noise), expected)
-    assert expected[0] != pytest.approx(definition(llama(), rows(), MIXTURE)[0], rel=1e-3)
+    with pytest.raises(ValueError, match="LlamaModel was run outside"):
+        step(use_smile(llama(), MIXTURE), tmp_path, **options)
 
 
 OTHERS = {

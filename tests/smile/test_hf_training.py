@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from smile.hf import SmileLossMixin, compute_loss_func, undo, use_smile
+from smile.hf import SmileLossMixin, compute_loss_func, use_smile
 from tests.smile import hf_models, hf_two_processes
 from tests.smile.hf_steps import BOTH_KINDS
 from tests.smile.largest_made import LargestMade
@@ -36,28 +36,6 @@ def test_gradient_checkpointing(name, from_hidden):
     model.gradient_checkpointing_enable()
     assert model.is_gradient_checkpointing
     torch.testing.assert_close(gradients(model, family.batch), expected)
-
-
-@pytest.mark.parametrize("name", BOTH_KINDS)
-@from_logits_and_hidden
-def test_lora(name, from_hidden, tmp_path):
-    peft = pytest.importorskip("peft")
-    family = hf_models.make(name)
-    targets = {"GPT2LMHeadModel": ["c_attn"], "T5ForConditionalGeneration": ["q", "v"]}[name]
-    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
-    model = peft.get_peft_model(family.model, config).train()
-    own = model.eval()(**family.batch).loss.item()
-    plain = use_smile(model.train())
-    expected = gradients(model, family.batch)
-    plain.save_pretrained(tmp_path)
-    assert (tmp_path / "adapter_config.json").exists() and plain is model
-    use_smile(model, from_hidden=from_hidden)
-    found = gradients(model, family.batch)
-    assert found and all("lora_" in key for key in found)
-    torch.testing.assert_close(found, expected)
-    smile = model.eval()(**family.batch).loss.item()
-    assert smile < own
-    assert undo(model)(**family.batch).loss.item() == own
 
 
 def test_a_large_vocabulary_costs_its_weights_and_no_logits():

@@ -35,8 +35,8 @@ def test_an_id_beyond_the_head_is_one_line(name, wrong):
     with pytest.raises(ValueError, match="label") as error:
         LOSSES[name](LOGITS, labels)
     assert str(error.value) == (
-        f"the label at caption 1, position 1 is {wrong}, but the head has 8 words (from 0) and "
-        "ignore_index is -100"
+        f"the label at caption 1, position 1 is {wrong}, but the vocabulary has 8 tokens (from 0) "
+        "and ignore_index is -100"
     )
 
 
@@ -44,5 +44,5 @@ def test_an_id_beyond_the_head_is_one_line(name, wrong):
 def test_what_is_ignored_may_be_any_id(name):
     labels = torch.tensor([[1, 2, 99], [3, 99, 7]])
     assert LOSSES[name](LOGITS, labels, ignore_index=99).isfinite()
-    with pytest.raises(ValueError, match="position 2 is 99, but the head has 8 words"):
+    with pytest.raises(ValueError, match="position 2 is 99, but the vocabulary has 8 tokens"):
         LOSSES[name](LOGITS, labels)

@@ -1,4 +1,4 @@
-"""Programs that import nothing, as they are forked: captioning.launch's processes and others."""
+"""captioning.launch with forked processes, which need no imports."""
 
 import os
 import runpy
@@ -10,20 +10,20 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Optional
+from typing import Optional
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from tqdm import tqdm
 
 from captioning import launch
-from tests.soak.processes import Processes, exit_code
+from tests.soak.processes import Processes
 
 
 class Launched(Processes):
-    """The launcher, a process of its own, and so many of a program as its children."""
+    """The launcher in a process, with so many processes of a program as its children."""
 
     def __init__(self, processes: int, *arguments: object, output: Path):
-        """arguments: torchrun's, then the program, a path or -m and a module, then what it gets."""
+        """arguments: torchrun's, then a path or -m and a module, then the program's."""
         command = ["--standalone", "--nproc_per_node", str(processes), *map(str, arguments)]
         super().__init__(_launch, command, output)
 
@@ -41,26 +41,19 @@ def _launch(arguments: Sequence[str]) -> int:
 
 
 class Forked:
-    """What is asked of subprocess.Popen, of a child that begins with its parent's imports."""
+    """As subprocess.Popen, for a child that is forked with its parent's imports."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        env: dict[str, str],
-        stdout: Optional[BinaryIO] = None,
-        **_: object,
-    ):
-        """stdout: has what is said, too. Other options are as here: a session of its own."""
+    def __init__(self, command: Sequence[str], env: dict[str, str]):
         self.returncode: Optional[int] = None
         self.pid = os.fork()
         if self.pid == 0:
-            _be_program(command, env, stdout)
+            _be_program(command, env)
 
     def poll(self) -> Optional[int]:
         if self.returncode is None:
             done, status = os.waitpid(self.pid, os.WNOHANG)
             if done:
-                self.returncode = exit_code(status)
+                self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
@@ -72,15 +65,11 @@ class Forked:
         return self.returncode
 
 
-def _be_program(command, environment, output):
+def _be_program(command, environment):
     code = 1
     try:
         os.setsid()
-        if output is not None:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-            sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
-        tqdm.set_lock(threading.RLock())  # or the one of the parent, which may be held
+        tqdm.set_lock(threading.RLock())  # the parent's may be held
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.environ.update(environment)
@@ -88,7 +77,7 @@ def _be_program(command, environment, output):
         if sys.argv[0] == "-m":
             _, module, *_ = sys.argv
             del sys.argv[0]
-            sys.modules.pop(module, None)  # it is to run, and under its other name
+            sys.modules.pop(module, None)  # so that it runs as __main__
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""Processes of one of the programs that can be killed: forked, so that a start takes no import."""
+"""Processes of a program that tests can kill: forked, so that they need no imports."""
 
 import atexit
 import functools
@@ -29,12 +29,12 @@ class Processes:
         processes: int = 1,
         hook: Optional[Callable[[int], None]] = None,
     ):
-        """output: what is said; hook: called in each process before the program, with its rank."""
+        """output: the file for what is printed; hook: called with the rank before the program."""
         self.output = output
         self.output.unlink(missing_ok=True)
         port = _free_port()
         self.ranks: list[int] = []
-        self.codes: dict[int, int] = {}  # of those that have ended
+        self.codes: dict[int, int] = {}  # exit codes of ended processes
         for rank in range(processes):
             child = os.fork()
             if child == 0:
@@ -42,21 +42,21 @@ class Processes:
             self.ranks.append(child)
 
     def send(self, number: int, ranks: Optional[list[int]] = None) -> None:
-        """A signal to those ranks, or all, that have not ended."""
+        """Send a signal to those ranks, or all, that have not ended."""
         for rank in range(len(self.ranks)) if ranks is None else ranks:
             if self.ranks[rank] not in self.codes:
                 os.kill(self.ranks[rank], number)
 
     def ended(self) -> bool:
-        """Whether all processes have."""
+        """Whether all processes have ended."""
         for child in set(self.ranks) - set(self.codes):
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
-                self.codes[child] = exit_code(status)
+                self.codes[child] = os.waitstatus_to_exitcode(status)
         return len(self.codes) == len(self.ranks)
 
     def wait(self, seconds: float = 120) -> list[int]:
-        """The exit codes, -9 of a killed one. What is left after so long is killed."""
+        """Return the exit codes, -9 of a killed process. After so long, the others are killed."""
         until = time.monotonic() + seconds
         while not self.ended():
             if time.monotonic() > until:
@@ -78,7 +78,7 @@ def _be_rank(rank, processes, port, output, program, arguments, hook):
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         _forget_exit_functions()
-        # tqdm's own is shared by forked processes: who is killed with it would stop all others.
+        # Forked processes share tqdm's lock, and one that is killed may hold it.
         tqdm.set_lock(threading.RLock())
         if processes > 1:
             os.environ.update(
@@ -96,7 +96,7 @@ def _be_rank(rank, processes, port, output, program, arguments, hook):
 
 
 def _forget_exit_functions() -> None:
-    """Those so far are for the process that forked this one. To clear them can end in a crash."""
+    """Drop those of the process that forked this one. Clearing the real list can crash."""
     own: list[Callable] = []
 
     def register(function, *arguments, **keywords):
@@ -105,11 +105,6 @@ def _forget_exit_functions() -> None:
 
     atexit.register = register
     atexit._run_exitfuncs = lambda: [function() for function in reversed(own)]
-
-
-def exit_code(status: int) -> int:
-    """A process's, of what waitpid gives; -9 of a killed one."""
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _free_port() -> int:

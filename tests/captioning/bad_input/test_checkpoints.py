@@ -175,13 +175,8 @@ NOT_OF = "f.pth is not of this model: "
 KEY = "visual_encoder.norm.weight"
 # change of a whole state dict, what is said
 OTHERS = {
-    "NaN": (
+    "not finite": (
         lambda state: state[KEY].fill_(float("nan")),
-        f"f.pth is of a run that broke: {KEY} holds values that are not finite; take an earlier "
-        "checkpoint",
-    ),
-    "infinite": (
-        lambda state: state[KEY].fill_(float("inf")),
         f"f.pth is of a run that broke: {KEY} holds values that are not finite; take an earlier "
         "checkpoint",
     ),
@@ -253,9 +248,8 @@ def test_a_run_passes_over_it_to_the_one_before(tmp_path, kind):
     assert line.startswith(f"passing over a checkpoint: {bad} {message}") and "\n" not in line
 
 
-@pytest.mark.parametrize("kind", RESUMED)
-def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path, kind):
-    content, message = RESUMED[kind]
+def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path):
+    content, message = RESUMED["an attack"]
     bad = checkpoints.epoch_path(tmp_path, 1)
     torch.save(content, bad)
     kept = bad.read_bytes()

@@ -155,6 +155,24 @@ LINES = [
         "attention_penalty is 4.0, but model blip has no attention to weigh; it is for attn and "
         "sat",
     ),
+    (
+        "model=lstm tie_embeddings=true",
+        "tie_embeddings: word vectors are 256 wide (embed_dim), the output 512 (hidden_dim); give "
+        "both one width",
+    ),
+    (
+        "model=sat tie_embeddings=true deep_output=false",
+        "tie_embeddings: word vectors are 256 wide",
+    ),
+    (
+        "encoder_features=kept",
+        "encoder_features is kept, but an encoder that learns or sees each image in another way "
+        "never sees the same twice; set encoder_lr to 0 and augmentation to none",
+    ),
+    (
+        "encoder_features=kept augmentation=none encoder_lr=1e-5",
+        "encoder_features is kept, but an encoder that learns",
+    ),
     ("model=lstm num_layers=2", "num_layers is 2; lstm has one layer"),
     (
         "model=sat teacher_forcing=exponential",

@@ -37,8 +37,6 @@ def files(finished, scenes, tmp_path_factory):
     """Return a folder of bad files, each named for what is wrong with it."""
     folder = tmp_path_factory.mktemp("files")
     content = torch.load(finished / "checkpoint_best.pth", weights_only=True)
-    whole = (finished / "checkpoint_best.pth").read_bytes()
-    (folder / "cut.pth").write_bytes(whole[: len(whole) // 2])
     torch.save({**content, "x": Attack()}, folder / "attack.pth")
     (folder / "pickle.pth").write_bytes(pickle.dumps(Attack()))
     torch.save({"model": {"w": torch.ones(3)}}, folder / "other.pth")
@@ -63,34 +61,21 @@ def tree(folder):
 EVALUATE = ("--evaluate", "--eval_split", "test")
 ROWS = [  # arguments, {f} being the folder of bad files, and a part of what is said
     (["num_beam=3"], "unknown key 'num_beam'; did you mean 'num_beams'?"),
-    (["batch_size=0"], "batch_size: found 0; input should be greater than 0"),
-    (["vit=!!python/name:os.system"], "could not determine a constructor for the tag"),
     (["train_file={f}/empty.json"], "empty.json: the file is empty: download or write it again"),
     (["val_file={f}/cut.json"], "cut.json: not valid JSON at line "),
-    (["val_file={f}/none.json"], "none.json: no such file: put it there"),
     (["init_lr=2e-3"], "had other settings (init_lr was 0.001, is 0.002); give another output_dir"),
-    (["tokenizer={f}"], "had other settings (tokenizer was "),
-    ([*EVALUATE, "tokenizer={f}"], "tokenizer: found no vocabulary at"),
     (["batch_size=100000"], "takes 100000 training items, but there are"),
-    ([*EVALUATE, "test_file={f}/cut.json"], "cut.json: not valid JSON at line "),
+    ([*EVALUATE, "tokenizer={f}"], "tokenizer: found no vocabulary at"),
     ([*EVALUATE, "image_root={f}/images"], ": not a readable image (none of JPEG, PNG,"),
     (
         [*EVALUATE, "image_root={f}/images", "skip_bad_images=true"],
         "test: no image could be read, so there is nothing to score",
     ),
     ([*EVALUATE, "image_root={f}/nowhere"], ": no such image: check image_root"),
-    ([*EVALUATE, "pretrained={f}/none.pth"], "none.pth does not exist"),
-    ([*EVALUATE, "pretrained={f}/cut.pth"], "cut.pth is damaged: "),
     ([*EVALUATE, "pretrained={f}/attack.pth"], "attack.pth holds objects that could run code ("),
-    ([*EVALUATE, "pretrained={f}/pickle.pth"], "pickle.pth "),
-    (
-        [*EVALUATE, "pretrained={f}/pickle.pth", "trust_checkpoint=true"],
-        "pickle.pth ",
-    ),
-    ([*EVALUATE, "pretrained={f}/other.pth"], "other.pth is not of this model: "),
+    ([*EVALUATE, "pretrained={f}/pickle.pth", "trust_checkpoint=true"], "pickle.pth "),
     ([*EVALUATE, "pretrained={f}/nan.pth"], "nan.pth is of a run that broke: visual_encoder.norm"),
     ([*EVALUATE, "pretrained=http://127.0.0.1/a.pth"], "is not fetched: only https:// is"),
-    ([*EVALUATE, "pretrained=hf://a/b/../../c.pth"], "is not hf://[spaces/]owner/name"),
 ]
 
 
@@ -138,10 +123,6 @@ def test_the_other_programs(
 
 
 COMMANDS = [
-    (
-        ["captioning.train", "--config", "{c}", "--output_dir", "{r}", "num_beams=many"],
-        "error: {c}: num_beams: found 'many'; input should be a valid integer\n",
-    ),
     (
         ["captioning.evaluate", "{f}/empty.json", "--references", "{f}/empty.json"],
         "error: {f}/empty.json: the file is empty: download or write it again\n",

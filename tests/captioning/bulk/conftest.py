@@ -15,11 +15,12 @@ from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
 from decoding import DecodingSettings
+from tests.soak.processes import Processes
 
 
 @pytest.fixture(scope="session")
 def checkpoint(scenes_config, tmp_path_factory):
-    """Return the path of a checkpoint of a captioner that says something else of every photo."""
+    """Return the path of a checkpoint of a captioner whose captions of the photos all differ."""
     settings = ["max_length=9", 'prompt="a "', "num_beams=2", "batch_size=4", "seed=3"]
     settings += ["med_config.initializer_range=0.6"]
     config = load_config(scenes_config, settings)
@@ -31,7 +32,7 @@ def checkpoint(scenes_config, tmp_path_factory):
 
 @pytest.fixture
 def photos(scenes, tmp_path):
-    """Return a folder of ten photos, one of them in a folder within."""
+    """Return a folder of ten photos, one of them in a subfolder."""
     folder = tmp_path / "photos"
     (folder / "within").mkdir(parents=True)
     for path in sorted((scenes / "images").glob("*.png"))[:10]:
@@ -47,7 +48,7 @@ def read_lines(path):
 
 
 def killed_at(name):
-    """A hook: the process is killed by -9 before a file is given that name."""
+    """Return a hook that kills the process (-9) before a file is renamed to that name."""
 
     def hook(rank):
         def audit(event, given):
@@ -61,7 +62,7 @@ def killed_at(name):
 
 @pytest.fixture
 def run(checkpoint, tmp_path, capsys):
-    """Return a function that captions an input, and returns the lines and what was said."""
+    """Return a function that captions an input, and returns the lines and the log."""
 
     def call(source, *arguments, code=0):
         out = tmp_path / "out" / "captions.jsonl"
@@ -73,8 +74,33 @@ def run(checkpoint, tmp_path, capsys):
 
 
 @pytest.fixture
+def start(checkpoint, photos, tmp_path):
+    """Return a function that starts the program in a process, by default on the photos."""
+
+    def begin(*flags, source=photos, out=tmp_path / "out/captions.jsonl", hook=None):
+        given = [checkpoint, source, "--out", out, "--device", "cpu", *flags]
+        log = tmp_path / f"log{os.urandom(4).hex()}"
+        return Processes(caption.main, list(map(str, given)), log, hook=hook)
+
+    return begin
+
+
+@pytest.fixture
+def call(start):
+    """Return a function that waits for such a process, and returns its exit code and the log."""
+
+    def wait(*flags, **named):
+        process = start(*flags, **named)
+        (code,), log = process.wait(), process.said()
+        assert "Traceback" not in log and "S3CR3T" not in log
+        return code, log
+
+    return wait
+
+
+@pytest.fixture
 def expected(checkpoint):
-    """Return a function that gives captions and scores of a photo, the captioner called for it."""
+    """Return a function that calls the captioner for one photo: its captions and scores."""
     config, captioner = load_trained(str(checkpoint), None, torch.device("cpu"))
     transform = evaluation_transform(config.image_size)
 
@@ -88,7 +114,7 @@ def expected(checkpoint):
 
 @pytest.fixture
 def no_captioner(monkeypatch):
-    """Let the test fail where a captioner is loaded."""
+    """Fail if a captioner is loaded."""
 
     def refuse(self, *arguments):
         raise AssertionError("a captioner was loaded")

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, and actors of it that caption without a model."""
+"""A Ray cluster of several nodes on this machine, with actors that caption without a model."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from captioning.runtime.program import exit_code
 
 
 class Nodes:
-    """One node without a CPU, where the driver is, and others that tests add and take away."""
+    """One node without a CPU, where the driver is, and others that tests add and remove."""
 
     def __init__(self):
         from ray.cluster_utils import Cluster
@@ -22,12 +22,12 @@ class Nodes:
         self.nodes = []
 
     def add(self):
-        """A node with room for one actor; its id."""
+        """Add a node with room for one actor; returns its id."""
         self.nodes.append(self.cluster.add_node(num_cpus=1, **self._own))
         return self.nodes[-1].node_id
 
     def lose(self, node_id):
-        """As a machine that is switched off."""
+        """Remove a node as a power failure would."""
         (node,) = (node for node in self.nodes if node.node_id == node_id)
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
@@ -37,7 +37,7 @@ class Nodes:
 
 
 def light_actor(trap=None):
-    """An actor's class, sent as it is: it imports no torch, and so is there within a second.
+    """Return an actor class that imports no torch, so that it starts within a second.
 
     trap: called with an image before its line is made, there.
     """
@@ -62,7 +62,7 @@ def light_actor(trap=None):
 
 
 def caption_lightly(address, request, trap=None, loaded=("light", 1, None)):
-    """The exit code of a run of such actors."""
+    """Return the exit code of a run with such actors."""
     from captioning.bulk.run import BulkCaptioning
 
     def program():

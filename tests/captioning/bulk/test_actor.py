@@ -1,4 +1,4 @@
-"""What an actor of a cluster does with a shard, called as Ray would call it."""
+"""The updates that an actor sends of a shard, without Ray."""
 
 import os
 from functools import partial
@@ -16,7 +16,7 @@ from captioning.runtime import progress
 
 @pytest.fixture
 def actor(checkpoint, photos, tmp_path, monkeypatch):
-    """Return an actor with its captioner loaded; relative paths begin at the photos."""
+    """Return an actor with its captioner loaded; relative paths are those of the photos."""
     monkeypatch.setattr(progress, "_kept", None)
     monkeypatch.chdir(tmp_path)
     actor = CaptioningActor(str(photos))
@@ -62,9 +62,9 @@ def test_what_it_says_is_sent(actor, entries, monkeypatch):
         return generate(self, image, settings)
 
     monkeypatch.setattr(type(actor._model.captioner), "generate_details", short_of_memory)
-    told = list(actor.caption(ShardTask(0, 0, entries, [], None)))  # in a second, or in more
-    said = [line for made in told for line in made.messages]
-    assert said == ["out of GPU memory with 2 images at once; from now on 1"]
+    told = list(actor.caption(ShardTask(0, 0, entries, [], None)))  # in one update or several
+    log = [line for made in told for line in made.messages]
+    assert log == ["out of GPU memory with 2 images at once; from now on 1"]
     assert sum(len(made.lines) for made in told) == 9
 
 

@@ -1,4 +1,4 @@
-"""Which images there are is a part of an unfinished run; those that come later are captioned."""
+"""An unfinished run keeps its input; images that are added meanwhile are captioned."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from captioning.bulk.shards import Part
 
 @pytest.fixture
 def run_in_part(run, monkeypatch):
-    """Return a function that captions some batches of two and is stopped; see `run`."""
+    """Return a function that is stopped after some batches of two; see `run`."""
 
     def call(*given, stop_after=1):
         with monkeypatch.context() as patch:
@@ -24,8 +24,8 @@ def run_in_part(run, monkeypatch):
                     os.kill(os.getpid(), signal.SIGTERM)
 
             patch.setattr(Part, "add", stop)
-            _, said = run(*given, "--batch_size", "2", "--num_workers", "0")
-        assert "stopped by SIGTERM" in said
+            _, log = run(*given, "--batch_size", "2", "--num_workers", "0")
+        assert "stopped by SIGTERM" in log
 
     return call
 
@@ -69,17 +69,17 @@ def test_an_unfinished_run_has_its_images(
     def found(pattern):
         return {str(path) for path in photos.parent.glob(pattern)}
 
-    def told(text):
+    def filled(text):
         known = {"photos": photos, "other": photos.parent / "other", "list": lists}
         return text.format(**known) if isinstance(text, str) else text
 
-    first = [told(one), "--existing", existing, *map(told, flags)]
+    first = [filled(one), "--existing", existing, *map(filled, flags)]
     run_in_part(*first)
-    _, said = run(told(two), "--existing", existing, *map(told, others), code=2)
-    assert f"an unfinished run had {name} {told(was)!r}, and now it is {told(now)!r}: " in said
+    _, log = run(filled(two), "--existing", existing, *map(filled, others), code=2)
+    assert f"an unfinished run had {name} {filled(was)!r}, and now it is {filled(now)!r}: " in log
     lines, _ = run(*first)  # goes on
     assert sorted(line["image"] for line in lines) == sorted(found(images))
-    lines, _ = run(told(two), "--existing", existing, *map(told, others))
+    lines, _ = run(filled(two), "--existing", existing, *map(filled, others))
     assert sorted(line["image"] for line in lines) == sorted(found(images) | found(more))
 
 
@@ -118,9 +118,9 @@ def test_images_that_come_while_a_run_is_unfinished_are_captioned(
     for name in ("aa.png", "zz.png"):
         shutil.copy(min(photos.glob("scene*.png")), photos / name)
     (photos / "bad.png").write_text("no image")
-    lines, said = run(photos, *first)
+    lines, log = run(photos, *first)
     after = {line["image"]: line["caption"] for line in lines}
-    assert len(lines) == len(after) == 12 and "failed 1" in said
+    assert len(lines) == len(after) == 12 and "failed 1" in log
     assert after[str(photos / "aa.png")] == after[str(photos / "zz.png")]
     for line in before:
         assert after[line["image"]] == line["caption"]
@@ -130,7 +130,7 @@ def test_images_that_come_while_a_run_is_unfinished_are_captioned(
 def test_images_that_come_with_captions_are_captioned_as_well(
     run, run_in_part, photos, expected, where, tmp_path
 ):
-    """Which in an undisturbed run would get another caption, too."""
+    """--existing overwrite applies to them as in an undisturbed run."""
 
     source, late = min(photos.glob("scene*.png")), photos / "aa.png"
     (photos / "bad.png").write_text("no image")
@@ -146,7 +146,7 @@ def test_images_that_come_with_captions_are_captioned_as_well(
     shutil.copy(source, late)
     if where == "beside":
         late.with_suffix(".txt").write_text("a tag\n")
-    lines, said = run(photos, *flags)
+    lines, log = run(photos, *flags)
     after = {line["image"]: line["caption"] for line in lines}
-    assert len(lines) == len(after) == 11 and "skipped 0, failed 1" in said
+    assert len(lines) == len(after) == 11 and "skipped 0, failed 1" in log
     assert after[str(source)] == after[str(late)] == expected(source)[0][0]

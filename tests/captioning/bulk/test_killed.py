@@ -1,4 +1,4 @@
-"""Killed at any instant, the program goes on where it was: no image twice, none missing."""
+"""Killed at any instant, the program continues: no image twice, none missing."""
 
 import os
 import random
@@ -7,16 +7,14 @@ import sys
 
 import pytest
 
-from captioning import caption
 from tests.captioning.bulk.conftest import killed_at, read_lines
-from tests.soak.processes import Processes
 
 # Told by Python of every file that is opened, renamed, linked, removed or cut off.
 OPERATIONS = ("open", "os.rename", "os.link", "os.remove", "os.truncate", "os.mkdir", "os.rmdir")
 
 
 def kill_before(operation, folder):
-    """A hook: the process is killed by -9 before so many operations on files in `folder`."""
+    """Return a hook that kills the process (-9) before the n-th operation on files in `folder`."""
 
     def hook(rank):
         left = operation
@@ -34,21 +32,20 @@ def kill_before(operation, folder):
 
 
 @pytest.fixture
-def until_done(checkpoint, tmp_path):
+def until_done(start, tmp_path):
     """Return a function that calls the program, kills it at random, and calls it again."""
 
-    def call(photos, folder, dice, *arguments):
-        """How often it was killed. dice: None lets it be."""
-        given = [str(checkpoint), str(photos), "--out", str(folder / "captions.jsonl")]
-        given += ["--device", "cpu", "--shard_size", "3", "--batch_size", "2", *arguments]
+    def call(folder, dice, *flags):
+        """Return the number of kills. dice: None for none."""
         for kills in range(200):
             hook = kill_before(dice.randint(1, 130), tmp_path) if dice else None
-            process = Processes(caption.main, given, tmp_path / "said", hook=hook)
+            given = ["--shard_size", 3, "--batch_size", 2, *flags]
+            process = start(*given, out=folder / "captions.jsonl", hook=hook)
             codes = process.wait()
             assert codes in ([0], [-9]), process.said()
             marker, plan = (folder / f"captions.jsonl{n}" for n in (".done", ".parts/plan.json"))
             if codes == [0] or (marker.exists() and not plan.exists()):
-                return kills  # killed later, it has done all but say so
+                return kills  # it was killed after its last write
         raise AssertionError("it never ended")
 
     return call
@@ -67,13 +64,13 @@ def test_killed_at_random_it_writes_what_it_would_have(until_done, photos, tmp_p
         return {path.name: path.read_text() for path in sorted(photos.rglob("*.txt"))}
 
     before = sidecars()
-    assert until_done(photos, tmp_path / "a", None, *settings, str(tmp_path / "a/tars")) == 0
+    assert until_done(tmp_path / "a", None, *settings, tmp_path / "a/tars") == 0
     expected = sidecars()
     for name, text in before.items():
         (photos / name).write_text(text)
     for path in (photos / "within").glob("*.txt"):
         path.unlink()
-    kills = until_done(photos, tmp_path / "b", dice, *settings, str(tmp_path / "b/tars"))
+    kills = until_done(tmp_path / "b", dice, *settings, tmp_path / "b/tars")
     assert kills > 1
     assert sidecars() == expected and len(expected) == 10
     names = ["captions.jsonl", "captions.jsonl.done", "failed.jsonl", "tars"]
@@ -88,13 +85,12 @@ def test_killed_at_random_it_writes_what_it_would_have(until_done, photos, tmp_p
     assert len(read_lines(tmp_path / "b" / "captions.jsonl")) == 10
 
 
-def test_what_a_kill_leaves_of_mending_is_removed(run, checkpoint, photos, tmp_path):
+def test_what_a_kill_leaves_of_mending_is_removed(run, call, photos, tmp_path):
     whole, _ = run(photos)
     out = tmp_path / "out" / "captions.jsonl"
     out.write_text(out.read_text() + "torn")
-    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu", "--verify"]
-    killed = Processes(caption.main, given, tmp_path / "said", hook=killed_at(out.name))
-    assert killed.wait() == [-signal.SIGKILL] and out.read_text().endswith("torn")
-    lines, said = run(photos, "--verify")
-    assert lines == whole and "1 damaged lines" in said
+    assert call("--verify", hook=killed_at(out.name))[0] == -signal.SIGKILL
+    assert out.read_text().endswith("torn")
+    lines, log = run(photos, "--verify")
+    assert lines == whole and "1 damaged lines" in log
     assert sorted(path.name for path in out.parent.iterdir()) == [out.name, f"{out.name}.done"]

@@ -65,7 +65,7 @@ def test_a_list_that_is_no_text(tmp_path):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return a folder of files of many names, with a link to itself within."""
+    """Return a folder of files with many kinds of names, and a link to itself."""
     names = ["b.JPG", "a.png", "notes.txt", ".hid.png", "cats/c.webp", "cats/x/d.tiff", ".h/e.png"]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

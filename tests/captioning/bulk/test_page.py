@@ -1,4 +1,4 @@
-"""The page on captioning names every flag and suffix; its commands are what the program takes."""
+"""The page on captioning names every flag and suffix; its commands can be parsed."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The journal of a shard: what a power cut leaves of it."""
+"""The journal of a shard after a power cut."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Captions of many actors on a Ray cluster: whatever is lost, the file is that of one process."""
+"""A Ray cluster writes the files of one process, whichever actors are lost."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Let a lost actor be replaced at once."""
+    """Replace lost actors at once."""
     monkeypatch.setattr("captioning.bulk.actor_pool.LOOK_S", 0.2)
 
 
@@ -42,7 +42,7 @@ def node(nodes):
 
 @pytest.fixture
 def caption_on(checkpoint, photos, nodes, node, tmp_path, capsys):
-    """Return a function that captions the photos, and returns the files and what was said."""
+    """Return a function that captions the photos, and returns the files and the log."""
 
     def call(folder, *more, code=0, ray=True):
         out = tmp_path / folder / "captions.jsonl"
@@ -93,7 +93,7 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
             hold.touch()
 
     def chosen(self):
-        """Nobody until the node that joined captions as well; it then gets all that is left."""
+        """Only the node that joined, until it has sent captions."""
         ready = [worker for worker in self.workers if worker.capacity]
         if joined and joined[0] not in sent_by:
             new = (w for w in ready if w.machine.id == joined[0] and not w.parts)
@@ -115,10 +115,10 @@ def test_lost_added_and_killed_it_writes_the_file_of_one_process(
     monkeypatch.setattr(_Dispatcher, "_take", taken)
     monkeypatch.setattr(ActorPool, "least_busy", chosen)
     monkeypatch.setattr(ActorPool, "lose", losing)
-    found, said = caption_on("disturbed", *flags, str(tmp_path / "disturbed" / "tars"))
+    found, log = caption_on("disturbed", *flags, str(tmp_path / "disturbed" / "tars"))
     assert set(sent_by) == {node, *joined} == set(lost[1:]) and not hold.exists()
-    assert "lost a captioner on" in said
-    assert "11/11" in said and "done 10 (" in said and "failed 1 (" in said
+    assert "lost a captioner on" in log
+    assert "11/11" in log and "done 10 (" in log and "failed 1 (" in log
     assert contents(photos) == sidecars
     assert {name: data.replace(b"/disturbed/", b"/alone/") for name, data in found.items()} == alone
 
@@ -134,7 +134,7 @@ with after_each_batch(lambda kept: kept == 3 and os.kill(os.getpid(), 9)):
 
 
 def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_path, capsys):
-    """An actor that outlived its driver would keep the only place for the next one's."""
+    """An actor that outlived its driver would occupy the only place."""
     request = Request(str(photos), tmp_path / "captions.jsonl", shard_size=2)
     command = [sys.executable, "-c", KILLED, nodes.address, str(photos), str(request.out)]
     assert subprocess.run(command).returncode == -signal.SIGKILL
@@ -142,9 +142,9 @@ def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_pa
     assert len(made) == 2 and not request.out.exists()  # and a third in its journal
     with after_each_batch(lambda kept: kept == 2 and os.kill(os.getpid(), signal.SIGTERM)):
         assert caption_lightly(nodes.address, request) == 0
-    said = capsys.readouterr().err
-    assert "stopped by SIGTERM; the same command goes on from here" in said
-    assert "going on with" in said and "| 3/10" in said and not request.out.exists()
+    log = capsys.readouterr().err
+    assert "stopped by SIGTERM; the same command goes on from here" in log
+    assert "going on with" in log and "| 3/10" in log and not request.out.exists()
     assert caption_lightly(nodes.address, request) == 0
     assert [line["caption"] for line in read_lines(request.out)] == [
         f"of {path}" for path in sorted(map(str, photos.rglob("*.png")))
@@ -152,8 +152,7 @@ def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_pa
 
 
 def test_shards_that_actors_die_of(photos, nodes, node, tmp_path, capsys):
-    """One that is too much once is made by another; one that always is, is named, and the rest
-    is there."""
+    """A shard that kills one actor is captioned by another; one that kills three is named."""
     names = sorted(str(path) for path in photos.glob("*.png"))
     once, always = names[1], names[4]
 
@@ -171,9 +170,9 @@ def test_shards_that_actors_die_of(photos, nodes, node, tmp_path, capsys):
 
     request = Request(str(photos), tmp_path / "captions.jsonl", shard_size=2)
     assert caption_lightly(nodes.address, request, trap) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1].startswith("error: shard 2: 3 captioners were lost at") and always in said[-1]
-    assert sum(line.startswith("lost a captioner on") for line in said) == 4
+    log = capsys.readouterr().err.splitlines()
+    assert log[-1].startswith("error: shard 2: 3 captioners were lost at") and always in log[-1]
+    assert sum(line.startswith("lost a captioner on") for line in log) == 4
     assert len(list(request.parts.glob("*.done"))) == 4 and not request.out.exists()
     (photos / f"{always}.mended").mkdir()
     assert caption_lightly(nodes.address, request, trap) == 0
@@ -253,5 +252,5 @@ def test_a_ray_of_another_version_is_one_line(photos, nodes, tmp_path, capsys, m
     monkeypatch.setattr(ray, "__version__", "2.0.0")
     request = Request(str(photos), tmp_path / "captions.jsonl")
     assert caption_lightly(nodes.address, request) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "Ray: 2.0.0" in said[0] and str(nodes.address) in said[0]
+    log = capsys.readouterr().err.splitlines()
+    assert len(log) == 1 and "Ray: 2.0.0" in log[0] and str(nodes.address) in log[0]

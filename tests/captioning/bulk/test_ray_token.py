@@ -1,4 +1,4 @@
-"""A cluster that asks for a token, of two nodes that were started as on two machines."""
+"""A cluster with a token, of two nodes that are started as on two machines."""
 
 import os
 import re
@@ -46,7 +46,7 @@ sys.exit(caption_lightly(sys.argv[1], request, both_begin))
 
 @pytest.fixture(scope="module")
 def machine():
-    """What a machine's processes are started with: a home folder that has the token."""
+    """The environment of a machine: its home folder has the token."""
     with tempfile.TemporaryDirectory(prefix="ray") as home:  # a socket's path is short
         kept = {name: os.environ[name] for name in os.environ if not name.startswith("RAY_")}
         machine = {**kept, "HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -57,7 +57,7 @@ def machine():
 
 @pytest.fixture(scope="module")
 def address(machine):
-    """HOST:PORT of the first node, which a second has joined by it."""
+    """HOST:PORT of the first node, which a second one has joined."""
     log = Path(machine["HOME"], "log")
     small = ["--num-cpus", "1", "--object-store-memory", "100000000", "--block"]
     head = ["--head", "--port", "0", "--include-dashboard", "false", "--temp-dir", machine["HOME"]]

@@ -1,4 +1,4 @@
-"""What cannot be is one line, said before a captioner is loaded."""
+"""Errors of the user are one line, before a captioner is loaded."""
 
 import os
 import shutil
@@ -32,15 +32,15 @@ def test_what_cannot_be_is_one_line_before_the_captioner_is_loaded(
     flags = [flag.format(out=out, photos=photos) for flag in flags]
     source = [] if flags[0].startswith(str(out)) else [str(photos)]
     assert caption.main(["x.pth", *source, "--out", str(out), "--device", "cpu", *flags]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith("error: ") and reason in said[0]
+    log = capsys.readouterr().err.splitlines()
+    assert len(log) == 1 and log[0].startswith("error: ") and reason in log[0]
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_sidecars_that_cannot_be_written(run, photos, monkeypatch, no_captioner):
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
-    _, said = run(photos, "--sidecar", code=2)
-    assert "within, where --sidecar puts captions" in said
+    _, log = run(photos, "--sidecar", code=2)
+    assert "within, where --sidecar puts captions" in log
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_sidecars_that_would_be_photos(run, photos, no_captioner, capsys, extens
     before = {path: path.read_bytes() for path in photos.rglob("*.png")}
     with pytest.raises(SystemExit) as ended:
         run(photos, "--sidecar", extension, "--existing", "overwrite")
-    said = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and "error: --sidecar" in said[-1] and "such as .txt" in said[-1]
+    log = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and "error: --sidecar" in log[-1] and "such as .txt" in log[-1]
     assert {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()} == before
 
 
 INPUTS = [
-    (["{photos}", "--glob", "*.IMG"], ".img"),  # whatever a file is called, it may be an image
+    (["{photos}", "--glob", "*.IMG"], ".img"),  # an image with an unusual suffix
     (["{photos}", "--glob", "*.IMG"], ".IMG"),
     (["{photos}/one.txt"], ".txt"),  # the list
     (["{photos}/one.txt"], ".jsonl"),  # --out
@@ -76,24 +76,24 @@ def test_sidecars_that_would_replace_an_input_or_output(
     given = [name.format(photos=photos) for name in given]
     given += ["--sidecar", extension, "--existing", "overwrite", "--out", f"{photos}/one.jsonl"]
     assert caption.main([str(checkpoint), *given]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "would replace a file that is read or written: name another --sidecar" in said
+    (log,) = capsys.readouterr().err.splitlines()
+    assert "would replace a file that is read or written: name another --sidecar" in log
     assert {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()} == before
 
 
 def test_two_programs_do_not_write_one_file(run, photos, tmp_path, no_captioner):
     (tmp_path / "out" / "captions.jsonl.parts").mkdir(parents=True)
     with FileLock(str(tmp_path / "out" / "captions.jsonl.parts" / "lock")):
-        _, said = run(photos, code=2)
-    assert "another program is writing it" in said
+        _, log = run(photos, code=2)
+    assert "another program is writing it" in log
 
 
 def test_settings_that_do_not_go_together(run, photos, tmp_path):
-    _, said = run(photos, "--num_return", "3", code=2)
-    assert "num_return is 3 with num_beams 2" in said
-    _, said = run(photos, "--max_length", "3", code=2)
-    assert "min_length is 5, above max_length, 3" in said
-    assert not list((tmp_path / "out").iterdir())  # nothing is left that would be another run
+    _, log = run(photos, "--num_return", "3", code=2)
+    assert "num_return is 3 with num_beams 2" in log
+    _, log = run(photos, "--max_length", "3", code=2)
+    assert "min_length is 5, above max_length, 3" in log
+    assert not list((tmp_path / "out").iterdir())  # no unfinished run is left
     lines, _ = run(photos)
     assert len(lines) == 10
 
@@ -101,8 +101,8 @@ def test_settings_that_do_not_go_together(run, photos, tmp_path):
 def test_flags_of_sampling_that_would_do_nothing(run, photos, tmp_path):
     flags = {"top_p": "0.5", "top_k": "3", "temperature": "2", "min_p": "0.1", "typical_p": "0.5"}
     for name, value in flags.items():
-        _, said = run(photos, f"--{name}", value, code=2)
-        assert said.splitlines() == [f"error: --{name} is of sampling, and needs --do_sample"]
+        _, log = run(photos, f"--{name}", value, code=2)
+        assert log.splitlines() == [f"error: --{name} needs --do_sample"]
     assert not list((tmp_path / "out").iterdir())
     given = [part for name, value in flags.items() for part in (f"--{name}", value)]
     assert len(run(photos, "--do_sample", *given)[0]) == 10
@@ -118,21 +118,21 @@ ADDRESSES = [
 @pytest.mark.parametrize(("address", "reason"), ADDRESSES)
 def test_a_cluster_that_cannot_be_had(run, photos, no_captioner, address, reason):
     pytest.importorskip("ray", reason="requirements-cluster.txt has it")
-    _, said = run(photos, "--engine", "ray", "--ray-address", address, code=2)
-    assert len(said.splitlines()) == 1 and reason in said
+    _, log = run(photos, "--engine", "ray", "--ray-address", address, code=2)
+    assert len(log.splitlines()) == 1 and reason in log
 
 
 def test_ray_that_is_not_there_or_not_meant(run, photos, monkeypatch, no_captioner, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    _, said = run(photos, "--engine", "ray", code=2)
-    assert said.splitlines() == ["error: --engine ray needs the ray library: pip install ray"]
+    _, log = run(photos, "--engine", "ray", code=2)
+    assert log.splitlines() == ["error: --engine ray needs the ray library: pip install ray"]
     monkeypatch.undo()
     with pytest.raises(SystemExit):
         run(photos, "--ray-address", "auto")
     assert "--ray-address goes with --engine ray" in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "2")
-    _, said = run(photos, code=2)
-    assert "several processes caption with --engine ray" in said
+    _, log = run(photos, code=2)
+    assert "several processes caption with --engine ray" in log
 
 
 def test_one_gpu_of_several_is_not_for_ray(run, photos, no_captioner):

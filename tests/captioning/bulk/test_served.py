@@ -1,4 +1,4 @@
-"""A model that is served, by a server of the test's own that answers well, badly, late or never."""
+"""A served model: the server of the test answers well, badly, late or never."""
 
 import base64
 import io
@@ -39,7 +39,7 @@ def is_grey(body):
 
 @pytest.fixture
 def server(monkeypatch, photos):
-    """Return a server that tells a photo's name, and has faults: by name, answers to begin with."""
+    """Return a server whose caption is the photo's name; faults: earlier answers, by name."""
     monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
     monkeypatch.setattr(served, "TIMEOUT_S", 5)
     monkeypatch.setattr(
@@ -55,7 +55,7 @@ def server(monkeypatch, photos):
                 body = server.asked[-1][2]
                 name = names.get(photo_in(body)[0], "grey")
                 faults = server.faults.get(name, [])
-                # The last is kept: it is said for ever.
+                # The last one is repeated.
                 fault = faults[0] if len(faults) == 1 else faults.pop(0) if faults else None
             return fault or said(*[f" a {name},\nit is {i} " for i in range(body.get("n", 1))])
 
@@ -65,7 +65,7 @@ def server(monkeypatch, photos):
 
 @pytest.fixture
 def run(server, tmp_path, capsys):
-    """Return a function that captions an input, and returns the lines and what was said."""
+    """Return a function that captions an input, and returns the lines and the log."""
 
     def call(source, *flags, code=0, url=server.url):
         out = tmp_path / "out" / "captions.jsonl"
@@ -73,13 +73,13 @@ def run(server, tmp_path, capsys):
         assert caption.main([*given, "--num_workers", "0", *flags]) == code
         return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err
 
-    # One request is looked at after the other, or the server would mix up who asked.
+    # One request at a time: the server looks at the last one.
     return lambda *given, **named: call(*given, "--concurrency", "1", **named)
 
 
 def test_photos_are_sent_as_they_are_and_captioned(run, server, photos, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, SECRET)
-    lines, told = run(photos, "--prefix", "see ", "--max_length", "30", "--prompt", "What?")
+    lines, log = run(photos, "--prefix", "see ", "--max_length", "30", "--prompt", "What?")
     paths = sorted(photos.rglob("*.png"))
     assert {line["image"] for line in lines} == {str(path) for path in paths} and len(lines) == 10
     settings = {"prompt": "What?", "max_tokens": 30, "temperature": 0, "num_return_sequences": 1}
@@ -96,9 +96,9 @@ def test_photos_are_sent_as_they_are_and_captioned(run, server, photos, tmp_path
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("tiny-vlm", 30, 0)
     assert is_grey(server.asked[0][2]) and len(server.asked) == 11
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert files and SECRET not in told
+    assert files and SECRET not in log
     assert not any(SECRET.encode() in path.read_bytes() for path in files)
-    assert len(run(photos)[0]) == 10 and len(server.asked) == 11  # nothing is left to ask
+    assert len(run(photos)[0]) == 10 and len(server.asked) == 11  # nothing is requested
 
 
 def test_sampling_has_the_fields_and_a_seed_an_image(run, server, photos, tmp_path):
@@ -123,7 +123,7 @@ def test_sampling_has_the_fields_and_a_seed_an_image(run, server, photos, tmp_pa
 
 @pytest.mark.parametrize("division", ["--batch_size", "--shard_size"])
 def test_many_are_asked_at_once_and_no_more(division, server, photos, tmp_path, monkeypatch):
-    """The server holds every answer back until four requests are there."""
+    """The server answers only once four requests are there."""
     together, now, most = threading.Barrier(4), [], []
 
     def answer():
@@ -162,8 +162,8 @@ def test_passing_trouble_is_waited_out(run, server, photos, monkeypatch, faults)
     asked, trouble = len(faults) - 1, list(faults)
     server.faults["scene_000001"] = trouble
     trouble[-1] = said("at last")
-    lines, told = run(photos)
-    assert "done 10" in told and "failed 0" in told
+    lines, log = run(photos)
+    assert "done 10" in log and "failed 0" in log
     assert sum(line["caption"] == "at last" for line in lines) == 1
     assert len(server.asked) == 11 + asked
 
@@ -200,8 +200,8 @@ def test_what_one_image_makes_fail_costs_that_image_alone(
 ):
     (photos / "broken.png").write_bytes(b"no image")
     server.faults["scene_000001"] = [fault]
-    lines, told = run(photos)
-    assert len(lines) == 9 and "failed 2" in told
+    lines, log = run(photos)
+    assert len(lines) == 9 and "failed 2" in log
     broken, refused = read_lines(tmp_path / "out" / "failed.jsonl")
     assert "broken.png: not a readable image" in broken["error"]
     assert refused["image"].endswith("scene_000001.png")
@@ -209,8 +209,8 @@ def test_what_one_image_makes_fail_costs_that_image_alone(
     server.faults.clear()
     assert len(run(photos)[0]) == 9  # it is left alone
     (photos / "broken.png").unlink()
-    lines, told = run(photos, "--retry-failed")
-    assert len(lines) == 10 and "done 1" in told
+    lines, log = run(photos, "--retry-failed")
+    assert len(lines) == 10 and "done 1" in log
 
 
 def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
@@ -220,14 +220,14 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
     faults = {f"scene_{i:06d}": ["close"] for i in range(5, 10)}
     server.faults.update(faults, grey=[said("well"), *["close"] * 99])
     asked = len(server.asked)
-    _, told = run(photos, "--batch_size", "2", code=2)
-    [line] = [line for line in told.splitlines() if line.startswith("error: ")]
+    _, log = run(photos, "--batch_size", "2", code=2)
+    [line] = [line for line in log.splitlines() if line.startswith("error: ")]
     assert server.url in line and "after 4 tries; the same command goes on from here" in line
     server.faults.clear()
     before = len(server.asked)
     assert before > asked
-    lines, told = run(photos, "--batch_size", "2")
-    assert lines == whole and "going on with" in told
+    lines, log = run(photos, "--batch_size", "2")
+    assert lines == whole and "going on with" in log
     made = [photo_in(body)[0] for _, _, body in server.asked[before:]]
     assert len(made) < 10  # what had been captioned was not asked again
 
@@ -252,7 +252,7 @@ def test_where_reading_ends_what_was_to_be_asked_is_not(server):
         list(model.prefetch(batches()))
     over.set()
     model.pool.shutdown(wait=True)
-    assert len(server.asked) == 2  # the first, of a grey image, and that which was under way
+    assert len(server.asked) == 2  # the grey image, and the request in flight
 
 
 def test_an_unfinished_run_goes_on_elsewhere_but_not_with_another_question(
@@ -266,14 +266,14 @@ def test_an_unfinished_run_goes_on_elsewhere_but_not_with_another_question(
 
     with monkeypatch.context() as patch:
         patch.setattr(Part, "add", stopping)
-        lines, told = run(photos, "--batch_size", "2")
-    assert not lines and "stopped by SIGTERM" in told
+        lines, log = run(photos, "--batch_size", "2")
+    assert not lines and "stopped by SIGTERM" in log
     for flags, name in ((["--prompt", "Why?"], "prompt"), (["--max_length", "9"], "max_tokens")):
         assert f"an unfinished run had {name}" in run(photos, *flags, code=2)[1]
     monkeypatch.setenv(KEY, SECRET)
     elsewhere = server.url.replace("127.0.0.1", "localhost").replace("/v1", "")  # which is added
-    lines, told = run(photos, "--batch_size", "2", url=elsewhere)
-    assert len(lines) == 10 and "going on with" in told
+    lines, log = run(photos, "--batch_size", "2", url=elsewhere)
+    assert len(lines) == 10 and "going on with" in log
 
 
 @pytest.mark.parametrize(
@@ -297,8 +297,8 @@ def test_a_server_that_does_not_serve_the_model_is_one_line_at_once(
 ):
     monkeypatch.setenv(KEY, SECRET)
     server.models, server.faults["grey"] = models, [answer]
-    _, told = run(photos, code=2)
-    [line] = told.splitlines()
+    _, log = run(photos, code=2)
+    [line] = log.splitlines()
     assert line.startswith("error: ") and line.endswith(reason) and SECRET not in line
     assert all(is_grey(body) for _, _, body in server.asked)
     assert not list((tmp_path / "out").iterdir())
@@ -318,13 +318,13 @@ def test_a_server_that_gives_one_caption_where_three_are_asked_for(run, server, 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--num_beams", "3"], "--num_beams is none of what --backend openai can ask"),
-        (["--typical_p", "0.5"], "--typical_p is none"),
-        (["--precision", "bf16"], "--precision is none"),
-        (["--config", "a.yaml"], "--config is none"),
-        (["--device", "cuda"], "--device is none"),
+        (["--num_beams", "3"], "--num_beams does not apply to --backend openai"),
+        (["--typical_p", "0.5"], "--typical_p does not"),
+        (["--precision", "bf16"], "--precision does not"),
+        (["--config", "a.yaml"], "--config does not"),
+        (["--device", "cuda"], "--device does not"),
         (["--engine", "ray"], "--engine ray is for a checkpoint; --backend openai has"),
-        (["--temperature", "0.7"], "--temperature is of sampling, and needs --do_sample"),
+        (["--temperature", "0.7"], "--temperature needs --do_sample"),
         (["--num_return", "2"], "--num_return 2 needs --do_sample"),
         (["--do_sample", "--top_p", "2"], "--top_p is 2.0; it must be 1 or less"),
         (["--max_length", "0"], "--max_length is 0; it must be 1 or more"),

@@ -1,19 +1,16 @@
-"""Two files of captions in one folder: what either writes there stays."""
+"""Two captions files in one folder: neither run removes lines or files of the other."""
 
-import json
 import os
 import time
 
 import pytest
 
-from captioning import caption
-from captioning.files.writing import atomic_write, held, write_lines
+from captioning.files.writing import atomic_write, locked, write_lines
 from tests.captioning.bulk.conftest import read_lines
-from tests.soak.processes import Processes
 
 
 def test_what_another_output_has_begun_to_write_is_left(run, photos, tmp_path):
-    """One whose name begins as this one's does, too."""
+    """Also if its name begins like that of this one."""
     out = tmp_path / "out"
     out.mkdir()
     (photos / "bad.png").write_text("no image")
@@ -29,21 +26,20 @@ def test_what_another_output_has_begun_to_write_is_left(run, photos, tmp_path):
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_failures_that_another_writes_meanwhile_stay(checkpoint, photos, tmp_path, there):
+def test_failures_that_another_writes_meanwhile_stay(start, photos, tmp_path, there):
     (photos / "bad.png").write_text("no image")
     failed, out = tmp_path / "out/failed.jsonl", tmp_path / "out/captions.jsonl"
     failed.parent.mkdir()
     other = {"image": "x.jpg", "error": "no such file", "out": "other.jsonl"}
     if there:
         write_lines(failed, [other])
-    given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
 
     def begin_when_it_is_held(rank):
         while not (tmp_path / "held").exists():
             time.sleep(0.01)
 
-    process = Processes(caption.main, given, tmp_path / "said", hook=begin_when_it_is_held)
-    with held(failed):
+    process = start(hook=begin_when_it_is_held)
+    with locked(failed):
         (tmp_path / "held").touch()
         until = time.monotonic() + 60
         while not out.exists() and time.monotonic() < until:
@@ -57,23 +53,3 @@ def test_failures_that_another_writes_meanwhile_stay(checkpoint, photos, tmp_pat
     assert process.wait() == [0]
     found = [os.path.basename(line["image"]) for line in read_lines(failed)]
     assert found == (["x.jpg", "y.jpg"] if there else []) + ["bad.png"]
-
-
-def test_many_that_end_at_once_leave_all_their_failures(checkpoint, photos, tmp_path):
-    for path in list(photos.rglob("*.png"))[1:]:
-        path.write_text("no image")
-    outs = [tmp_path / f"out/{number}.jsonl" for number in range(6)]
-    runs = [
-        Processes(
-            caption.main,
-            [str(checkpoint), str(photos), "--out", str(out), "--num_workers", "0"],
-            tmp_path / f"said{out.name}",
-        )
-        for out in outs
-    ]
-    assert [process.wait() for process in runs] == [[0]] * 6
-    failed = read_lines(tmp_path / "out/failed.jsonl")
-    assert sorted(line["out"] for line in failed) == sorted([out.name for out in outs] * 9)
-    for out in outs:
-        assert len(read_lines(out)) == 1
-        assert json.loads(out.with_name(f"{out.name}.done").read_text())["failed"] == 9

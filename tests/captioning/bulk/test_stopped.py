@@ -1,4 +1,4 @@
-"""Runs that are stopped, and go on."""
+"""Runs that are stopped, run out of memory or are abandoned."""
 
 import os
 import shutil
@@ -29,16 +29,16 @@ def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
 
     monkeypatch.setattr(Part, "add", counted)
     flags = ["--batch_size", "2", "--shard_size", "5", "--num_workers", workers]
-    lines, said = run(photos, *flags)
-    assert not lines and "stopped by SIGTERM; the same command goes on from here" in said
+    lines, log = run(photos, *flags)
+    assert not lines and "stopped by SIGTERM; the same command goes on from here" in log
     assert len(made) == 4
-    _, said = run(photos, *flags, "--num_beams", "1", code=2)
-    assert "an unfinished run had num_beams None, and now it is 1" in said and len(made) == 4
-    _, said = run(photos, *flags, "--captions", "a.csv", code=2)
-    assert "an unfinished run had captions None, and now it is 'a.csv'" in said
-    lines, said = run(photos, *flags)
-    assert ("going on" in said and "| 4/10" in said.replace("100%", "")) or "4/10" in said
-    assert sorted(made) == sorted(line["image"] for line in lines)  # each was made once
+    _, log = run(photos, *flags, "--num_beams", "1", code=2)
+    assert "an unfinished run had num_beams None, and now it is 1" in log and len(made) == 4
+    _, log = run(photos, *flags, "--captions", "a.csv", code=2)
+    assert "an unfinished run had captions None, and now it is 'a.csv'" in log
+    lines, log = run(photos, *flags)
+    assert ("going on" in log and "| 4/10" in log.replace("100%", "")) or "4/10" in log
+    assert sorted(made) == sorted(line["image"] for line in lines)  # each was captioned once
     assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
 
 
@@ -53,9 +53,9 @@ def test_out_of_memory_it_goes_on_with_smaller_batches(run, photos, monkeypatch)
         return generate(self, image, settings)
 
     monkeypatch.setattr(BlipCaptioner, "generate_details", short_of_memory)
-    lines, said = run(photos, "--existing", "overwrite", "--batch_size", "6")
+    lines, log = run(photos, "--existing", "overwrite", "--batch_size", "6")
     assert lines == whole and made == [1] * 10
-    told = [line for line in said.splitlines() if "out of GPU memory" in line]
+    told = [line for line in log.splitlines() if "out of GPU memory" in line]
     assert len(told) == 2 and told[0].endswith("6 images at once; from now on 3")
 
 
@@ -64,8 +64,8 @@ def test_a_single_image_that_does_not_fit_ends_in_a_line(run, photos, monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(BlipCaptioner, "generate_details", no_memory)
-    _, said = run(photos, "--batch_size", "2", code=2)
-    assert said.splitlines()[-1].startswith("error: out of GPU memory with a single image; lower")
+    _, log = run(photos, "--batch_size", "2", code=2)
+    assert log.splitlines()[-1].startswith("error: out of GPU memory with a single image; lower")
 
 
 def test_sampled_captions_of_a_piece_are_those_of_a_batch_that_small(run, photos, monkeypatch):
@@ -93,9 +93,9 @@ def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointModel, "lines", fail)
-        _, said = run(photos, code=2)
-    assert said.splitlines()[-1].endswith("captions.jsonl: No space left on device")
-    _, said = run(photos, "--num_beams", "1", code=2)
-    assert "or drop it with --restart" in said
+        _, log = run(photos, code=2)
+    assert log.splitlines()[-1].endswith("captions.jsonl: No space left on device")
+    _, log = run(photos, "--num_beams", "1", code=2)
+    assert "or abandon it with --restart" in log
     lines, _ = run(photos, "--num_beams", "1", "--restart")
     assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1

@@ -1,4 +1,4 @@
-"""Captions written to an object store: byte by byte those on disk, whatever is lost on the way."""
+"""Captions in an object store equal those on disk, byte by byte, whatever machine is lost."""
 
 import json
 import os
@@ -7,18 +7,16 @@ import signal
 
 import pytest
 
-from captioning import caption
 from captioning.bulk import stored_output
 from captioning.files import stores, uploads
 from tests.captioning.object_store import FAULTS
-from tests.soak.processes import Processes
 
 OUT = "s3://bucket/within/captions.jsonl"
 NAMES = ("captions.jsonl", "captions.jsonl.done", "failed.jsonl")
 
 
 def kill_before(request):
-    """A hook: the process is killed by -9 before so many files are written or removed there."""
+    """Return a hook that kills the process (-9) before the n-th write or removal in the store."""
 
     def hook(rank):
         left = request
@@ -40,18 +38,13 @@ def kill_before(request):
 
 
 @pytest.fixture
-def call(checkpoint, photos, tmp_path, monkeypatch):
-    """Return a function that captions on the machine of a name; the exit code and what was said."""
+def call(call, photos, tmp_path, monkeypatch):
+    """Return a function that captions on the machine of a name; see `call`."""
     (photos / "bad.png").write_bytes(b"no image")
 
-    def run(machine, *arguments, source=photos, out=OUT, hook=None):
+    def run(machine, *flags, out=OUT, **named):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
-        given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu"]
-        given += ["--shard_size", "3", "--batch_size", "2", *arguments]
-        process = Processes(caption.main, given, tmp_path / "said", hook=hook)
-        (code,) = process.wait()
-        assert "S3CR3T" not in process.said() and "Traceback" not in process.said()
-        return code, process.said()
+        return call("--shard_size", 3, "--batch_size", 2, *flags, out=out, **named)
 
     return run
 
@@ -76,13 +69,13 @@ def test_killed_it_goes_on_here_or_elsewhere(s3, call, on_disk, elsewhere):
         assert kills < 30
     assert kills > 1 and s3.faults == []
     assert in_store() == on_disk
-    code, said = call("another")
-    assert code == 0 and "done 0, skipped 10, failed 1" in said and OUT in said
+    code, log = call("another")
+    assert code == 0 and "done 0, skipped 10, failed 1" in log and OUT in log
     assert in_store() == on_disk
 
 
 def until_done(call, dice, *arguments, **named):
-    """Call on one machine after another, each killed on the way; how many were."""
+    """Call on one machine after another until one is not killed; returns how many were."""
     kills = 0
     while call(f"m{kills}", *arguments, hook=kill_before(dice.randint(4, 14)), **named)[0] != 0:
         kills += 1
@@ -111,7 +104,7 @@ def test_captions_are_replaced_elsewhere(s3, call, photos, tmp_path):
 
 
 def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
-    """Captions that are made anew have nothing that would find later what is missing."""
+    """With --existing overwrite no later call would find missing sidecars."""
     flags = ["--existing", "overwrite", "--sidecar"]
     assert call("one", *flags, hook=kill_before(5))[0] == -signal.SIGKILL
     own = set(photos.rglob("*.txt"))
@@ -167,32 +160,20 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
     assert until_done(call, random.Random(1), *given, source=source) > 1
     assert len(sidecars()) == 10 and sidecars() == expected()
     uploads.remove(min(sidecars()))
-    code, said = call("one", *given, "--verify", source=source)
-    assert code == 0 and "1 sidecars were missing" in said and sidecars() == expected()
+    code, log = call("one", *given, "--verify", source=source)
+    assert code == 0 and "1 sidecars were missing" in log and sidecars() == expected()
     # A photo with one has a caption, whatever wrote it.
     uploads.remove(OUT)
     assert "found" not in stores.stamps("s3://bucket/within")
-    code, said = call("other", *given, source=source)
-    assert code == 0 and "done 0, skipped 10, failed 1" in said
+    code, log = call("other", *given, source=source)
+    assert code == 0 and "done 0, skipped 10, failed 1" in log
     uploads.put(b"a dog\n", min(sidecars()))
-    code, said = call("other", *given, "--existing", "overwrite", source=source)
-    assert code == 0 and "done 10" in said and sidecars() == expected()
-
-
-def test_what_another_machine_finished_is_not_made_again(s3, call, on_disk):
-    assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
-    markers = [name for name in stores.stamps(f"{OUT}.parts") if name.endswith(".done")]
-    assert len(markers) == 2
-    code, said = call("two")
-    assert code == 0 and f"going on with {OUT}" in said and "captions are in " + OUT in said
-    assert in_store() == on_disk
-    # The first machine's plan is no more.
-    code, said = call("one")
-    assert code == 0 and "skipped 10" in said and in_store() == on_disk
+    code, log = call("other", *given, "--existing", "overwrite", source=source)
+    assert code == 0 and "done 10" in log and sidecars() == expected()
 
 
 def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call, photos, tmp_path):
-    """The first machine is killed while it removes its plan, the second amid its own."""
+    """The first machine is killed while it removes its plan, the second during its own."""
     assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
     (header,) = (tmp_path / "one").rglob("plan.json")
     header.unlink()
@@ -207,8 +188,8 @@ def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call
 
 def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     s3.refused = ".000002.jsonl"
-    code, said = call("one")
-    (error,) = (line for line in said.splitlines() if line.startswith("error:"))
+    code, log = call("one")
+    (error,) = (line for line in log.splitlines() if line.startswith("error:"))
     assert code == 2 and "not allowed" in error and "nothing is lost" in error
     s3.refused = None
     assert call("one")[0] == 0 and in_store() == on_disk
@@ -225,12 +206,12 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
 
         setattr(stored_output, step, overtaken)
 
-    code, said = call("one", hook=hook)
-    assert code == 2 and f"{OUT}: another machine has gone on with it" in said
-    assert "the same command sees what is left" in said
+    code, log = call("one", hook=hook)
+    assert code == 2 and f"{OUT}: another machine has continued or restarted it" in log
+    assert "the same command captions what is left" in log
     assert in_store() == {}
-    code, said = call("one", "--existing", "overwrite", hook=hook)
-    assert code == 2 and "the same command does overwrite once more" in said
+    code, log = call("one", "--existing", "overwrite", hook=hook)
+    assert code == 2 and "the same command overwrites them again" in log
     assert in_store() == {}
     assert call("two")[0] == 0 and in_store() == on_disk
 
@@ -238,12 +219,12 @@ def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
 @pytest.mark.parametrize("header", ['{"file": ', '{"file": 7}', '{"file": "%s/plan.jsonl"}'])
 def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_path, header):
     parts = "s3://bucket/within/captions.jsonl.parts"
-    if "%s" in header:  # whoever writes to the bucket writes nothing elsewhere on this disk
+    if "%s" in header:  # the bucket cannot make it write elsewhere on this disk
         header %= tmp_path
         s3.files.pipe_file(f"{parts}/plan.{tmp_path}/plan.jsonl", b"{}")
         s3.files.pipe_file(f"{parts}/plan.000000.done", b"{}")
     s3.files.pipe_file(f"{parts}/plan.json", header.encode())
-    code, said = call("one")
-    assert code == 2 and f"error: {OUT}.parts/plan.json is damaged" in said and "--restart" in said
+    code, log = call("one")
+    assert code == 2 and f"error: {OUT}.parts/plan.json is damaged" in log and "--restart" in log
     assert not (tmp_path / "plan.jsonl").exists()
     assert call("one", "--restart")[0] == 0 and in_store() == on_disk

@@ -1,4 +1,4 @@
-"""A folder of tars is one run's: no other writes into it, and nothing of a dropped run stays."""
+"""A folder of tars belongs to one run, and keeps no tar of an abandoned run."""
 
 import json
 import os
@@ -9,16 +9,14 @@ import tarfile
 
 import pytest
 
-from captioning import caption
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, uploads
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import killed_at
-from tests.soak.processes import Processes
 
 
 def killed_at_upload(name):
-    """A hook: the process is killed by -9 before a file of that name is brought to a store."""
+    """Return a hook that kills the process (-9) before a file of that name is uploaded."""
 
     def hook(rank):
         original = uploads.upload
@@ -34,28 +32,11 @@ def killed_at_upload(name):
 
 
 @pytest.fixture
-def begin(checkpoint, photos, tmp_path):
+def start(start):
     """Return a function that starts a run of ten photos in tars of two."""
-
-    def start(out, *arguments, hook=None, source=photos):
-        given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu"]
-        given += ["--shard_size", "2", "--num_workers", "0", *map(str, arguments)]
-        return Processes(caption.main, given, tmp_path / f"said{os.urandom(4).hex()}", hook=hook)
-
-    return start
-
-
-@pytest.fixture
-def call(begin):
-    """Return a function that does such a run, and returns its exit code and what was said."""
-
-    def run(*arguments, **named):
-        process = begin(*arguments, **named)
-        (code,) = process.wait()
-        assert "Traceback" not in process.said()
-        return code, process.said()
-
-    return run
+    return lambda out, *flags, **named: start(
+        *("--shard_size", 2, "--num_workers", 0, *flags), out=out, **named
+    )
 
 
 def tars(folder):
@@ -63,7 +44,7 @@ def tars(folder):
 
 
 def lines_in(path):
-    """The lines of captions that a tar holds."""
+    """Return the caption lines in a tar."""
     with tarfile.open(path) as tar:
         return [json.load(tar.extractfile(m)) for m in tar if m.name.endswith(".json")]
 
@@ -74,8 +55,8 @@ def test_another_run_leaves_what_a_killed_one_wrote(call, tmp_path):
     assert call(a, "--write-shards", folder, hook=killed_at("/00004.tar"))[0] == -signal.SIGKILL
     before = tars(folder)
     assert list(before) == [f"0000{n}.tar" for n in range(4)]
-    code, said = call(b, "--write-shards", folder)
-    assert code == 2 and said.splitlines() == [
+    code, log = call(b, "--write-shards", folder)
+    assert code == 2 and log.splitlines() == [
         f"error: --write-shards: {folder} has the tars of {a}: name another folder for those of "
         f"{b}; remove {folder}/owner.json only if that run is no more"
     ]
@@ -84,15 +65,15 @@ def test_another_run_leaves_what_a_killed_one_wrote(call, tmp_path):
     assert call(a, "--write-shards", folder)[0] == 0
     assert tars(folder) == tars(tmp_path / "whole") and len(tars(folder)) == 5
     assert not list(folder.glob(".*"))
-    code, said = call(b, "--existing", "overwrite", "--write-shards", folder)  # nor afterwards
-    assert code == 2 and f"has the tars of {a}" in said
+    code, log = call(b, "--existing", "overwrite", "--write-shards", folder)  # nor afterwards
+    assert code == 2 and f"has the tars of {a}" in log
 
 
-def test_of_two_runs_at_once_one_is_refused(begin, tmp_path):
+def test_of_two_runs_at_once_one_is_refused(start, tmp_path):
     for number in range(3):
         folder = tmp_path / f"tars{number}"
         outs = [tmp_path / f"{name}{number}.jsonl" for name in "ab"]
-        both = [begin(out, "--write-shards", folder) for out in outs]
+        both = [start(out, "--write-shards", folder) for out in outs]
         codes = [process.wait()[0] for process in both]
         assert sorted(codes) == [0, 2], [process.said() for process in both]
         winner = outs[codes.index(0)]
@@ -128,13 +109,13 @@ def test_restarted_without_tars_a_run_owns_none_but_those_it_has_finished(call, 
     assert call(out, *again, hook=killed_at("/00007.tar"))[0] == -signal.SIGKILL
     assert call(out, "--restart")[0] == 0
     assert tars(tmp_path / "tars") == before and len(before) == 5
-    code, said = call(tmp_path / "b.jsonl", *flags)
-    assert code == 2 and f"has the tars of {out}" in said
+    code, log = call(tmp_path / "b.jsonl", *flags)
+    assert code == 2 and f"has the tars of {out}" in log
 
 
 def test_tars_of_captions_that_are_written_outlive_a_restart(call, photos, tmp_path):
     out, flags = tmp_path / "a.jsonl", ["--write-shards", tmp_path / "tars"]
-    # The captions are there, and all that is left is to say so.
+    # The captions are written, the marker is not.
     assert call(out, *flags, hook=killed_at(".done"))[0] == -signal.SIGKILL  # of the first shard
     assert call(out, *flags, hook=killed_at("a.jsonl.done"))[0] == -signal.SIGKILL
     assert len(out.read_text().splitlines()) == 10
@@ -159,29 +140,29 @@ def test_verify_tells_of_tars_that_are_missing_changed_or_foreign(call, photos, 
     assert call(out, *flags)[0] == 0
     shutil.copy(min(photos.glob("*.png")), photos / "zz.png")
     assert call(out, *flags)[0] == 0  # one that came later
-    code, said = call(out, *flags, "--verify")
-    assert code == 0 and len(tars(folder)) == 6 and "not of this run" not in said
+    code, log = call(out, *flags, "--verify")
+    assert code == 0 and len(tars(folder)) == 6 and "not of this run" not in log
     shutil.copy(folder / "00000.tar", folder / "00009.tar")
-    code, said = call(out, *flags, "--verify")
-    assert code == 0 and f"{folder} has 1 tars that are not of this run: 00009.tar" in said
+    code, log = call(out, *flags, "--verify")
+    assert code == 0 and f"{folder} has 1 tars that are not of this run: 00009.tar" in log
     content = (folder / "00002.tar").read_bytes()
     (folder / "00002.tar").write_bytes(content.replace(b'"caption"', b'"captiom"'))
     (folder / "00004.tar").unlink()
-    code, said = call(out, *flags, "--verify")
-    assert code == 2 and said.splitlines()[-1].startswith(
+    code, log = call(out, *flags, "--verify")
+    assert code == 2 and log.splitlines()[-1].startswith(
         f"error: {folder}: 2 tars are missing or not as they were written, the first is 00002.tar: "
     )
 
 
 def test_a_run_that_wrote_nothing_owns_nothing(call, tmp_path):
     folder = tmp_path / "tars"
-    code, said = call(tmp_path / "a.jsonl", "--num_return", "9", "--write-shards", folder)
-    assert code == 2 and "num_return is 9" in said and not list(folder.iterdir())
+    code, log = call(tmp_path / "a.jsonl", "--num_return", "9", "--write-shards", folder)
+    assert code == 2 and "num_return is 9" in log and not list(folder.iterdir())
     (folder / "owner.json").touch()  # as a kill may leave it
     assert call(tmp_path / "b.jsonl", "--write-shards", folder)[0] == 0
     (folder / "owner.json").write_text("[]\n")
-    code, said = call(tmp_path / "b.jsonl", "--write-shards", folder)
-    assert code == 2 and said.startswith(f"error: {folder}/owner.json is damaged: remove it if")
+    code, log = call(tmp_path / "b.jsonl", "--write-shards", folder)
+    assert code == 2 and log.startswith(f"error: {folder}/owner.json is damaged: remove it if")
 
 
 def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
@@ -191,8 +172,8 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
     assert call(a, "--write-shards", folder, hook=hook)[0] == -signal.SIGKILL
     before = stores.stamps(folder)
     assert len(before) == 5
-    code, said = call(b, "--write-shards", folder)
-    assert code == 2 and f"{folder} has the tars of {a}: name another folder" in said
+    code, log = call(b, "--write-shards", folder)
+    assert code == 2 and f"{folder} has the tars of {a}: name another folder" in log
     assert stores.stamps(folder) == before
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))  # machine
     assert call(a, "--write-shards", folder, hook=hook)[0] == -signal.SIGKILL
@@ -202,12 +183,12 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
     assert sorted(stores.stamps(folder)) == ["00000.tar", "00001.tar", "owner.json"]
     assert call(a, *flags[:2], "--write-shards", folder, "--verify")[0] == 0
     uploads.put(stores.whole(f"{folder}/00000.tar")[:-512], f"{folder}/00000.tar")
-    code, said = call(a, *flags[:2], "--write-shards", folder, "--verify")
-    assert code == 2 and "1 tars are missing or not as they were written" in said
+    code, log = call(a, *flags[:2], "--write-shards", folder, "--verify")
+    assert code == 2 and "1 tars are missing or not as they were written" in log
 
 
 def test_in_a_store_the_first_of_two_at_once_is_told_later(s3, monkeypatch):
-    """A store has no locks: both may have found the folder free."""
+    """Without locks both may find the folder free."""
     first, second = (TarFolder("s3://bucket/tars", f"s3://bucket/{n}.jsonl") for n in "ab")
     first.claim()
     read, answers = second._read, [None]

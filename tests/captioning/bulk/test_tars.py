@@ -1,5 +1,6 @@
-"""Tar shards in and out, the library or Python's tarfile as the other side."""
+"""Tar shards in and out, compared with webdataset and tarfile."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -23,11 +24,20 @@ from tests.captioning.tar_files import write_members
 
 
 def write_tar(path, photos, more=()):
-    """A tar as any program makes it: the photos, each with a caption, and further members."""
+    """Write a tar of photos with captions, and of further members."""
     members = []
     for photo in photos:
         members += [(photo.name, photo.read_bytes()), (f"{photo.stem}.txt", b"old")]
     write_members(path, [*members, *more])
+
+
+@contextlib.contextmanager
+def memory_below(most):
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < most
 
 
 @pytest.fixture
@@ -43,7 +53,7 @@ def shards(photos, tmp_path):
 
 
 def test_every_image_of_every_tar(run, photos, shards, expected, tmp_path, monkeypatch):
-    lines, said = run(shards, "--num_workers", "2")
+    lines, log = run(shards, "--num_workers", "2")
     by_id = {line["image_id"]: line for line in lines}
     assert sorted(by_id) == sorted(path.stem for path in photos.rglob("*.png"))
     assert len(lines) == 10
@@ -53,11 +63,11 @@ def test_every_image_of_every_tar(run, photos, shards, expected, tmp_path, monke
     (failed,) = (json.loads(line) for line in (tmp_path / "out/failed.jsonl").open())
     assert failed["image"].endswith("01.tar/bad.jpg") and "not a readable" in failed["error"]
     assert "BytesIO" not in failed["error"]
-    assert "done 10 (" in said and "failed 1" in said
+    assert "done 10 (" in log and "failed 1" in log
 
     monkeypatch.setattr(tars, "members", lambda url: pytest.fail("read again"))
-    again, said = run(shards)
-    assert again == lines and "skipped 10, failed 1" in said
+    again, log = run(shards)
+    assert again == lines and "skipped 10, failed 1" in log
 
 
 @pytest.mark.parametrize("source", ["pipe:touch ran; cat {}", "file:{}"])
@@ -83,14 +93,14 @@ def test_a_member_that_claims_to_be_huge_is_not_read(photos, tmp_path):
 
 
 def header(kind, size):
-    """The block before a member of so many bytes, which says no more of it."""
+    """Return the header block of a member."""
     entry = tarfile.TarInfo("a")
     entry.type, entry.size = kind, size
     return entry.tobuf(tarfile.GNU_FORMAT)
 
 
 def holes(blocks):
-    """A member of GNU's format with a map of its holes that takes so many further blocks."""
+    """Return a GNU sparse member whose map of holes takes that many blocks."""
     more = b"0" * 504 + b"\1" + bytes(7)
     first = bytearray(header(tarfile.GNUTYPE_SPARSE, 512))
     first[482:483] = b"\1"
@@ -119,12 +129,9 @@ def test_a_header_that_is_huge_is_not_read(photos, tmp_path, what):
         file.write(members + HUGE[what] + header(tarfile.REGTYPE, 0) + bytes(1024))
     found = tars.members(str(tmp_path / "a.tar.gz"))
     assert next(found).data == first.read_bytes()
-    tracemalloc.start()
-    with pytest.raises(tarfile.ReadError, match="a header has more than 1,048,576 bytes"):
+    refused = pytest.raises(tarfile.ReadError, match="a header has more than 1,048,576 bytes")
+    with memory_below(1 << 23), refused:
         next(found)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 23
 
 
 def test_records_for_all_members_are_not_kept(photos, tmp_path):
@@ -136,11 +143,9 @@ def test_records_for_all_members_are_not_kept(photos, tmp_path):
             tar.fileobj.write(records)
             tar.addfile(entry)
         tar.add(first, first.name)
-    tracemalloc.start()
-    (found,) = tars.members(str(tmp_path / "a.tar.gz"))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert found.data == first.read_bytes() and peak < 1 << 24
+    with memory_below(1 << 24):
+        (found,) = tars.members(str(tmp_path / "a.tar.gz"))
+    assert found.data == first.read_bytes()
 
 
 def test_of_a_sample_one_image_alone_is_read(photos, tmp_path):
@@ -148,24 +153,19 @@ def test_of_a_sample_one_image_alone_is_read(photos, tmp_path):
     huge = bytes(SIZE)
     more = [(f"{first.stem}.{suffix}", huge) for suffix in ("json", "txt", "mask.png", "seg")]
     write_members(tmp_path / "a.tar", [(first.name, first.read_bytes()), *more])
-    tracemalloc.start()
-    (found,) = tars.members(str(tmp_path / "a.tar"))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert found.data == first.read_bytes() and peak < 1 << 23
+    with memory_below(1 << 23):
+        (found,) = tars.members(str(tmp_path / "a.tar"))
+    assert found.data == first.read_bytes()
 
 
 def test_a_batch_holds_no_more_files_than_two(tmp_path):
-    """The one that is made an image, and the next."""
+    """The one that is decoded, and the next."""
     write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 24)) for n in range(8)])
     plan = [{"tar": str(tmp_path / "a.tar")}]
     images = ShardImages(lambda shard: plan, [(0, 0)], 8, lambda path, data: torch.zeros(1))
-    tracemalloc.start()
-    batch, end = images
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with memory_below(5 << 24):
+        batch, end = images
     assert len(batch.entries) == len(batch.image) == 8 and end.last
-    assert peak < 5 << 24
 
 
 def test_a_name_that_comes_twice_is_one_image(run, photos, expected, tmp_path):
@@ -185,38 +185,38 @@ def test_a_folder_may_have_the_name_of_a_tar(run, photos, tmp_path):
     folder = tmp_path / "photos.tar"
     photos.rename(folder)
     (folder / "bad.png").write_bytes(b"no image")
-    lines, said = run(folder)
-    assert len(lines) == 10 and "failed 1" in said
-    again, said = run(folder, "--retry-failed")
-    assert again == lines and "done 0" in said and "skipped 10, failed 1" in said
+    lines, log = run(folder)
+    assert len(lines) == 10 and "failed 1" in log
+    again, log = run(folder, "--retry-failed")
+    assert again == lines and "done 0" in log and "skipped 10, failed 1" in log
 
 
 def test_tars_may_be_in_a_folder_of_such_a_name(run, photos, tmp_path):
     (tmp_path / "shards.tar").mkdir()
     tar = tmp_path / "shards.tar" / "00.tar"
     write_tar(tar, sorted(photos.rglob("*.png"))[:3], [("bad.jpg", b"no image")])
-    lines, said = run(tar)
-    assert len(lines) == 3 and "failed 1" in said
-    again, said = run(tar, "--retry-failed")
-    assert again == lines and "skipped 3, failed 1" in said
+    lines, log = run(tar)
+    assert len(lines) == 3 and "failed 1" in log
+    again, log = run(tar, "--retry-failed")
+    assert again == lines and "skipped 3, failed 1" in log
 
 
 def test_a_tar_that_breaks_off_is_read_on_when_it_is_whole(run, photos, shards, tmp_path):
     tar = tmp_path / "shards" / "00.tar"
     whole = tar.read_bytes()
     tar.write_bytes(whole[: len(whole) * 2 // 5])
-    lines, said = run(shards)
-    assert 6 <= len(lines) < 10 and "failed 2" in said
+    lines, log = run(shards)
+    assert 6 <= len(lines) < 10 and "failed 2" in log
     failed = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").open()]
     assert [line["error"] for line in failed if line["image"] == str(tar)] == [
         f"{tar}: cannot be read on: unexpected end of data"
     ]
     tar.write_bytes(whole)
-    more, said = run(shards, "--retry-failed")
+    more, log = run(shards, "--retry-failed")
     assert more[: len(lines)] == lines
     images = [line["image"] for line in more]
     assert len(images) == len(set(images)) == 10
-    assert f"done {10 - len(lines)} (" in said and f"skipped {len(lines)}, failed 1" in said
+    assert f"done {10 - len(lines)} (" in log and f"skipped {len(lines)}, failed 1" in log
     assert str(tar) not in [
         json.loads(line)["image"] for line in (tmp_path / "out/failed.jsonl").open()
     ]
@@ -232,10 +232,10 @@ def test_a_gap_in_a_tar_is_found(run, shards, tmp_path):
     lines, _ = run(shards)
     out = tmp_path / "out" / "captions.jsonl"
     out.write_text("".join(json.dumps(line) + "\n" for line in lines[:3] + lines[4:]))
-    again, said = run(shards)
+    again, log = run(shards)
     assert len(again) == 9  # the marker says that this tar is done
-    again, said = run(shards, "--verify")
-    assert "verify: 9 have a caption, 1 tars have gaps, 1 failed before" in said
+    again, log = run(shards, "--verify")
+    assert "verify: 9 have a caption, 1 tars have gaps, 1 failed before" in log
     assert again == lines[:3] + lines[4:] + [lines[3]]
 
 
@@ -296,7 +296,7 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch
     if source == "shards":
         assert [sample["__key__"] for sample in read] == [line["image_id"] for line in lines]
     shutil.copy(min(photos.glob("*.png")), photos / "new.png")
-    if source == "photos":  # one that comes later goes into a tar of its own
+    if source == "photos":  # a later photo is in a new tar
         run(photos, *flags)
         (sample,) = webdataset.WebDataset(str(folder / "00003.tar"), shardshuffle=False)
         assert sample["png"] == (photos / "new.png").read_bytes()
@@ -318,10 +318,10 @@ def test_photos_gone_before_a_shard_is_written_are_left_out(run, photos, tmp_pat
 
 
 def test_sidecars_and_files_of_captions_are_for_photos(run, shards):
-    _, said = run(shards, "--sidecar", code=2)
-    assert "a .tar has none beside it" in said
-    _, said = run(shards, "--captions", "captions.txt", code=2)
-    assert "--captions is for photos, and a .tar has its own" in said
+    _, log = run(shards, "--sidecar", code=2)
+    assert "a .tar has none beside it" in log
+    _, log = run(shards, "--captions", "captions.txt", code=2)
+    assert "--captions is for photos, and a .tar has its own" in log
 
 
 def test_the_number_of_images_is_told_from_the_first_tar(shards, tmp_path):

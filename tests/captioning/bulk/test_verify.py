@@ -1,4 +1,4 @@
-"""Gaps and damage found and mended; parquet; memory."""
+"""Gaps and damage are found and repaired; parquet; memory."""
 
 import os
 
@@ -20,48 +20,48 @@ def test_damage_is_told_and_mended(run, photos, tmp_path):
     sidecars = sorted(photos.glob("*.txt"))
     sidecars[0].unlink()
     before = {path: path.read_text() for path in sidecars[1:]}
-    _, said = run(photos, "--sidecar", code=2)
-    assert "1 lines are damaged, 1 repeat an image: --verify mends it" in said
-    for path in sidecars[3:6]:  # or they would count as captions that are there
+    _, log = run(photos, "--sidecar", code=2)
+    assert "1 lines are damaged, 1 repeat an image: --verify mends it" in log
+    for path in sidecars[3:6]:  # otherwise they count as captions
         path.unlink()
-    lines, said = run(photos, "--sidecar", "--verify")
-    assert "verify: 8 have a caption, 2 have none, 1 failed before; 1 damaged lines" in said
-    assert "1 repeated, 2 sidecars were missing" in said and "done 2 (" in said
+    lines, log = run(photos, "--sidecar", "--verify")
+    assert "verify: 8 have a caption, 2 have none, 1 failed before; 1 damaged lines" in log
+    assert "1 repeated, 2 sidecars were missing" in log and "done 2 (" in log
     assert sorted(line["image"] for line in lines) == [line["image"] for line in whole]
     by_image = {line["image"]: line for line in whole}
     assert all(line == by_image[line["image"]] for line in lines)
     assert {path: path.read_text() for path in sidecars[1:]} == before
-    _, said = run(photos, "--sidecar", "--verify")
-    assert "verify: 10 have a caption, 0 have none, 1 failed before; 0 damaged" in said
+    _, log = run(photos, "--sidecar", "--verify")
+    assert "verify: 10 have a caption, 0 have none, 1 failed before; 0 damaged" in log
 
 
 def test_captions_of_another_checkpoint_are_pointed_out(run, photos, tmp_path):
     lines, _ = run(photos)
     out = tmp_path / "out" / "captions.jsonl"
     out.write_text(out.read_text().replace(lines[0]["checkpoint"], "old.pth"))
-    _, said = run(photos)
-    assert "has captions of old.pth, which stay; --existing overwrite" in said
+    _, log = run(photos)
+    assert "has captions of old.pth, which stay; --existing overwrite" in log
 
 
 def test_captions_of_other_settings_are_pointed_out(run, photos):
     lines, _ = run(photos, "--max_length", "8")
-    again, said = run(photos, "--num_beams", "1", "--max_length", "9")
-    assert "has captions of another max_length, another num_beams, which stay; --existing" in said
+    again, log = run(photos, "--num_beams", "1", "--max_length", "9")
+    assert "has captions of another max_length, another num_beams, which stay; --existing" in log
     assert again == lines
     assert "which stay" not in run(photos, "--max_length", "8", "--num_beams", "2")[1]
     assert "which stay" not in run(photos, "--num_beams", "1", "--existing", "overwrite")[1]
 
 
 def test_captions_of_earlier_weights_are_pointed_out(run, photos, tmp_path, checkpoint):
-    """Of the same checkpoint, which has been written anew since."""
+    """The checkpoint has been rewritten since."""
     run(photos)
     assert "which stay" not in run(photos)[1]
     out = tmp_path / "out" / "captions.jsonl"
     os.utime(out, (0, checkpoint.stat().st_mtime - 1))
-    _, said = run(photos)
-    assert f"has captions of earlier weights of {checkpoint}, which stay" in said
-    _, said = run(photos, "--existing", "overwrite")
-    assert "which stay" not in said
+    _, log = run(photos)
+    assert f"has captions of earlier weights of {checkpoint}, which stay" in log
+    _, log = run(photos, "--existing", "overwrite")
+    assert "which stay" not in log
 
 
 def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
@@ -95,7 +95,7 @@ def resident():
 
 
 def test_memory_stays_flat(checkpoint, photos, tmp_path, monkeypatch):
-    """Were images or their captions kept, 1,500 more of them would take 20 MB and more."""
+    """1,500 more images or captions in memory would take more than 20 MB."""
     names = sorted(photos.rglob("*.png"))
     many = tmp_path / "many"
     many.mkdir()

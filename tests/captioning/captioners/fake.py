@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from torch import nn
 
 from baselines import Vocabulary
-from decoding import draw_captions, until_end
+from decoding import generate_captions, until_end
 
 ASKS = False
 
@@ -68,7 +68,7 @@ class FakeCaptioner(nn.Module):
             return self.sayable(self.logits(tokens[..., -1:], images)[:, :, 0])
 
         p = len(self.prompt_ids)
-        return draw_captions(
+        return generate_captions(
             step, self.prompt_ids, encoded, self.tokenizer, settings, lambda ids: self.text(ids[p:])
         )
 

@@ -35,26 +35,6 @@ def test_an_image_of_any_size_suits_a_classic_captioner(minimal):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["model=lstm", "tie_embeddings=true"],
-            r"vectors are 256 wide .embed_dim., the output 512",
-        ),
-        (["model=sat", "tie_embeddings=true", "deep_output=false"], "give both one width"),
-        (["encoder_features=kept"], "encoder_features is kept, .*augmentation to none"),
-        (
-            ["encoder_features=kept", "augmentation=none", "encoder_lr=1e-5"],
-            "encoder_features is kept, .*set encoder_lr to 0",
-        ),
-    ],
-)
-def test_what_does_not_go_together(minimal, overrides, message):
-    with pytest.raises(UserError, match=message):
-        load_config(minimal, overrides)
-
-
-@pytest.mark.parametrize(
     ("name", "model"),
     [
         *(("rnn_coco", "rnn"), ("lstm_coco", "lstm"), ("attn_coco", "attn"), ("sat_coco", "sat")),

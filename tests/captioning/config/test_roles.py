@@ -6,11 +6,10 @@ import pytest
 
 from captioning import caption
 from captioning.config import Config, config_class, keys_of, load_config
-from captioning.config.keys import Keys
-from captioning.config.roles import ROLES, roles_of
+from captioning.config.keys import ROLES, Keys, roles_of
 from captioning.report.runs import NOT_A_SETTING, OF_SCORING
 from captioning.runtime.errors import UserError
-from captioning.sweep.__main__ import OWN_KEYS
+from captioning.sweep.runs import OWN_KEYS
 from captioning.sweep.variants import varied_keys
 from captioning.training.resume import starting_point
 from tests.tiny_run import leave_an_epoch
@@ -91,12 +90,6 @@ def test_what_may_change_as_a_run_goes_on(begun, key):
     assert begun(other=key)["epoch"] == 0
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "cosine_steps"])
-def test_another_length_moves_a_cosine(begun, schedule):
-    with pytest.raises(UserError, match=r"max_epoch was 2, is 3.*resume=never.*exponential"):
-        begun([f"lr_schedule={schedule}"], max_epoch=3)
-
-
 @pytest.mark.parametrize("schedule", ["exponential", "plateau"])
 def test_another_length_leaves_the_past_of_other_schedules(begun, schedule):
     overrides = [f"lr_schedule={schedule}", "metrics=[coco]"]
@@ -105,9 +98,6 @@ def test_another_length_leaves_the_past_of_other_schedules(begun, schedule):
 
 def test_only_the_images_of_a_step_must_stay(begun):
     assert begun(batch_size=4, accumulation_steps=2)["epoch"] == 0
-    for changed in ({"batch_size": 4}, {"accumulation_steps": 2}):
-        with pytest.raises(UserError, match="with 8 images a step"):
-            begun(**changed)
     with pytest.raises(UserError, match="with 8 images a step"):  # loaded at once, and sorted
         begun(["bucket_batches=true"], batch_size=4, accumulation_steps=2)
 

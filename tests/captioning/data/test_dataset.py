@@ -1,3 +1,5 @@
+"""Items: captions cleaned, images augmented by seed, epoch and index, and replacements."""
+
 import pickle
 from collections import Counter
 
@@ -6,7 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.data import EvaluationDataset, TrainingDataset, training_transform
+from captioning.data import (
+    EvaluationDataset,
+    TrainingDataset,
+    preprocess_caption,
+    training_transform,
+)
 from captioning.data import dataset as dataset_module
 from captioning.runtime.errors import UserError
 
@@ -162,3 +169,31 @@ def test_evaluation_items(photos, samples):
     assert (item["image_id"], item["index"], item["unreadable"]) == (103, 3, [])
     with Image.open(photos / "3.png") as image:
         assert torch.equal(item["image"], to_tensor(image))
+
+
+TABLE = [
+    ("A cat.", "a cat"),
+    ("  Two DOGS  ", "two dogs"),
+    ('He said: "Stop!"', "he said stop"),
+    ("a (small) dog #1 * ; ~x", "a small dog 1 x"),
+    ("black-and-white, isn't it?", "black-and-white, isn't it?"),
+    ("a.b", "a b"),
+    ("A dog.\n", "a dog"),
+    ("a dog\n", "a dog"),
+    ("a\t\tdog", "a dog"),
+    ("a\tdog", "a\tdog"),  # a lone tab is not a run: BLIP leaves it
+    ("...", ""),
+    ("", ""),
+    ("ÉTÉ", "été"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), TABLE)
+def test_known_captions(text, expected):
+    assert preprocess_caption(text) == expected
+
+
+def test_words_above_the_limit_are_cut():
+    assert preprocess_caption(" ".join("abcdefgh"), max_words=3) == "a b c"
+    assert preprocess_caption("a b c.", max_words=3) == "a b c"
+    assert preprocess_caption("w " * 40).split() == ["w"] * 30

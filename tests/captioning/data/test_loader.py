@@ -1,18 +1,24 @@
+"""Batches: the same for any number of processes and workers, bucketed, and prefetched."""
+
 import gc
 import logging
-import multiprocessing
 
 import pytest
 import torch
 
 from captioning.data import (
     EvaluationDataset,
+    Prefetcher,
+    Sample,
     TrainingDataset,
     evaluation_loader,
     evaluation_transform,
+    normalise,
     training_loader,
     training_transform,
 )
+from captioning.data.loader import POOL, bucketed
+from captioning.data.randomness import permutation
 from captioning.runtime.errors import UserError
 
 
@@ -144,13 +150,6 @@ def test_evaluation_gives_each_image_to_one_process(make_evaluation, count, worl
     assert sorted(seen) == list(range(count))
 
 
-def test_evaluation_with_workers(make_evaluation):
-    for expected, batch in zip(make_evaluation(), make_evaluation(num_workers=2)):
-        assert torch.equal(batch.pop("image"), expected.pop("image"))
-        assert batch == expected
-    assert list(make_evaluation(1, rank=1, world_size=2, num_workers=1)) == []
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
 def test_bad_image_in_a_worker_is_one_line_here(
@@ -205,6 +204,7 @@ def test_skipped_images_are_replaced_counted_and_logged_once(photos, make_loader
 def test_skipped_evaluation_images_are_left_out(photos, make_evaluation, caplog, num_workers):
     for name in ("2.png", "6.png", "7.png", "8.png"):  # 6 to 8 are a batch of their own
         (photos / name).write_bytes(b"")
+    assert list(make_evaluation(1, rank=1, world_size=2, num_workers=num_workers)) == []
     loader = make_evaluation(skip=True, num_workers=num_workers)
     batches = list(loader)
     assert [batch["index"] for batch in batches] == [[0, 1], [3, 4, 5], [9]]
@@ -217,12 +217,92 @@ def test_skipped_evaluation_images_are_left_out(photos, make_evaluation, caplog,
     assert len(caplog.records) == 4
 
 
-def test_workers_end_with_the_loader(make_loader):
-    gc.collect()
-    before = set(multiprocessing.active_children())
-    loader = make_loader(2, num_workers=2)
-    next(iter(loader))
-    assert len(set(multiprocessing.active_children()) - before) == 2
-    del loader
-    gc.collect()
-    assert set(multiprocessing.active_children()) <= before
+LENGTHS = [(7 * n) % 23 for n in range(1003)]
+
+
+def test_bucketed_items_are_in_one_batch_and_batches_are_of_similar_length():
+    order = bucketed(permutation(1003, 5), LENGTHS, 10, 1)
+    assert len(order) == len(set(order)) == 1000
+
+    def padding(order):
+        batches = [order[i : i + 10] for i in range(0, 1000, 10)]
+        return sum(max(LENGTHS[i] for i in b) * 10 - sum(LENGTHS[i] for i in b) for b in batches)
+
+    assert padding(order) < 0.1 * padding(permutation(1003, 5))
+
+
+def test_batches_are_not_in_order_of_length_and_differ_with_the_seed():
+    first, second = (bucketed(permutation(1003, 5), LENGTHS, 10, seed) for seed in (1, 2))
+    shortest = [LENGTHS[item] for item in first[::10]]
+    assert shortest != sorted(shortest) and first != second
+    assert {*first} == {*second}
+
+
+def test_only_batches_within_a_pool_are_sorted_together():
+    order = permutation(1003, 5)
+    pool = set(order[: POOL * 10])
+    batches = bucketed(order, LENGTHS, 10, 1)
+    assert all(len(pool.intersection(batches[i : i + 10])) in (0, 10) for i in range(0, 1000, 10))
+
+
+def word_dataset(captions_per_image):
+    samples = [
+        Sample("a.jpg", ("a b c.", "a"), 1),
+        Sample("b.jpg", ("a b", "a b c d e f g"), 2),
+    ]
+    return TrainingDataset(samples, ".", evaluation_transform(8), 0, captions_per_image, 5)
+
+
+def test_a_loader_sorts_global_batches_by_words_and_shares_them_out():
+    assert (word_dataset(1).lengths(), word_dataset(2).lengths()) == ([3, 1, 2, 5], [3, 5])
+    parts = []
+    for rank in range(2):
+        loader = training_loader(word_dataset(1), 1, 0, rank, 2, bucket_batches=True)
+        loader.set_epoch(3)
+        parts.append([key for (key,) in loader.batch_sampler])
+    pairs = [{a[1], b[1]} for a, b in zip(*parts)]
+    assert sorted(map(sorted, pairs)) == [[0, 3], [1, 2]]  # 3 and 5 words, 1 and 2
+    plain = training_loader(word_dataset(1), 2, 0, bucket_batches=False)
+    assert sorted(key[1] for batch in plain.batch_sampler for key in batch) == [0, 1, 2, 3]
+
+
+DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+
+
+def make_batches(count):
+    return [
+        {
+            "image": torch.randint(256, (2, 8, 8, 3), dtype=torch.uint8),
+            "captions": [[f"caption {number}"]] * 2,
+            "image_id": [number, number],
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_batches_come_in_order_and_normalised(device, count):
+    batches = make_batches(count)
+    fetched = list(Prefetcher(batches, torch.device(device)))
+    assert len(fetched) == count
+    for before, after in zip(batches, fetched):
+        assert after["image"].device.type == device
+        torch.testing.assert_close(after["image"].cpu(), normalise(before["image"]))
+        assert after["captions"] == before["captions"]
+        assert after["image_id"] == before["image_id"]
+        assert before["image"].dtype == torch.uint8
+
+
+def test_one_batch_is_always_under_way():
+    taken = []
+
+    def source():
+        for number, batch in enumerate(make_batches(4)):
+            taken.append(number)
+            yield batch
+
+    batches = iter(Prefetcher(source(), torch.device("cpu")))
+    assert taken == []
+    ahead = [len(taken) for _ in batches]
+    assert ahead == [2, 3, 4, 4]

@@ -1,10 +1,106 @@
-"""The names of what a cache keeps are those of earlier versions, which have to find it again."""
+"""The cache's names, and copies of stored files: complete, made once, renewed when they change."""
 
 import hashlib
 
 import pytest
 
-from captioning.files.cache import cache_folder, cache_key
+from captioning.files import stores
+from captioning.files.cache import cache_folder, cache_key, local, local_folder, located
+from captioning.files.stores import Missing
+from captioning.runtime.errors import UserError
+from tests.captioning.object_store import FAULTS
+
+DATA = bytes(range(256)) * 200
+ADDRESS = "s3://bucket/within/a.bin"
+
+
+@pytest.fixture
+def store(s3, tmp_path, monkeypatch):
+    """Return the server, on which ADDRESS is DATA, read in pieces of 4,000 bytes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(stores, "PIECE", 4000)
+    s3.files.pipe_file(ADDRESS, DATA)
+    s3.requests.clear()
+    return s3
+
+
+def files():
+    """What the cache has, by name."""
+    return sorted(path.name for path in cache_folder().rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("faults", [[], *([fault] * 3 for fault in FAULTS), list(FAULTS) * 2])
+def test_a_file_is_fetched_whole_and_once(store, faults):
+    store.faults += faults
+    path = local(ADDRESS)
+    assert store.faults == [] and path.name == "a.bin" and path.read_bytes() == DATA
+    store.requests.clear()
+    assert local(ADDRESS) == path == located("s3://bucket/within/", "a.bin")
+    assert store.requests["GET"] == 0
+
+
+def test_another_version_takes_its_place(store):
+    first = local(ADDRESS)
+    store.files.pipe_file(ADDRESS, DATA[::-1])
+    assert local(ADDRESS).read_bytes() == DATA[::-1] and not first.exists()
+    assert files().count("a.bin") == 1
+
+
+@pytest.mark.parametrize("change", ["gone", "other"])
+def test_what_changes_midway_is_one_line_and_never_there(store, change, monkeypatch):
+    original = stores.spans
+
+    def spans(parts):
+        found = original(parts[:3]) + (original(parts[3:]) if change == "other" else [])
+        if change == "gone":
+            store.files.rm_file(ADDRESS)
+            return found + original(parts[3:])
+        store.files.pipe_file(ADDRESS, DATA[::-1])
+        return found
+
+    monkeypatch.setattr("captioning.files.stores.spans", spans)
+    with pytest.raises(UserError, match=r"no such file|it was replaced while it was read"):
+        local(ADDRESS)
+    assert "a.bin" not in files()
+
+
+def test_a_fetch_that_was_killed_is_begun_again(store, monkeypatch):
+    def killed(parts):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("captioning.files.stores.spans", killed)
+        local(ADDRESS)
+    assert "a.bin" not in files()
+    assert local(ADDRESS).read_bytes() == DATA
+
+
+def test_a_folder(store):
+    store.files.pipe_file("bucket/within/more/b", b"b")
+    names = stores.stamps("s3://bucket/within/")
+    assert names == {n: stores.stamp(f"s3://bucket/within/{n}") for n in ("a.bin", "more/b")}
+    folder = local_folder("s3://bucket/within/", names)
+    assert folder.name == "within" and (folder / "more/b").read_bytes() == b"b"
+    assert (folder / "a.bin").read_bytes() == DATA
+    assert stores.stamps("s3://bucket/nowhere") == stores.stamps("s3://no-bucket") == {}
+    with pytest.raises(Missing):
+        local("s3://bucket/within")
+
+
+def test_paths_are_as_they_are_and_secrets_refused(tmp_path):
+    assert local("a/b") == local(local("a/b")) and str(local("a/b")) == "a/b"
+    assert located("s3://bucket/a", str(tmp_path)) == tmp_path
+    with pytest.raises(UserError, match="may hold a secret") as error:
+        local("s3://key:S3CR3T@bucket/a")
+    assert "S3CR3T" not in str(error.value)
+
+
+def test_a_name_that_leads_out_of_a_folder(store, monkeypatch):
+    system, place = stores.system_of("s3://bucket/within")
+    found = {f"{place}/../../x": {"type": "file", "size": 1}}
+    monkeypatch.setattr(type(system), "find", lambda *_, **__: found)
+    with pytest.raises(UserError, match=r"it holds '../../x', which no folder on disk can"):
+        stores.stamps("s3://bucket/within")
 
 
 def test_a_key_is_the_beginning_of_the_sha256_of_the_text():

@@ -32,19 +32,14 @@ def test_a_manifest_is_of_the_bytes_on_disk(path):
 
 
 @pytest.mark.parametrize("place", [0, 7000, -1])
-def test_one_changed_bit_is_found(path, place):
+def test_one_changed_bit_and_a_cut_are_found(path, place):
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"weights.pth cannot be read: its bytes are not those"):
         verify(path)
-
-
-def test_what_is_cut_off_is_found(path):
-    size = path.stat().st_size
-    with open(path, "r+b") as file:
-        file.truncate(9000)
-    with pytest.raises(UserError, match=f"weights.pth cannot be read: it has 9000 of {size} bytes"):
+    path.write_bytes(content[:9000])
+    with pytest.raises(UserError, match=f"cannot be read: it has 9000 of {len(content)} bytes"):
         verify(path)
 
 

@@ -1,11 +1,9 @@
 """Files that a user names: read, or refused in one line that names them."""
 
-import json
 import os
 
 import pytest
 
-from captioning.files.cache import cache_folder
 from captioning.files.reading import parse_json, read_json, read_text
 from captioning.files.writing import write_json, write_text
 from captioning.runtime.errors import UserError
@@ -18,7 +16,6 @@ from captioning.runtime.errors import UserError
         (b" \n", "the file is empty"),
         (b"\xff\xfe[", "not UTF-8 text at byte 0"),
         (b'{"a":\n 1,,}', "not valid JSON at line 2"),
-        (b"[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(tmp_path, content, message):
@@ -34,20 +31,6 @@ def test_missing_files_and_folders(tmp_path):
         read_text(tmp_path / "absent")
     with pytest.raises(UserError, match="cannot be read"):
         read_text(tmp_path)
-
-
-def test_a_byte_order_mark_is_dropped(tmp_path):
-    (tmp_path / "bom.json").write_bytes(b"\xef\xbb\xbf[1]")
-    assert parse_json(read_text(tmp_path / "bom.json"), tmp_path) == [1]
-
-
-def test_json_is_replaced_whole(tmp_path):
-    path = tmp_path / "new" / "x.json"
-    write_json({"a": "é"}, path)
-    with pytest.raises(TypeError):
-        write_json({"a": object()}, path)
-    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
-    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -70,12 +53,3 @@ def test_what_is_not_wanted_is_left_out_of_every_object(tmp_path):
     (tmp_path / "twice.json").write_text('{"a": 1, "a": 2}')
     with pytest.raises(UserError, match="occurs twice"):
         read_json(tmp_path / "twice.json", without={"a"})
-
-
-def test_the_cache_is_where_the_user_wants_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "smile"
-    assert cache_folder(tmp_path / "mine") == tmp_path / "mine"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "smile"

@@ -1,7 +1,5 @@
 """Files in an object store whose answers are slow, broken, late or none."""
 
-import tarfile
-
 import pytest
 
 from captioning.files import stores
@@ -97,12 +95,3 @@ def test_no_secret_is_taken_in_an_address():
             stores.check_address(address)
         assert "S3CR3T" not in str(error.value)
     stores.check_address("s3://bucket/a")
-
-
-def test_a_tar_is_opened_from_a_store(s3, tmp_path):
-    (tmp_path / "x").write_bytes(b"abc")
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        tar.add(tmp_path / "x", "x")
-    s3.files.put_file(str(tmp_path / "a.tar"), "bucket/a.tar")
-    with stores.opened("s3://bucket/a.tar") as file, tarfile.open(fileobj=file) as tar:
-        assert tar.extractfile("x").read() == b"abc"

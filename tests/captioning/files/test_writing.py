@@ -53,7 +53,7 @@ def test_what_a_killed_program_began_is_found(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     (folder / "own.staged").write_text("a file of the user's")
-    (found,) = writing.atomic_writes(tmp_path)
+    (found,) = writing.unfinished_writes(tmp_path)
     assert found.parent == folder and re.fullmatch(
         rf"\.scores\.json\.{child}\.\w{{8}}\.staged", found.name
     )

@@ -1,4 +1,4 @@
-"""Archives of arrays: what is in them is looked at before it is unpacked."""
+"""Archives of arrays are checked before they are unpacked."""
 
 import io
 import zipfile
@@ -17,20 +17,6 @@ def header(shape):
     return file.getvalue()
 
 
-def archive(path, **members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, content in members.items():
-            file.writestr(f"{name}.npy", content)
-    return path
-
-
-def test_arrays_are_read(tmp_path):
-    given = {"a": np.arange(5.0), "b": np.array(["x", "é"])}
-    np.savez_compressed(tmp_path / "f.npz", **given)
-    first, second = read_arrays(tmp_path / "f.npz", "b", "a")
-    assert first.tolist() == ["x", "é"] and second.tolist() == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -38,24 +24,15 @@ def test_arrays_are_read(tmp_path):
         (header((-1, 512)), "negative|dimension"),
         (header((5,)), "EOF|cannot reshape|Failed to read"),
         (b"just text", "a is no array"),
-        (b"", "a is no array"),
+        (header((250_000,)) + bytes(1_000_000), r"^a.npy unpacks to more than 999999 bytes$"),
     ],
 )
-def test_members_that_are_no_arrays(tmp_path, content, message):
-    with pytest.raises(NO_ARRAYS, match=message):
-        read_arrays(archive(tmp_path / "f.npz", a=content), "a")
-
-
-def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
-    path = archive(tmp_path / "f.npz", a=header((250_000,)) + bytes(1_000_000))
-    assert path.stat().st_size < 2000
-    assert read_arrays(path, "a")[0].shape == (250_000,)
+def test_members_that_are_no_arrays(tmp_path, monkeypatch, content, message):
+    with zipfile.ZipFile(tmp_path / "f.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a.npy", content)
     monkeypatch.setattr(clip_features, "LARGEST", 999_999)
-    monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("unpacked"))
-    with pytest.raises(ValueError, match=r"^a.npy unpacks to more than 999999 bytes$"):
-        read_arrays(path, "a")
-
-
-def test_an_array_that_is_not_there(tmp_path):
+    with pytest.raises(NO_ARRAYS, match=message):
+        read_arrays(tmp_path / "f.npz", "a")
+    np.savez(tmp_path / "f.npz", a=[1.0])
     with pytest.raises(KeyError, match="b"):
-        read_arrays(archive(tmp_path / "f.npz", a=header((0,))), "b")
+        read_arrays(tmp_path / "f.npz", "a", "b")

@@ -19,6 +19,11 @@ TEXTS = [
 ]
 
 
+@pytest.fixture
+def files(clip_folder):
+    return find_model("clip_model", str(clip_folder))
+
+
 def merged(letters, merges):
     """Byte pair encoding as Sennrich et al. (2016) state it: the earliest merge first."""
     while True:
@@ -42,53 +47,42 @@ def openai_clip(text, vocabulary, merges, alphabet):
     return ids
 
 
-def test_clip_tokens_are_those_of_openai(clip_folder):
+def test_clip_tokens_are_those_of_openai(files):
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {byte: chr(byte) for byte in printable}
     alphabet.update({byte: chr(256 + number) for number, byte in enumerate(others)})
-    vocabulary = json.loads((clip_folder / "vocab.json").read_text())
-    lines = (clip_folder / "merges.txt").read_text().splitlines()[1:]
-    merges = [tuple(line.split()) for line in lines]
+    vocabulary = json.loads(files.vocabulary.read_text())
+    merges = [tuple(line.split()) for line in files.merges.read_text().splitlines()[1:]]
     expected = [openai_clip(text, vocabulary, merges, alphabet) for text in TEXTS]
     assert len(expected[1]) < len(TEXTS[1]) / 1.5  # merges are applied
-    ours = Bpe(find_model("clip_model", str(clip_folder)), clip=True)
+    ours = Bpe(files, clip=True)
     assert ours.encode(TEXTS) == expected
+    assert ours.encode(["a \ud83d cat"]) == ours.encode(["a ? cat"])  # no Unicode
 
 
 def test_gpt2_tokens_are_those_of_transformers(gpt2_folder):
     from transformers import GPT2TokenizerFast
 
-    files = [str(gpt2_folder / name) for name in ("vocab.json", "merges.txt")]
-    theirs = GPT2TokenizerFast(*files)
+    theirs = GPT2TokenizerFast(*(str(gpt2_folder / name) for name in ("vocab.json", "merges.txt")))
     ours = Bpe(find_model("ppl_model", str(gpt2_folder)), clip=False)
     assert ours.encode(TEXTS) == [theirs(text)["input_ids"] for text in TEXTS]
 
 
-def test_the_whole_tokenizer_in_one_file(clip_folder, tmp_path):
-    """With rules, padding and special tokens of its own, as transformers saves it."""
-    files = find_model("clip_model", str(clip_folder))
-    names = str(files.vocabulary), str(files.merges)
+def test_the_whole_tokenizer_in_one_file(files, tmp_path):
+    """With special tokens and truncation of its own, as transformers saves it."""
+    names, end = (str(files.vocabulary), str(files.merges)), "<|endoftext|>"
     whole = Tokenizer(models.BPE.from_file(*names, end_of_word_suffix="</w>"))
-    whole.add_special_tokens(["<|endoftext|>"])
-    whole.post_processor = processors.TemplateProcessing(
-        "$A <|endoftext|>", None, [("<|endoftext|>", 0)]
-    )
+    whole.add_special_tokens([end])
+    whole.post_processor = processors.TemplateProcessing(f"$A {end}", None, [(end, 0)])
     whole.enable_truncation(3)
     whole.save(str(tmp_path / "tokenizer.json"))
     one = Bpe(files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), clip=True)
     both = Bpe(files, clip=True)
-    assert one.encode(TEXTS) == both.encode(TEXTS)
-    assert one.special("<|endoftext|>") == both.special("<|endoftext|>")
+    assert one.encode(TEXTS) == both.encode(TEXTS) and one.special(end) == both.special(end)
 
 
-def test_text_that_is_no_unicode(clip_folder):
-    tokens = Bpe(find_model("clip_model", str(clip_folder)), clip=True)
-    assert tokens.encode(["a \ud83d cat"]) == tokens.encode(["a ? cat"])
-
-
-def test_a_vocabulary_without_its_marks(clip_folder, tmp_path):
-    files = find_model("clip_model", str(clip_folder))
+def test_a_file_that_is_no_vocabulary_or_lacks_a_token(files, tmp_path):
     wrong = tmp_path / "vocab.json"
     for content, merges in (("[1]", files.merges), ('{"a": 0}', files.merges), ("{}", None)):
         wrong.write_text(content)

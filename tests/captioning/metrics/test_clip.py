@@ -1,4 +1,4 @@
-"""CLIP's features against transformers in float64, one text and one image at a time."""
+"""CLIP's features, and the scores by them, against transformers in float64, one at a time."""
 
 import json
 
@@ -10,9 +10,18 @@ from transformers import CLIPModel
 
 from captioning.data import MEAN, STD
 from captioning.metrics.clip import Clip
+from captioning.metrics.clipscore import ClipScore
+from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.runtime.errors import UserError
 
 TEXTS = ["the cat", "", "and the dog's ball is 3", "the " * 40, "a cat and a dog"]
+PREDICTIONS = {7: "the cat", "b": "", 3: "a dog " * 20, 9: "and the dog's ball"}
+REFERENCES = {
+    7: ["a cat", "the cat and the dog"],
+    "b": ["the dog"],
+    3: ["dog", "a ball", "a cat"],
+    9: [""],
+}
 
 
 @pytest.fixture
@@ -64,7 +73,7 @@ def test_values_are_those_of_every_version(clip):
     assert image[:3].tolist() == pytest.approx([-0.280454, -0.108550, -0.080130], abs=1e-5)
 
 
-def test_name_tells_the_weights(clip, clip_folder, tmp_path):
+def test_name_identifies_the_weights(clip, clip_folder, tmp_path):
     assert clip.name.startswith(f"{clip_folder}@") and clip.weights == Clip(clip_folder).weights
     other = CLIPModel.from_pretrained(str(clip_folder))
     with torch.no_grad():
@@ -76,32 +85,29 @@ def test_name_tells_the_weights(clip, clip_folder, tmp_path):
 
 
 def test_what_is_missing_is_one_line(clip_folder, gpt2_folder, tmp_path):
-    with pytest.raises(UserError, match=f"clip_model: found no config.json in {tmp_path}: put"):
-        Clip(str(tmp_path))
-    with pytest.raises(UserError, match="of nobody/nothing here or on the hub: put"):
-        Clip("nobody/nothing")
+    def refused(message, source=tmp_path):
+        with pytest.raises(UserError, match=message):
+            Clip(str(source))
+
+    refused(f"clip_model: found no config.json in {tmp_path}: put")
+    refused("of nobody/nothing here or on the hub: put", "nobody/nothing")
     for path in clip_folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     weights = next(path for path in tmp_path.iterdir() if path.suffix in (".safetensors", ".bin"))
     weights.write_bytes(b"broken")
-    with pytest.raises(UserError, match="download it again"):
-        Clip(str(tmp_path))
+    refused("download it again")
     weights.unlink()
     torch.save({"wte.weight": torch.zeros(3)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(UserError, match="the weights of another model"):
-        Clip(str(tmp_path))
+    refused("the weights of another model")
     (tmp_path / "config.json").write_text((gpt2_folder / "config.json").read_text())
-    with pytest.raises(UserError, match="this is no CLIP model"):
-        Clip(str(tmp_path))
+    refused("this is no CLIP model")
     sizes = json.loads((clip_folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "text_config": None}))
-    with pytest.raises(UserError, match="clip_model: no sizes of a CLIP"):
-        Clip(str(tmp_path))
+    refused("clip_model: no sizes of a CLIP")
 
 
-def test_a_strip_does_not_fill_the_memory(clip_folder, tmp_path):
+def test_a_strip_does_not_fill_the_memory(clip, tmp_path):
     """Enlarged whole, so that its short side fits, it would have 58 million values."""
-    clip = Clip(str(clip_folder))
     ramp = np.linspace(0, 255, 100_000).astype(np.uint8)
     strip = np.stack([ramp, np.full_like(ramp, 9), np.full_like(ramp, 99)], axis=1)[:, None]
     for name, pixels in {"tall": strip, "wide": strip.transpose(1, 0, 2)}.items():
@@ -110,11 +116,83 @@ def test_a_strip_does_not_fill_the_memory(clip_folder, tmp_path):
         middle = (torch.tensor([127.0, 9, 99]) / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
         assert image.shape == (3, 24, 24)
         torch.testing.assert_close(image.mean((1, 2)), middle, atol=0.02, rtol=0)
-
-
-def test_a_long_image_that_is_no_strip_is_scaled_whole(clip_folder, tmp_path):
-    clip = Clip(str(clip_folder))
     noise = np.random.default_rng(0).integers(0, 256, (64 * 9, 9, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "long.png")
-    expected = clip.preprocess(Image.fromarray(noise))
-    assert torch.equal(clip.read_image(tmp_path / "long.png"), expected)
+    Image.fromarray(noise).save(tmp_path / "long.png")  # no strip yet
+    assert torch.equal(
+        clip.read_image(tmp_path / "long.png"), clip.preprocess(Image.fromarray(noise))
+    )
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def evaluate(clip_folder, photos, cache):
+    settings = Settings(dict(zip(PREDICTIONS, photos)), cache_dir=cache, batch_size=3)
+    evaluator = ClipScore(settings, clip_model=str(clip_folder))
+    return lambda: evaluator.evaluate(CaptionSet(PREDICTIONS, REFERENCES))
+
+
+def test_clipscore_is_the_formula(evaluate, clip, naive, photos, clip_folder):
+    def text(caption):
+        (ids,), _ = clip.encode(["A photo depicts " + caption])
+        return unit(naive.get_text_features(torch.tensor([ids])))
+
+    result = evaluate()
+    for number, image_id in enumerate(PREDICTIONS):
+        candidate = text(PREDICTIONS[image_id])
+        pixels = clip.read_image(photos[number])[None].double()
+        score = 2.5 * max(candidate @ unit(naive.get_image_features(pixels)), 0)
+        nearest = max(max(candidate @ text(human), 0) for human in REFERENCES[image_id])
+        both = 2 * score * nearest / (score + nearest) if score + nearest else 0
+        scores = [result.per_image[name][number] for name in ("CLIPScore", "RefCLIPScore")]
+        assert scores == pytest.approx([100 * score, 100 * both], rel=1e-5, abs=1e-4)
+    each = result.per_image["CLIPScore"]
+    assert min(each) == 0 < max(each)  # both sides of the maximum are seen
+    assert result.metrics["CLIPScore"].value == pytest.approx(sum(each) / 4)
+    assert result.metrics["CLIPScore"].low < result.metrics["CLIPScore"].high
+    assert result.settings["clipscore_truncated"] == 1
+    assert result.settings["clip_model"].startswith(f"{clip_folder}@")
+
+
+def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, photos):
+    before = evaluate()
+    with monkeypatch.context() as patched:
+        patched.setattr(Clip, "read_image", lambda *_: 1 / 0)
+        assert evaluate() == before
+        Image.effect_noise((40, 30), 90).convert("RGB").save(photos[1])
+        with pytest.raises(ZeroDivisionError):
+            evaluate()
+    assert evaluate().per_image != before.per_image
+
+
+def test_a_damaged_cache_is_made_again(evaluate, cache, capsys):
+    before = evaluate()
+    [file] = cache.iterdir()
+    whole = file.read_bytes()
+    inside = whole.index(b"features.npy") + 200  # a number among them
+    damages = [b"", whole[:100], whole[:inside] + b"????" + whole[inside + 4 :]]
+    for features in (np.ones((4, 3), np.float32), np.ones((4, 16), np.float32)):  # no unit vectors
+        np.savez(cache / "other.npz", features=features, files=["a"] * 4)
+        damages.append((cache / "other.npz").read_bytes())
+        (cache / "other.npz").unlink()
+    for damaged in damages:
+        file.write_bytes(damaged)
+        assert evaluate() == before
+        assert f"{file} is damaged" in capsys.readouterr().err
+        assert len(np.load(file)["features"]) == 4
+    assert list(cache.iterdir()) == [file]
+
+
+def test_a_cache_that_cannot_be_written(evaluate, cache, capsys):
+    cache.write_text("a file, no folder")
+    assert evaluate().metrics["CLIPScore"].n == 4
+    assert "image features are not kept" in capsys.readouterr().err
+
+
+def test_missing_weights_are_reported_before():
+    reasons = ClipScore().unavailable()
+    assert list(reasons) == ["CLIPScore", "RefCLIPScore"]
+    assert "no config.json of openai/clip-vit-base-patch32 here or on" in reasons["CLIPScore"]

@@ -1,15 +1,23 @@
-"""The COCO metrics against their formulas written out, and against the published example."""
+"""The COCO metrics against pycocoevalcap and the published example, and SPICE's preconditions."""
 
 import importlib.util
 import json
-import math
-from collections import Counter
 
+import numpy as np
 import pytest
+from pycocoevalcap.bleu.bleu import Bleu
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.rouge.rouge import Rouge
 
 from captioning.metrics import coco
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.coco import Coco
+from captioning.metrics.coco import (
+    Coco,
+    bleu_of_sums,
+    bleu_scores,
+    spice_problem,
+    spice_scores,
+)
 from captioning.metrics.evaluator import CaptionSet
 from captioning.metrics.java import JavaError
 
@@ -26,113 +34,56 @@ REFERENCES = {
     "3": ["two trains at a station", "a train"],
     "unused": ["nothing"],
 }
+WORDS = ["a", "the", "man", "dog", "red", "ball", "runs", "on", "grass", "with", "big", "small"]
 
 
-def evaluate(predictions, references, **settings):
-    return Coco(**settings).evaluate(CaptionSet(predictions, references))
+def evaluate(predictions=PREDICTIONS, references=REFERENCES, **options):
+    return Coco(**options).evaluate(CaptionSet(predictions, references))
 
 
 def values(result):
     return {name: estimate.value for name, estimate in result.metrics.items()}
 
 
-@pytest.fixture
-def result(no_java):
-    """Score the captions without Java: of words alone, the tokenisers agree."""
-    return evaluate(PREDICTIONS, REFERENCES)
+def test_values_are_those_of_pycocoevalcap(no_java):
+    result = evaluate()
+    references = {i: REFERENCES[i] for i in PREDICTIONS}
+    captions = {i: [text] for i, text in PREDICTIONS.items()}
+    totals, each = Bleu(4).compute_score(references, captions, verbose=0)
+    expected = {f"Bleu_{n + 1}": (totals[n], each[n]) for n in range(4)}
+    expected["ROUGE_L"] = Rouge().compute_score(references, captions)
+    expected["CIDEr"] = Cider().compute_score(references, captions)
+    assert list(result.metrics) == list(expected)
+    for name, (total, of_each) in expected.items():
+        assert result.per_image[name] == pytest.approx(list(of_each), abs=1e-12)
+        estimate = result.metrics[name]
+        assert estimate.value == pytest.approx(total, abs=1e-12) and estimate.n == 4
+        assert 0 <= estimate.low <= estimate.value <= estimate.high > estimate.low
+    assert result.settings == {"tokenizer": "regex (no Java)"}
+    assert list(result.skipped) == ["METEOR"] and "no `java` on PATH" in result.skipped["METEOR"]
+    assert Coco().unavailable() == result.skipped
+    assert list(Coco(spice=True).unavailable()) == ["METEOR", "SPICE"]
 
 
-def ngrams(sentence, n):
-    words = sentence.split()
-    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
+    random = np.random.default_rng(0)
 
+    def sentence(longest):
+        return " ".join(random.choice(WORDS, random.integers(0, longest)))
 
-def bleu(pairs, order):
-    """Papineni et al. 2002: clipped precisions, brevity by the closest reference's length."""
-    log_precision, length, closest = 0.0, 0, 0
-    for n in range(1, order + 1):
-        matched = total = 0
-        for caption, group in pairs:
-            for gram, count in ngrams(caption, n).items():
-                matched += min(count, max(ngrams(reference, n)[gram] for reference in group))
-                total += count
-        log_precision += math.log(matched / total) / order
-    for caption, group in pairs:
-        words = len(caption.split())
-        length += words
-        closest += min((abs(len(r.split()) - words), len(r.split())) for r in group)[1]
-    return math.exp(log_precision + min(0.0, 1 - closest / length))
-
-
-def rouge_l(caption, group):
-    """Lin 2004: F of the longest common subsequence, beta 1.2, best precision and best recall."""
-
-    def common(a, b):
-        if not a or not b:
-            return 0
-        if a[0] == b[0]:
-            return 1 + common(a[1:], b[1:])
-        return max(common(a[1:], b), common(a, b[1:]))
-
-    words = caption.split()
-    lengths = [(common(words, r.split()), len(r.split())) for r in group]
-    precision = max(length for length, _ in lengths) / len(words) if words else 0
-    recall = max(length / count for length, count in lengths)
-    if not precision:
-        return 0
-    return (1 + 1.2**2) * precision * recall / (recall + 1.2**2 * precision)
-
-
-def cider_d(index, pairs):
-    """Vedantam et al. 2015, eq. 4: CIDEr-D with sigma 6, n-grams of 1 to 4 words."""
-    caption, group = pairs[index]
-
-    def weights(sentence, n):
-        vector = {}
-        for gram, count in ngrams(sentence, n).items():
-            images = sum(any(ngrams(r, n)[gram] for r in g) for _, g in pairs)
-            vector[gram] = count * math.log(len(pairs) / max(1, images))
-        return vector, math.sqrt(sum(value**2 for value in vector.values()))
-
-    total = 0.0
-    for n in range(1, 5):
-        mine, norm = weights(caption, n)
-        for reference in group:
-            theirs, their_norm = weights(reference, n)
-            dot = sum(min(value, theirs.get(g, 0)) * theirs.get(g, 0) for g, value in mine.items())
-            # The code that papers use counts the length in pairs of words, and so does this.
-            pairs_apart = max(0, len(caption.split()) - 1) - max(0, len(reference.split()) - 1)
-            if norm * their_norm:
-                total += dot / norm / their_norm * math.exp(-(pairs_apart**2) / 72) / len(group)
-    return 10 * total / 4
-
-
-PAIRS = [(PREDICTIONS[i], REFERENCES[i]) for i in PREDICTIONS]
-
-
-def test_bleu_is_the_formula(result):
-    for n in range(1, 5):
-        assert values(result)[f"Bleu_{n}"] == pytest.approx(bleu(PAIRS, n), abs=1e-6)
-    assert result.per_image["Bleu_2"][0] == pytest.approx(bleu(PAIRS[:1], 2), abs=1e-6)
-
-
-def test_rouge_l_is_the_formula(result):
-    expected = [rouge_l(*pair) for pair in PAIRS]
-    assert result.per_image["ROUGE_L"] == pytest.approx(expected)
-    assert values(result)["ROUGE_L"] == pytest.approx(sum(expected) / 4)
-
-
-def test_cider_is_the_formula(result):
-    expected = [cider_d(i, PAIRS) for i in range(4)]
-    assert result.per_image["CIDEr"] == pytest.approx(expected)
-    assert values(result)["CIDEr"] == pytest.approx(sum(expected) / 4)
-    assert expected[0] > expected[1] > 0
-
-
-def test_intervals_surround_the_values(result):
-    for name, estimate in result.metrics.items():
-        assert 0 <= estimate.low <= estimate.value <= estimate.high and estimate.n == 4, name
-        assert estimate.low < estimate.high
+    captions = [sentence(9) for _ in range(30)]
+    groups = [[sentence(14) for _ in range(1 + i % 4)] for i in range(30)]
+    columns = []
+    monkeypatch.setattr(coco, "intervals", lambda counts, _: columns.append(counts) or [(0, 0)] * 4)
+    bleu_scores(captions, groups)
+    for size in (1, 2, 30, 100):  # a single image may have no match at all
+        drawn = random.integers(30, size=size)
+        references = {i: groups[n] for i, n in enumerate(drawn)}
+        resample = {i: [captions[n]] for i, n in enumerate(drawn)}
+        totals, _ = Bleu(4).compute_score(references, resample, verbose=0)
+        sums = columns[0][drawn].sum(0, keepdims=True)
+        assert bleu_of_sums(sums)[0] == pytest.approx(totals, rel=1e-12)
+    assert bleu_of_sums(np.zeros((1, 10)))[0] == pytest.approx([0.0] * 4)
 
 
 def test_empty_caption_gets_nothing(no_java):
@@ -140,19 +91,12 @@ def test_empty_caption_gets_nothing(no_java):
     result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
     assert {each[0] for each in result.per_image.values()} == {0.0}
     assert result.per_image["ROUGE_L"][1] == 1.0
-
-
-def test_without_java(result):
-    assert result.settings == {"tokenizer": "regex (no Java)"}
-    assert list(result.skipped) == ["METEOR"] and "no `java` on PATH" in result.skipped["METEOR"]
-    assert "METEOR" not in result.metrics
-    assert Coco().unavailable() == result.skipped
-    assert list(Coco(spice=True).unavailable()) == ["METEOR", "SPICE"]
+    assert evaluate({1: "a"}, {1: ["!"]}).per_image["CIDEr"] == [0.0]
 
 
 def test_without_pycocoevalcap(monkeypatch, no_java):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    result = evaluate(PREDICTIONS, REFERENCES)
+    result = evaluate()
     assert result.metrics == {} and len(result.skipped) == 7
     assert set(result.skipped.values()) == {"pycocoevalcap is not installed"}
 
@@ -163,7 +107,7 @@ def test_a_failing_metric_loses_no_other(monkeypatch, java):
 
     monkeypatch.setattr(coco, "meteor_scores", broken)
     monkeypatch.setattr(coco, "_rouge", lambda *_: [1 / 0])
-    result = evaluate(PREDICTIONS, REFERENCES)
+    result = evaluate()
     assert list(result.metrics) == ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "CIDEr"]
     assert result.skipped == {
         "METEOR": "Java ended with exit code 1: out of memory",
@@ -177,18 +121,12 @@ def test_spice_is_computed_on_request(monkeypatch, no_java):
     nothing = Estimate(0.0, 0.0, 0.0, 4), [0.0] * 4
     monkeypatch.setattr(coco, "meteor_scores", lambda captions, _: nothing)
     asked = []
-
-    def spice(captions, groups, *limits):
-        asked.append(limits)
-        return [len(caption) / 5 for caption in captions]
-
-    monkeypatch.setattr(coco, "spice_scores", spice)
-    assert "SPICE" not in evaluate(PREDICTIONS, REFERENCES).metrics
-    result = evaluate(PREDICTIONS, REFERENCES, spice=True, spice_timeout=5.0, spice_heap="2G")
-    assert asked == [(5.0, "2G")]
-    expected = [len(caption) / 5.0 for caption in PREDICTIONS.values()]
-    assert result.per_image["SPICE"] == expected
-    assert values(result)["SPICE"] == pytest.approx(sum(expected) / 4)
+    scores = [0.5, 0.25, 0.75, 0.0]
+    monkeypatch.setattr(coco, "spice_scores", lambda *texts: asked.append(texts[2:]) or scores)
+    assert "SPICE" not in evaluate().metrics
+    result = evaluate(spice=True, spice_timeout=5.0, spice_heap="2G")
+    assert asked == [(5.0, "2G")] and result.per_image["SPICE"] == scores
+    assert values(result)["SPICE"] == 0.375
 
 
 def test_published_scores(java, shared_data, capfd):
@@ -200,17 +138,48 @@ def test_published_scores(java, shared_data, capfd):
         references.setdefault(annotation["image_id"], []).append(annotation["caption"])
     result = evaluate({r["image_id"]: r["caption"] for r in results}, references)
     assert {name: round(value, 3) for name, value in values(result).items()} == {
-        "Bleu_1": 0.579,
-        "Bleu_2": 0.404,
-        "Bleu_3": 0.279,
-        "Bleu_4": 0.191,
-        "METEOR": 0.195,
-        "ROUGE_L": 0.396,
-        "CIDEr": 0.600,
+        **{"Bleu_1": 0.579, "Bleu_2": 0.404, "Bleu_3": 0.279, "Bleu_4": 0.191},
+        **{"METEOR": 0.195, "ROUGE_L": 0.396, "CIDEr": 0.600},
     }
     assert result.settings == {"tokenizer": "PTBTokenizer"} and result.skipped == {}
     assert {len(each) for each in result.per_image.values()} == {1000}
     for estimate in result.metrics.values():
         assert 0.01 < (estimate.high - estimate.low) / estimate.value < 0.2
-        assert estimate.low < estimate.value < estimate.high
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def models(monkeypatch, tmp_path):
+    """Pretend that SPICE is installed with its models, which are not at hand."""
+    (tmp_path / "lib").mkdir()
+    for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
+        (tmp_path / "lib" / name).touch()
+    monkeypatch.setattr(coco, "_jar", lambda: tmp_path / "spice.jar")
+    return tmp_path / "lib"
+
+
+def test_spice_needs_its_models_and_an_old_java(models):
+    assert spice_problem(8) is None and spice_problem(14) is None
+    assert "Java 8 to 14, this is Java 15" in spice_problem(15)
+    next(models.iterdir()).unlink()
+    assert "get_stanford_models" in spice_problem(8)
+
+
+def test_spice_is_read_by_image(models, fake_java, tmp_path):
+    # Answers in another order than asked.
+    result = [{"image_id": i, "scores": {"All": {"f": f}}} for i, f in [(1, 0.5), (0, 0.25)]]
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    heap = f'echo "$2" > {tmp_path}/heap'
+    fake_java(f'{heap}; cp "$5" {tmp_path}/asked.json; cp {tmp_path}/result.json "$7"')
+    assert spice_scores(["a café", ""], [["a", "b"], ["c"]], 60, "2G") == [0.25, 0.5]
+    assert (tmp_path / "heap").read_text() == "-Xmx2G\n"
+    assert json.loads((tmp_path / "asked.json").read_text()) == [
+        {"image_id": 0, "test": "a café", "refs": ["a", "b"]},
+        {"image_id": 1, "test": "", "refs": ["c"]},
+    ]
+
+
+def test_spice_without_an_answer_is_reported(models, fake_java):
+    fake_java("exit 0")
+    with pytest.raises(JavaError, match="No such file"):
+        spice_scores(["a"], [["a"]], 60, "2G")

@@ -8,11 +8,6 @@ import pytest
 from captioning.metrics.java import JavaError, java_process, java_version
 
 
-def test_java_that_is_not_there(no_java):
-    with pytest.raises(JavaError, match="no `java` on PATH"):
-        java_version()
-
-
 @pytest.mark.parametrize(
     ("printed", "version"),
     [
@@ -26,17 +21,16 @@ def test_version(fake_java, printed, version):
     assert java_version() == version
 
 
-def test_stub_that_only_tells_to_install_java(fake_java):
+def test_java_that_is_not_there_or_cannot_run(fake_java, monkeypatch, tmp_path):
     fake_java("echo 'Unable to locate a Java Runtime.' >&2; exit 1")
     with pytest.raises(JavaError, match="exit code 1: Unable to locate a Java Runtime"):
         java_version()
-
-
-def test_file_that_is_no_program(fake_java):
-    fake_java("")
     with open(os.environ["PATH"].split(os.pathsep)[0] + "/java", "wb") as java:
         java.write(b"\0\1\2")
     with pytest.raises(JavaError, match="cannot be started"):
+        java_version()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JavaError, match="no `java` on PATH"):
         java_version()
 
 
@@ -56,29 +50,26 @@ def test_hanging_java_is_killed_with_what_it_started(fake_java, tmp_path):
     pytest.fail("the child still runs")
 
 
-def test_java_that_does_not_end_after_its_answer(fake_java):
-    fake_java("echo answer; exec sleep 60")
-    raises = pytest.raises(JavaError, match=r"no result within")
-    with raises, java_process([], time_limit=2) as (process, _):
-        assert process.stdout.readline() == "answer\n"
-
-
-def test_dying_java_is_quoted_from_above_its_stack_trace(fake_java):
-    fake_java(
-        "echo 'Picked up JAVA_TOOL_OPTIONS' >&2;"
-        "echo 'Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space' >&2;"
-        "echo '    at Meteor.main(Unknown Source)' >&2; exit 3"
-    )
-    raises = pytest.raises(JavaError, match=r"exit code 3: Exception in .* Java heap space$")
-    with raises, java_process([], time_limit=60) as (process, _):
-        process.stdin.write("x" * 1_000_000)
-        process.stdin.flush()
-
-
-def test_answer_that_is_no_number(fake_java):
-    fake_java("echo nonsense")
-    raises = pytest.raises(JavaError, match=r"makes no sense: .*nonsense")
-    with raises, java_process([], time_limit=60) as (process, _):
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 1; exec sleep 60", "no result within 2 s"),
+        ("echo nonsense", "makes no sense: .*nonsense"),
+        (
+            "echo 'Picked up JAVA_TOOL_OPTIONS' >&2;"
+            "echo 'Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space' >&2;"
+            "echo '    at Meteor.main(Unknown Source)' >&2; exit 3",
+            "exit code 3: Exception in .* Java heap space$",
+        ),
+    ],
+)
+def test_java_that_hangs_dies_or_answers_nonsense(fake_java, script, reason):
+    fake_java(script)
+    raises = pytest.raises(JavaError, match=reason)
+    with raises, java_process([], time_limit=2 if "sleep" in script else 60) as (process, _):
+        if "exit 3" in script:  # a broken pipe
+            process.stdin.write("x" * 1_000_000)
+            process.stdin.flush()
         float(process.stdout.readline())
 
 

@@ -1,4 +1,4 @@
-"""METEOR is that of pycocoevalcap, and does not hang with its Java."""
+"""METEOR is that of pycocoevalcap; one Java process can score for several."""
 
 import json
 import os
@@ -20,12 +20,16 @@ REFERENCES = [
 ]
 
 
+def scores():
+    return meteor_scores(CAPTIONS, REFERENCES)
+
+
 @pytest.fixture(scope="module")
 def alone(java):
-    """The scores by a Java of their own, which takes seconds to start."""
+    """The scores by an unshared Java process, which takes seconds to start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(meteor, "_shared", None)
-        return meteor_scores(CAPTIONS, REFERENCES)
+        return scores()
 
 
 def test_scores_are_those_of_pycocoevalcap(alone):
@@ -45,8 +49,8 @@ def test_the_formula_scores_statistics_as_java_does(java, shared_data):
         references.setdefault(annotation["image_id"], []).append(annotation["caption"].lower())
     captions = [result["caption"].lower() for result in results]
     groups = [references[result["image_id"]] for result in results]
-    # Captions that are a reference word for word, of one word and of several, one of them in two
-    # chunks, and some drawn twice, as in a resample.
+    # Captions that equal a reference, of one word and of several, one in two chunks, and some
+    # twice, as in a resample.
     captions += ["zebra", "a dog on a sofa", "a dog on a sofa", "", *CAPTIONS, *captions[:50]]
     groups += [["zebra"], ["a dog on a sofa"], ["a sofa on a dog"], [""], *REFERENCES, *groups[:50]]
     total, each, statistics = meteor._run_java(captions, groups)
@@ -67,40 +71,26 @@ def test_failing_java_is_reported(fake_java, monkeypatch, script, seconds, reaso
     monkeypatch.setattr(meteor, "_SECONDS_TO_START", seconds)
     fake_java(script)
     with pytest.raises(JavaError, match=reason):
-        meteor_scores(CAPTIONS, REFERENCES)
+        scores()
 
 
-def test_scores_of_a_shared_process_are_the_same(alone, own_meteor, monkeypatch):
-    alone = alone, meteor_scores(CAPTIONS[:2], REFERENCES[:2])
-    started = []
-    start = meteor._java
-    monkeypatch.setattr(meteor, "_java", lambda limit: started.append(limit) or start(limit))
-    with meteor.shared_process():
-        shared = meteor_scores(CAPTIONS, REFERENCES), meteor_scores(CAPTIONS[:2], REFERENCES[:2])
-        process = meteor._shared.process
-    assert shared == alone
-    assert len(started) == 1 and process.poll() is not None
-
-
-def test_a_shared_process_that_fails_is_reported_and_replaced(java, monkeypatch):
-    start, broken = meteor._java, ["broken"]
+def test_a_shared_process_fails_and_is_killed_and_replaced(alone, own_meteor, monkeypatch):
+    start, started = meteor._java, []
 
     def first_broken(limit):
-        return java_process(["-version"], 60) if broken and broken.pop() else start(limit)
+        started.append(limit)
+        return java_process(["-version"], 60) if len(started) == 1 else start(limit)
 
     monkeypatch.setattr(meteor, "_java", first_broken)
     with meteor.shared_process():
         with pytest.raises(JavaError):
-            meteor_scores(CAPTIONS, REFERENCES)
-        assert meteor_scores(CAPTIONS, REFERENCES)[0].value == pytest.approx(0.2297044399120868)
-
-
-def test_a_shared_process_that_was_ended_in_between_is_replaced(java):
-    """That of all tests, which one of them may have begun."""
-    first = meteor_scores(CAPTIONS, REFERENCES)
-    meteor._shared.process.kill()
-    meteor._shared.process.wait()
-    assert meteor_scores(CAPTIONS, REFERENCES) == first
+            scores()
+        assert scores() == scores() == alone and len(started) == 2
+        meteor._shared.process.kill()
+        meteor._shared.process.wait()
+        assert scores() == alone and len(started) == 3
+        process = meteor._shared.process
+    assert process.poll() is not None
 
 
 def test_a_forked_process_does_not_share_its_parents(monkeypatch):
@@ -110,11 +100,11 @@ def test_a_forked_process_does_not_share_its_parents(monkeypatch):
     monkeypatch.setattr(meteor, "_java", limited)
     with meteor.shared_process():
         with pytest.raises(JavaError, match="shared"):
-            meteor_scores(CAPTIONS, REFERENCES)
+            scores()
         child = os.fork()
         if child == 0:
             try:
-                meteor_scores(CAPTIONS, REFERENCES)
+                scores()
             except JavaError as error:
                 os._exit(7 if str(error) == "its own" else 1)
             os._exit(2)
@@ -123,21 +113,19 @@ def test_a_forked_process_does_not_share_its_parents(monkeypatch):
 
 @pytest.fixture
 def in_a_job(monkeypatch):
-    """Score as a process that has no shared one of its own, in the environment it is given."""
+    """Score as a job without a shared process, in the environment that it gets."""
 
-    def scores(environment):
+    def run(environment):
         with monkeypatch.context() as patch:
             patch.setattr(meteor, "_shared", None)
             for name, value in environment.items():
                 patch.setenv(name, value)
-            return meteor_scores(CAPTIONS, REFERENCES)
+            return scores()
 
-    return scores
+    return run
 
 
-@pytest.fixture
-def no_other_java(monkeypatch):
-    """Return what starts the shared process, which a test may replace; no other one starts."""
+def test_jobs_are_scored_by_the_process_of_another(alone, in_a_job, monkeypatch):
     start = {meteor._SHARED_SECONDS: meteor._java}
 
     def shared_alone(seconds):
@@ -146,25 +134,16 @@ def no_other_java(monkeypatch):
         return start[seconds](seconds)
 
     monkeypatch.setattr(meteor, "_java", shared_alone)
-    return start
-
-
-def test_jobs_are_scored_by_the_process_of_another(alone, in_a_job, no_other_java):
     with meteor.scoring_for_jobs() as environment:
-        process = meteor._shared.process  # before anybody asks
-        assert in_a_job(environment) == in_a_job(environment) == alone
-        assert meteor_scores(CAPTIONS, REFERENCES) == alone
+        process = meteor._shared.process  # before the first request
+        assert in_a_job(environment) == in_a_job(environment) == scores() == alone
         assert process is meteor._shared.process and process.poll() is None
     assert process.poll() is not None
     with pytest.raises(JavaError, match="its own"):
         in_a_job(environment)
-
-
-def test_a_job_whose_scorer_fails_scores_by_itself(java, in_a_job, no_other_java):
-    no_other_java[meteor._SHARED_SECONDS] = lambda limit: java_process(["-version"], limit)
-    its_own = pytest.raises(JavaError, match="its own")
-    with meteor.scoring_for_jobs() as environment, its_own:
-        in_a_job(environment)
+    start[meteor._SHARED_SECONDS] = lambda limit: java_process(["-version"], limit)
+    with meteor.scoring_for_jobs() as environment, pytest.raises(JavaError, match="its own"):
+        in_a_job(environment)  # whose scorer fails
 
 
 def test_a_job_without_java_learns_so(in_a_job, no_java):
@@ -176,7 +155,6 @@ def test_a_job_without_java_learns_so(in_a_job, no_java):
 def test_a_shared_process_hides_no_other_error(fake_java):
     fake_java("read line; echo 1; echo 'Error: broken' >&2; exit 1")
     with pytest.raises(OSError, match="disk full"), meteor.shared_process():
-        for _ in range(2):
-            with pytest.raises(JavaError, match="exit code 1: Error: broken"):
-                meteor_scores(CAPTIONS, REFERENCES)
+        with pytest.raises(JavaError, match="exit code 1: Error: broken"):
+            scores()
         raise OSError("disk full")

@@ -156,7 +156,7 @@ def without(name):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda _: {"weight": torch.zeros(2)}, "no CLIP with a vision transformer"),
         (lambda _: {"state_dict": [1]}, "holds no weights by name"),
@@ -165,14 +165,14 @@ def without(name):
         (lambda state: {**state, "text_projection": torch.zeros(3)}, "no CLIP with a vision"),
     ],
 )
-def test_another_file_is_told_before_captions_are_made(settings, make, change, told):
+def test_another_file_is_reported_before_captions_are_made(settings, make, change, message):
     path, _ = make(change=change)
     for kind in (PacScore, ClipScore, Retrieval):
         evaluator = kind(settings, clip_model=path)
         reasons = evaluator.unavailable()
         assert set(reasons) == set(evaluator.names)
         for reason in reasons.values():
-            assert told in reason and path in reason and "\n" not in reason
+            assert message in reason and path in reason and "\n" not in reason
 
 
 def test_a_file_alone_takes_the_words_of_the_released_clips(make, clip_folder, monkeypatch):

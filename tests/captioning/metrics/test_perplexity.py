@@ -24,16 +24,9 @@ TEXTS = [
 EMPTY = [3, 4]
 
 
-@pytest.fixture
-def settings(gpt2_folder):
-    return {"ppl_model": str(gpt2_folder), "batch_size": 3}
-
-
-def evaluate(settings, texts):
+def evaluate(folder, texts, batch_size=3):
     captions = dict(enumerate(texts))
-    evaluator = Perplexity(
-        Settings(batch_size=settings["batch_size"]), ppl_model=settings["ppl_model"]
-    )
+    evaluator = Perplexity(Settings(batch_size=batch_size), ppl_model=str(folder))
     return evaluator.evaluate(CaptionSet(captions, {number: ["a"] for number in captions}))
 
 
@@ -49,8 +42,8 @@ def naive(folder, text):
     return math.exp(total / (len(ids) - 1))
 
 
-def test_values_are_those_of_the_definition(settings, gpt2_folder):
-    result = evaluate(settings, TEXTS)
+def test_values_are_those_of_the_definition(gpt2_folder):
+    result = evaluate(gpt2_folder, TEXTS)
     expected = [
         None if number in EMPTY else naive(gpt2_folder, text) for number, text in enumerate(TEXTS)
     ]
@@ -69,28 +62,23 @@ def test_values_are_those_of_the_definition(settings, gpt2_folder):
     }
 
 
-@pytest.mark.parametrize("size", [1, 2, 6])
-def test_batches_change_no_value(settings, gpt2_folder, size):
-    other = {**settings, "batch_size": size}
-    before, after = (evaluate(chosen, TEXTS[5:]).per_image["PPL"] for chosen in (settings, other))
-    assert after == pytest.approx(before, rel=1e-5)
-    model = LanguageModel(str(gpt2_folder))
-    ids, _ = model.encode([TEXTS[1], TEXTS[2], TEXTS[5], TEXTS[7]])
-    together = model.perplexities(ids)
-    alone = [model.perplexities([text])[0] for text in ids]
-    assert together == pytest.approx(alone, rel=1e-5)
+def test_batches_change_no_value(gpt2_folder):
+    values = [evaluate(gpt2_folder, TEXTS[5:], size).per_image["PPL"] for size in (1, 2, 3, 6)]
+    for other in values[1:]:
+        assert other == pytest.approx(values[0], rel=1e-5)
 
 
-def test_nothing_but_empty_captions(settings):
-    result = evaluate(settings, ["", " "])
+def test_nothing_but_empty_captions(gpt2_folder):
+    result = evaluate(gpt2_folder, ["", " "])
     assert result.skipped == {"PPL": "no caption has a word"} and not result.metrics
     assert result.settings["ppl_empty"] == 2
     assert result.per_image["PPL"] == [None, None]
 
 
-def test_value_is_that_of_every_version(settings):
+def test_value_is_that_of_every_version(gpt2_folder):
     """Recorded with transformers 5.23.0; the weights depend on a seed alone."""
-    assert evaluate(settings, TEXTS[:1]).metrics["PPL"].value == pytest.approx(841.45988, rel=1e-5)
+    found = evaluate(gpt2_folder, TEXTS[:1]).metrics["PPL"]
+    assert found.value == pytest.approx(841.45988, rel=1e-5)
 
 
 def test_sizes_that_are_none(gpt2_folder, tmp_path):
@@ -102,6 +90,6 @@ def test_sizes_that_are_none(gpt2_folder, tmp_path):
         LanguageModel(str(tmp_path))
 
 
-def test_weights_that_are_not_there_are_said_before():
+def test_missing_weights_are_reported_before():
     reasons = Perplexity().unavailable()
     assert "ppl_model: found no config.json of gpt2 here or on the hub: put" in reasons["PPL"]

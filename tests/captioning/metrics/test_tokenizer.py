@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
 from captioning.metrics.tokenizer import tokenize
 
@@ -64,21 +65,15 @@ def test_long_captions_and_odd_characters(tokenizer):
     assert len(tokenized[1]) == 7 and tokenized[1][-2:] == ["x" * 10_000, "end"]
 
 
-def test_tokens_are_those_of_pycocoevalcap(java, shared_data):
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-
-    file = shared_data / "coco-caption" / "captions_val2014_fakecap_subset1000.json"
-    captions = {i: [text] for i, text in enumerate(_captions(file))}
-    theirs = PTBTokenizer().tokenize({i: [{"caption": text}] for i, (text,) in captions.items()})
-    assert tokenize(captions)[0] == theirs
-
-
 def test_imitation_agrees_with_java_on_real_captions(java, shared_data, monkeypatch, tmp_path):
     files = sorted((shared_data / "karpathy").glob("*_gt.json"))
     files += [shared_data / "karpathy" / "flickr30k_test.json"]
     captions = [text for file in files for text in _captions(file)]
     by_java, name = tokenize({"all": captions})
     assert name == "PTBTokenizer"
+    first = {i: [{"caption": text}] for i, text in enumerate(captions[:1000])}
+    theirs = PTBTokenizer().tokenize(first)
+    assert [text for (text,) in theirs.values()] == by_java["all"][:1000]
     monkeypatch.setenv("PATH", str(tmp_path))
     by_regex, name = tokenize({"all": captions})
     assert name == "regex (no Java)"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
-from captioning.models.score_tokens import END, scored_caption, whole_words
+from captioning.models.score_tokens import END, scored_captions, whole_words
 from decoding import DecodingSettings
 
 BEAM = DecodingSettings(max_length=9, min_length=6, num_beams=2)
@@ -30,11 +30,11 @@ def test_probabilities_are_those_of_teacher_forcing(make_captioner, settings):
         bias = captioner.text_decoder.cls["predictions"].bias
         bias += torch.full_like(bias, -100).index_fill(0, torch.tensor(kept), 0)
     image = torch.randn(1, 3, 48, 48)
-    told = scored_caption(captioner, image, settings)
-    assert " ".join(word for word in told.words if word != END) == told.caption
-    expected = by_teacher_forcing(captioner, image, told.caption)[: len(told.words)]
-    torch.testing.assert_close(told.probabilities, expected, rtol=1e-4, atol=1e-7)
-    assert told.attention_map.shape == (len(told.words), 3, 3)
+    (scored,) = scored_captions(captioner, image, settings)
+    assert " ".join(word for word in scored.words if word != END) == scored.caption
+    expected = by_teacher_forcing(captioner, image, scored.caption)[: len(scored.words)]
+    torch.testing.assert_close(scored.probabilities, expected, rtol=1e-4, atol=1e-7)
+    assert scored.attention_map.shape == (len(scored.words), 3, 3)
 
 
 @pytest.mark.parametrize("model", ["lstm", "sat"])
@@ -43,11 +43,11 @@ def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
     captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=2), words).eval()
     settings = DecodingSettings(max_length=7, min_length=4, num_beams=2)
     image = torch.randn(1, 3, 64, 64)
-    told = scored_caption(captioner, image, settings)
+    (scored,) = scored_captions(captioner, image, settings)
     ids = captioner.generate_details(image, settings).token_ids[0, 0]
     length = int((ids != words.end).sum())
-    assert told.probabilities.log().sum().item() == pytest.approx(told.score * length, rel=1e-5)
-    assert (told.attention_map is None) == (model == "lstm")
+    assert scored.probabilities.log().sum().item() == pytest.approx(scored.score * length, rel=1e-5)
+    assert (scored.attention_map is None) == (model == "lstm")
 
 
 def test_pieces_of_a_word_are_one(make_captioner):
@@ -63,11 +63,11 @@ def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_
         bias = captioner.text_decoder.cls["predictions"].bias
         bias[tokenizer.bert.token_to_id("##s")] += 8
     settings = DecodingSettings(max_length=8, min_length=0, num_beams=1)
-    told = scored_caption(captioner, torch.randn(1, 3, 48, 48), settings)
-    assert told.words == ["s" * (8 - len(captioner.prompt_ids))]
-    total = 8 * told.score  # greedy: the sum of all log-probabilities over the length
-    assert told.probabilities.log().sum().item() == pytest.approx(total, rel=1e-4)
-    torch.testing.assert_close(told.attention_map.sum((1, 2)), torch.ones(1))
+    (scored,) = scored_captions(captioner, torch.randn(1, 3, 48, 48), settings)
+    assert scored.words == ["s" * (8 - len(captioner.prompt_ids))]
+    total = 8 * scored.score  # greedy: the sum of all log-probabilities over the length
+    assert scored.probabilities.log().sum().item() == pytest.approx(total, rel=1e-4)
+    torch.testing.assert_close(scored.attention_map.sum((1, 2)), torch.ones(1))
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -81,11 +81,11 @@ def test_padding_that_is_said_counts(make_captioner, ends):
         bias[tokenizer.end] += 16 if ends else -99
     settings = DecodingSettings(max_length=8, min_length=7, num_beams=1)
     image = torch.randn(1, 3, 48, 48)
-    told = scored_caption(captioner, image, settings)
+    (scored,) = scored_captions(captioner, image, settings)
     ids = captioner.generate_details(image, settings).token_ids[0, 0]
     length = int((ids == tokenizer.end).nonzero()[0]) if tokenizer.end in ids.tolist() else 8
-    assert ends == (told.words[-1] == END) and "[PAD]" in told.words
-    assert told.probabilities.log().sum().item() == pytest.approx(told.score * length, rel=1e-4)
+    assert ends == (scored.words[-1] == END) and "[PAD]" in scored.words
+    assert scored.probabilities.log().sum().item() == pytest.approx(scored.score * length, rel=1e-4)
 
 
 def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
@@ -100,8 +100,8 @@ def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
     said = set()
     for seed in range(8):
         torch.manual_seed(seed)
-        told = scored_caption(captioner, torch.randn(1, 3, 48, 48), SAMPLED)
-        words = [word for word in told.words if word != END]
-        assert " ".join(words) == told.caption and "#" not in told.caption
+        (scored,) = scored_captions(captioner, torch.randn(1, 3, 48, 48), SAMPLED)
+        words = [word for word in scored.words if word != END]
+        assert " ".join(words) == scored.caption and "#" not in scored.caption
         said.add(words[0][0])
     assert "a" in said

@@ -7,7 +7,7 @@ from torch import nn
 
 from captioning.config import load_config
 from captioning.models.build import captioner_from
-from captioning.models.skip_init import Unfilled
+from captioning.models.skip_init import SkipInit
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from captioning.models.skip_init import Unfilled
 def test_nothing_is_drawn_within(draw):
     weight = nn.Parameter(torch.full((3, 4), 9.0))
     state = torch.get_rng_state()
-    with Unfilled():
+    with SkipInit():
         draw(weight)
     assert torch.equal(torch.get_rng_state(), state)
     draw(weight)
@@ -33,13 +33,13 @@ def test_nothing_is_drawn_within(draw):
 
 def test_timms_truncated_normal_reads_and_writes_no_weight():
     weight = nn.Parameter(torch.full((3, 4), 9.0))
-    with Unfilled():
+    with SkipInit():
         trunc_normal_(weight, std=0.02)
     assert (weight == 9).all()
 
 
 def test_constants_are_set_and_buffers_computed_within():
-    with Unfilled():
+    with SkipInit():
         norm = nn.LayerNorm(3)
         bias = nn.init.constant_(torch.empty(2), 0.5)
         places = torch.arange(2.0).mul_(0.5).add_(1)  # a buffer, which no checkpoint brings

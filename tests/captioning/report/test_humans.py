@@ -6,6 +6,7 @@ import pytest
 
 from captioning.metrics.scoring import score
 from captioning.report.comparison import compare, held_out
+from captioning.report.page import render
 
 
 def test_held_out():
@@ -61,3 +62,4 @@ def test_one_caption_an_image(make_run, world, tmp_path):
     comparison = compare([make_run("one", test_file=str(tmp_path / "single.json"))])
     assert set(comparison.human.metrics) == {"cap_len", "lex_div", "true_facts", "wrong_facts"}
     assert any("one human caption" in sentence for sentence in comparison.missing)
+    assert "one reference fewer" not in render(comparison)

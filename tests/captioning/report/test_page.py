@@ -4,8 +4,6 @@ import html
 import json
 import re
 
-import pytest
-
 from captioning.report.__main__ import default_output, main
 from captioning.report.comparison import compare
 from captioning.report.page import render, write_report
@@ -70,6 +68,10 @@ def test_tokens_in_the_page(runs):
     text = text_of(render(compare(runs)))
     assert re.search(r"The whole caption costs \d+\.\d\d nats under MLE", text)
     assert "MLE charges" in text and "first_token_mle" in text
+    for run in runs:
+        (run / "checkpoint_best.pth").unlink()
+    text = text_of(render(compare(runs)))
+    assert "not shown: no run has its best checkpoint in its folder." in text
 
 
 def test_what_is_missing_is_said(make_run, tmp_path):
@@ -89,13 +91,6 @@ def test_what_is_missing_is_said(make_run, tmp_path):
     ):
         assert sentence in text
     assert text.count("cannot be read") == 8 and "Humans" not in text
-
-
-def test_no_checkpoint(runs):
-    for run in runs:
-        (run / "checkpoint_best.pth").unlink()
-    text = text_of(render(compare(runs)))
-    assert "not shown: no run has its best checkpoint in its folder." in text
 
 
 def test_which_epoch_is_scored(runs):
@@ -137,11 +132,3 @@ def test_program(runs, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith("error: one: no captions of split val")
     assert main(["one", "--output", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").exists()
-
-
-@pytest.mark.parametrize("folder", ["absent", "."])
-def test_no_run(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main([folder]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""A process answers those that it began, who are never left waiting."""
+"""Calls into another process: what it returns, and how a caller learns that it gets nothing."""
 
 import multiprocessing
 import os
@@ -11,97 +11,76 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pytest
 
 from captioning.runtime import job_runner, signals
-from captioning.runtime.rpc import NoAnswer, answering, ask
+from captioning.runtime.rpc import CallFailed, call, serve
 
 
-def in_a_process(function, *arguments):
-    """Return what it returns in a process that is forked from a server, as the demo's jobs are."""
+def call_from_a_child(address):
+    return call(address, 60, "of"), os.getpid()
+
+
+def test_the_function_runs_in_the_process_that_serves_it():
     job_runner.prepare([__name__])  # a server that later tests of signals can have, too
-    context = multiprocessing.get_context("forkserver")  # its processes do not hear SIGTERM
-    with ProcessPoolExecutor(1, context) as pool:  # ended by a message, where Pool's may need it
-        return pool.submit(function, *arguments).result()
+    context = multiprocessing.get_context("forkserver")  # its processes ignore SIGTERM
+    with (
+        serve(lambda word: (word, os.getpid())) as address,
+        ProcessPoolExecutor(1, context) as pool,
+    ):
+        (word, served_by), called_by = pool.submit(call_from_a_child, address).result()
+    assert word == "of" and served_by == os.getpid() != called_by
 
 
-def ask_for_the_process(address):
-    return ask(address, 60, "of"), os.getpid()
-
-
-def test_the_answer_is_that_of_the_process_asked():
-    with answering(lambda word: (word, os.getpid())) as address:
-        (word, answered), asked = in_a_process(ask_for_the_process, address)
-    assert word == "of" and answered == os.getpid() != asked
-
-
-def test_several_are_answered_at_a_time():
+def test_several_calls_run_at_a_time():
     both = threading.Barrier(2)
-    waiting = answering(lambda number: both.wait(60) * 0 + number)
-    with waiting as address, ThreadPoolExecutor() as pool:
-        assert list(pool.map(lambda number: ask(address, 60, number), [1, 2])) == [1, 2]
+    serving = serve(lambda number: both.wait(60) * 0 + number)
+    with serving as address, ThreadPoolExecutor() as pool:
+        assert list(pool.map(lambda number: call(address, 60, number), [1, 2])) == [1, 2]
 
 
-def test_who_fails_has_no_answer_and_answers_the_next():
-    with answering(lambda number: 6 / number) as address:
-        with pytest.raises(NoAnswer):
-            ask(address, 60, 0)
-        assert ask(address, 60, 3) == 2
+def test_errors_and_strangers_harm_no_later_call():
+    with serve(lambda number: 6 / number) as address:
+        with pytest.raises(CallFailed):
+            call(address, 60, 0)
+        for text in (b"", b"hello" * 20):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(address)
+                stranger.sendall(text)
+        assert call(address, 60, 3) == 2
 
 
-def test_one_that_is_not_ours_and_one_that_goes_harm_nobody(tmp_path):
-    with answering(lambda: "here") as address:
-        for said in (b"", b"hello" * 20):
-            with socket.socket(socket.AF_UNIX) as other:
-                other.connect(address)
-                other.sendall(said)
-        assert ask(address, 60) == "here"
-
-
-def test_nobody_there_is_no_answer(tmp_path):
-    with answering(lambda: "here") as address:
-        assert ask(address, 60) == "here"
-    assert not os.path.exists(address)
+def test_nobody_at_the_address_is_a_failure(tmp_path):
     before = threading.active_count()
+    with serve(lambda: "here") as address:
+        assert call(address, 60) == "here"
+    assert not os.path.exists(address) and threading.active_count() == before
     for gone in (address, str(tmp_path / "nothing")):
-        with pytest.raises(NoAnswer):
-            ask(gone, 60)
-    assert threading.active_count() == before
+        with pytest.raises(CallFailed):
+            call(gone, 60)
 
 
-def test_a_late_answer_is_none():
+@pytest.mark.parametrize(("seconds", "request_after"), [(0.1, None), (60, 0.3)])
+def test_a_caller_waits_until_its_time_is_up_or_it_is_asked_to_stop(seconds, request_after):
     wait = threading.Event()
-    with answering(wait.wait) as address:
-        with pytest.raises(NoAnswer):
-            ask(address, 0.1, 60)
-        wait.set()
-
-
-def test_who_is_asked_to_stop_waits_no_longer():
-    wait = threading.Event()
-    with answering(wait.wait) as address, signals.watch():
+    with serve(wait.wait) as address, signals.watch():
+        if request_after:
+            kill = threading.Timer(request_after, os.kill, (os.getpid(), signal.SIGTERM))
+            kill.start()
         began = time.monotonic()
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        with pytest.raises(NoAnswer):
-            ask(address, 60, 60)
-        assert signals.stop_requested() == "SIGTERM" and time.monotonic() - began < 30
+        with pytest.raises(CallFailed):
+            call(address, seconds, 60)
+        assert time.monotonic() - began < 30
         wait.set()
 
 
-def ask_until_it_dies(address):
-    try:
-        return ask(address, 60, os.getpid())
-    except NoAnswer:
-        return "none"
-
-
-def test_a_process_that_dies_leaves_who_asked_without_an_answer(tmp_path):
-    """One of its jobs could outlive it."""
+def test_a_caller_learns_of_the_death_of_the_process():
     key = multiprocessing.current_process().authkey
-    told, tell = os.pipe()
+    read, write = os.pipe()
     child = os.fork()
     if child == 0:
         multiprocessing.current_process().authkey = key
-        with answering(lambda process: os._exit(7)) as address:
-            os.write(tell, address.encode())
+        with serve(lambda: os._exit(7)) as address:
+            os.write(write, address.encode())
             time.sleep(60)
-    address = os.read(told, 1000).decode()
-    assert ask_until_it_dies(address) == "none"
+    address = os.read(read, 1000).decode()
+    with pytest.raises(CallFailed):
+        call(address, 60)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -1,4 +1,4 @@
-"""Signals set a flag, and nothing else; those who work look at it."""
+"""Signals only set a flag, which work checks."""
 
 import ctypes
 import os
@@ -26,7 +26,7 @@ def test_a_signal_sets_the_flag_within_the_block(number):
         assert signals.stop_requested() is None
 
 
-def test_a_request_counts_for_all_that_is_done_within_the_outermost_block():
+def test_a_request_holds_until_the_outermost_block_ends():
     with signals.watch():
         with signals.watch():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -43,33 +43,26 @@ def test_ctrl_c_twice_ends_at_once():
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_the_death_of_torchrun_is_a_request(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    with signals.watch():
-        assert signals.stop_requested() is None
-        monkeypatch.setattr(os, "getppid", lambda: 1)
-        assert signals.stop_requested() == "the launcher's death"
-
-
-def test_the_death_of_a_sweep_is_a_request_even_before_it_is_looked_for(monkeypatch):
-    monkeypatch.setenv(signals.PARENT, str(os.getppid()))
-    with signals.watch():
-        assert signals.stop_requested() is None
-        monkeypatch.setattr(os, "getppid", lambda: 1)
-        assert signals.stop_requested() == "the launcher's death"
-    with signals.watch():
-        assert signals.stop_requested() == "the launcher's death"
-
-
-def test_without_torchrun_the_death_of_a_parent_is_none(monkeypatch):
+@pytest.mark.parametrize(
+    ("variable", "asked"), [("TORCHELASTIC_RUN_ID", True), (signals.PARENT, True), (None, False)]
+)
+def test_the_death_of_a_launcher_is_a_request_and_of_another_parent_is_none(
+    monkeypatch, variable, asked
+):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if variable:
+        monkeypatch.setenv(variable, str(os.getppid()))
     with signals.watch():
-        monkeypatch.setattr(os, "getppid", lambda: 1)
         assert signals.stop_requested() is None
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        assert signals.stop_requested() == ("the launcher's death" if asked else None)
+    if variable == signals.PARENT:  # it died before `watch`
+        with signals.watch():
+            assert signals.stop_requested() == "the launcher's death"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked by Linux's prctl")
-def test_a_program_that_takes_no_signals_ends_with_its_launcher_too(monkeypatch):
+def test_within_the_block_the_launchers_death_kills(monkeypatch):
     monkeypatch.setenv(signals.PARENT, str(os.getppid()))
     with signals.ended_with_launcher():
         assert death_signal() == signal.SIGKILL
@@ -81,14 +74,14 @@ def test_a_program_that_takes_no_signals_ends_with_its_launcher_too(monkeypatch)
 
 
 def death_signal():
-    """What this process gets when its parent dies."""
+    """The signal that this process gets when its parent dies."""
     PR_GET_PDEATHSIG = 2
     number = ctypes.c_int()
     ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
     return number.value
 
 
-def test_batches_end_at_the_first_look_after_a_request():
+def test_batches_end_at_the_first_check_after_a_request():
     seen = []
     with pytest.raises(signals.Stopped), signals.watch():
         for batch in distributed.until_asked([1, 2, 3, 4], 4):
@@ -101,7 +94,7 @@ def test_batches_end_at_the_first_look_after_a_request():
 
 
 class Items(torch.utils.data.Dataset):
-    """Each says which process made it, after a while."""
+    """Each item holds the id of the process that made it."""
 
     def __len__(self):
         return 12
@@ -111,7 +104,7 @@ class Items(torch.utils.data.Dataset):
         return {"image": torch.tensor(os.getpid()), "index": index, "unreadable": []}
 
 
-def test_processes_that_load_data_leave_signals_alone():
+def test_data_workers_ignore_signals():
     loader = Loader(Items(), [[index] for index in range(12)], num_workers=2)
     found, workers = [], set()
     for batch in loader:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import partial
 
 import pytest
 from PIL import Image
@@ -27,6 +28,8 @@ def test_the_seed_decides_everything(tmp_path):
         assert make_scenes(tmp_path / name, seed, SPLITS)
     found = digest(tmp_path / "a")
     assert found == digest(tmp_path / "b") != digest(tmp_path / "c")
+    captions = (tmp_path / "a" / "scenes_train.json").read_bytes()
+    assert hashlib.sha256(captions).hexdigest()[:12] == "6c29099b3bb9"  # of every version
     assert not make_scenes(tmp_path / "a", 1, SPLITS)  # it is there already
     assert digest(tmp_path / "a") == found
 
@@ -114,13 +117,12 @@ def test_truth_of_another_kind_is_refused(tmp_path, content):
 
 
 def test_program_says_what_it_did(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(make_scenes.__globals__["SPLITS"], "train", 5)
-    monkeypatch.setitem(make_scenes.__globals__["SPLITS"], "val", 1)
-    monkeypatch.setitem(make_scenes.__globals__["SPLITS"], "test", 1)
-    output = tmp_path / "data" / "scenes"
-    output.parent.mkdir()
-    for said in ("is drawn", "is there already"):
-        assert main(["--output", str(output)]) == 0
-        assert said in capsys.readouterr().err
-    assert main(["--output", str(output), "--seed", "3"]) == 2
+    monkeypatch.setattr(
+        "captioning.scenes.__main__.make_scenes", partial(make_scenes, splits=SPLITS)
+    )
+    output = ["--output", str(tmp_path / "scenes")]
+    for expected in ("is drawn", "is there already"):
+        assert main(output) == 0
+        assert expected in capsys.readouterr().err
+    assert main([*output, "--seed", "3"]) == 2
     assert capsys.readouterr().err.count("error:") == 1

@@ -3,7 +3,7 @@
 import pytest
 
 from captioning.runtime import signals
-from captioning.sweep import __main__ as sweep
+from captioning.sweep import runs
 from tests.tiny_run import TINY_RUN
 
 
@@ -38,5 +38,5 @@ def in_process(monkeypatch, tmp_path):
                 failures[job.name] = "it said why"
         return failures
 
-    monkeypatch.setattr(sweep, "run_in_slots", run)
+    monkeypatch.setattr(runs, "run_in_slots", run)
     return began, fail

@@ -12,51 +12,28 @@ from captioning import calibrate, train
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from captioning.training import fine_tuning
-from captioning.training.fine_tuning import FineTuning
+from tests.tiny_run import log_of
 
-CPU = torch.device("cpu")
-CLASSIC = [
+GIVEN = [
     *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "image_size=64"),
     *("embed_dim=16", "hidden_dim=16", "attention_dim=8", "dropout=0.1", "max_epoch=2"),
     *("batch_size=8", "log_every=1", "prompt=''", "metrics=[length, facts]"),
+    "facts_file=scenes.json",
 ]
 
 
-@pytest.fixture
-def overrides(scenes):
-    return [*CLASSIC, f"facts_file={scenes / 'scenes.json'}"]
-
-
-@pytest.fixture
-def run(scenes_config, tmp_path, overrides):
-    """Return a function that sets up a run of a model, in a folder of the test."""
-
-    def make(model, *more, folder="run"):
-        flags = {"output_dir": str(tmp_path / folder)}
-        chosen = [*overrides, f"model={model}", *more]
-        return FineTuning(load_config(scenes_config, chosen, flags), CPU)
-
-    return make
-
-
-def lines(folder, event):
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [line for line in log if line["event"] == event]
-
-
 @pytest.mark.parametrize("model", ["rnn", "lstm", "attn", "sat"])
-def test_a_run_of_each_learns_and_its_checkpoint_captions(run, model, scenes_config, overrides):
-    tuning = run(model, "objective={mle: 0.5, smile: 0.5}")
+def test_a_run_of_each_learns_and_its_checkpoint_captions(run, model, scenes_config):
+    tuning = run(f"model={model}", "objective={mle: 0.5, smile: 0.5}")
     tuning.run()
-    steps = lines(tuning.folder, "step")
+    steps = log_of(tuning.folder, "step")
     assert len(steps) == 6 and steps[-1]["loss"] < steps[0]["loss"]
     saved = torch.load(tuning.folder / "checkpoint_best.pth", weights_only=True)
     assert saved["vocabulary"] == tuning.captioner.tokenizer.words
     evaluated = train.main(
         [
             *("--config", str(scenes_config), "--output_dir", str(tuning.folder), "--evaluate"),
-            *("--eval_split", "test", "--device", "cpu", *overrides, f"model={model}"),
+            *("--eval_split", "test", "--device", "cpu", *GIVEN, f"model={model}"),
         ]
     )
     assert evaluated == 0
@@ -79,15 +56,15 @@ def stopped_after_an_epoch(make):
 
 def test_a_resumed_run_ends_as_the_undisturbed_one(run, monkeypatch):
     more = ["teacher_forcing=linear", "teacher_forcing_k=2", "attention_penalty=0.5"]
-    run("sat", *more, folder="whole").run()
-    again = stopped_after_an_epoch(lambda: run("sat", *more, folder="resumed"))
+    run("model=sat", *more, folder="whole").run()
+    again = stopped_after_an_epoch(lambda: run("model=sat", *more, folder="resumed"))
     whole, resumed = (
         torch.load(again.folder.parent / name / "checkpoint_01.pth", weights_only=True)
         for name in ("whole", "resumed")
     )
     for key, value in whole["model"].items():
         assert torch.equal(value, resumed["model"][key]), key
-    assert {"loss", "mle", "attention"} <= lines(again.folder, "epoch")[-1].keys()
+    assert {"loss", "mle", "attention"} <= log_of(again.folder, "epoch")[-1].keys()
 
 
 def test_kept_features_change_nothing_of_a_resumed_run(run, monkeypatch, tmp_path):
@@ -95,11 +72,11 @@ def test_kept_features_change_nothing_of_a_resumed_run(run, monkeypatch, tmp_pat
     monkeypatch.setattr("baselines.configured.build", with_frozen_encoder)
     kept = tmp_path / "features"
     more = ["encoder_lr=0", "augmentation=none", "encoder_norm=true"]
-    run("lstm", *more, folder="plain").run()
+    run("model=lstm", *more, folder="plain").run()
     more.append(f"encoder_features={kept}")
-    run("lstm", *more, folder="whole").run()
+    run("model=lstm", *more, folder="whole").run()
     assert len(list(kept.glob("*/*.safetensors"))) == 24
-    again = stopped_after_an_epoch(lambda: run("lstm", *more, folder="resumed"))
+    again = stopped_after_an_epoch(lambda: run("model=lstm", *more, folder="resumed"))
     plain, whole, resumed = (
         torch.load(again.folder.parent / name / "checkpoint_01.pth", weights_only=True)["model"]
         for name in ("plain", "whole", "resumed")
@@ -117,17 +94,17 @@ def with_frozen_encoder(config, context, build=configured.build):
     encoder.finetune, captioner.encoder_lr = False, 0.0
     encoder.network.requires_grad_(False)
     if config.encoder_features:
-        encoder.kept = FeatureCache(config.encoder_features, encoder.network, config.encoder)
+        encoder.cache = FeatureCache(config.encoder_features, encoder.network, config.encoder)
     return captioner
 
 
-def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_config, overrides):
-    tuning = run("lstm", "max_epoch=1", "objective=mle")
+def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_config):
+    tuning = run("model=lstm", "max_epoch=1", "objective=mle")
     tuning.run()
     best = str(tuning.folder / "checkpoint_best.pth")
     # The training captions of this configuration would make a vocabulary of its own.
     other = load_config(
-        scenes_config, [*overrides, "model=lstm", "vocabulary_size=9", "encoder_weights=default"]
+        scenes_config, [*GIVEN, "model=lstm", "vocabulary_size=9", "encoder_weights=default"]
     )
     captioner, line = captioner_from(other, best)
     assert captioner.tokenizer.words == tuning.captioner.tokenizer.words
@@ -136,18 +113,18 @@ def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_conf
         assert torch.equal(value, tuning.captioner.state_dict()[key])
 
 
-def test_another_model_is_told_in_one_line(run, scenes_config, overrides):
-    tuning = run("lstm", "max_epoch=1", "objective=mle")
+def test_another_model_is_told_in_one_line(run, scenes_config):
+    tuning = run("model=lstm", "max_epoch=1", "objective=mle")
     tuning.run()
     for model in ("attn", "blip"):
-        config = load_config(scenes_config, [*overrides, f"model={model}"])
+        config = load_config(scenes_config, [*GIVEN, f"model={model}"])
         with pytest.raises(UserError, match="is not of this model") as error:
             captioner_from(config, str(tuning.folder / "checkpoint_best.pth"))
         assert "\n" not in str(error.value)
 
 
 def test_a_vocabulary_of_word_pieces(run, scenes):
-    tuning = run("attn", "vocabulary=wordpiece", "max_epoch=1", "prompt='a picture of '")
+    tuning = run("model=attn", "vocabulary=wordpiece", "max_epoch=1", "prompt='a picture of '")
     tuning.run()
     saved = torch.load(tuning.folder / "checkpoint_00.pth", weights_only=True)
     assert "vocabulary" not in saved
@@ -157,19 +134,19 @@ def test_a_vocabulary_of_word_pieces(run, scenes):
 
 def test_the_encoder_has_its_rate_and_the_decoder_its_schedule(run):
     tuning = run(
-        "lstm", "encoder_lr=1e-4", "lr_schedule=exponential", "lr_decay=0.5", "init_lr=1e-2"
+        "model=lstm", "encoder_lr=1e-4", "lr_schedule=exponential", "lr_decay=0.5", "init_lr=1e-2"
     )
     tuning.run()
     rates = [group["lr"] for group in tuning.optimizer.param_groups]
     assert rates == pytest.approx([5e-3, 5e-5])
-    logged = [line["learning_rate"] for line in lines(tuning.folder, "step")]
+    logged = [line["learning_rate"] for line in log_of(tuning.folder, "step")]
     assert logged == pytest.approx([1e-2] * 3 + [5e-3] * 3)
 
 
 def test_half_of_the_words_are_its_own_in_the_middle(run):
     """The third of four epochs has the middle of half of them."""
     forcing = ["teacher_forcing=inverse_sigmoid", "teacher_forcing_middle=0.5", "max_epoch=4"]
-    captioner = run("lstm", *forcing).captioner
+    captioner = run("model=lstm", *forcing).captioner
     seen = []
     for epoch in range(4):
         captioner.begin_epoch(epoch)
@@ -178,7 +155,7 @@ def test_half_of_the_words_are_its_own_in_the_middle(run):
 
 
 def test_gradients_are_clipped_by_value(run, monkeypatch):
-    tuning = run("lstm", "clip_grad_value=1e-3")
+    tuning = run("model=lstm", "clip_grad_value=1e-3")
     largest = []
     step = tuning.optimizer.step
 
@@ -192,18 +169,11 @@ def test_gradients_are_clipped_by_value(run, monkeypatch):
     assert max(largest) == pytest.approx(1e-3)
 
 
-def bleu_by_epoch(monkeypatch, values):
-    """Let validations find these values of BLEU-4, None for one that could not be computed."""
-
-    def scored(self, captioner, name):
-        path = self.folder / "result" / name / "metrics.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        value = values[int(name[-2:])]
-        scores = {"CIDEr": 0.5} if value is None else {"CIDEr": 0.5, "Bleu_4": value}
-        path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
-        return scores
-
-    monkeypatch.setattr(fine_tuning.SplitEvaluation, "run", scored)
+def with_bleu(values):
+    return {
+        epoch: {"CIDEr": 0.5, **({} if value is None else {"Bleu_4": value})}
+        for epoch, value in enumerate(values)
+    }
 
 
 @pytest.mark.parametrize(
@@ -213,12 +183,14 @@ def bleu_by_epoch(monkeypatch, values):
         (["lr_schedule=plateau", "lr_patience=0", "lr_decay=0.5"], 6, [1, 1, 1, 0.5, 0.25, 0.25]),
     ],
 )
-def test_validation_bleu_lowers_the_rate_and_ends_the_run(run, monkeypatch, more, epochs, rates):
-    bleu_by_epoch(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.4, 0.2])
+def test_validation_bleu_lowers_the_rate_and_ends_the_run(run, scored, more, epochs, rates):
+    scored.update(with_bleu([0.1, 0.3, 0.2, 0.3, 0.4, 0.2]))
     lr = ["lr_schedule=exponential", "lr_decay=1"]
-    tuning = run("lstm", "max_epoch=6", "init_lr=1.0e-3", "metrics=[coco, length]", *lr, *more)
+    tuning = run(
+        "model=lstm", "max_epoch=6", "init_lr=1.0e-3", "metrics=[coco, length]", *lr, *more
+    )
     tuning.run()
-    logged = [line["learning_rate"] for line in lines(tuning.folder, "step")]
+    logged = [line["learning_rate"] for line in log_of(tuning.folder, "step")]
     assert logged[::3] == pytest.approx([rate * 1e-3 for rate in rates])
     assert len(logged) == 3 * epochs
 
@@ -228,29 +200,29 @@ GOES_BY_BLEU = [
 ]
 
 
-def test_a_run_that_ended_early_is_left_as_it_is(run, monkeypatch, capsys):
-    bleu_by_epoch(monkeypatch, [0.3, 0.2, 0.4])
-    first = run("lstm", *GOES_BY_BLEU)
+def test_a_run_that_ended_early_is_left_as_it_is(run, scored, capsys):
+    scored.update(with_bleu([0.3, 0.2, 0.4]))
+    first = run("model=lstm", *GOES_BY_BLEU)
     first.run()
     ended = "ended early, after 2 epochs: Bleu_4 was best 1 validations before"
     assert capsys.readouterr().err.count(ended) == 1
     (first.folder / "run.json").write_text("the record of the first run")
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
-    run("lstm", *GOES_BY_BLEU, "log_every=2").run()
+    run("model=lstm", *GOES_BY_BLEU, "log_every=2").run()
     shown = capsys.readouterr().err
     assert shown.count(ended) == 1 and "resuming" not in shown
     after = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
     assert before == after
-    more = run("lstm", *GOES_BY_BLEU, "early_stopping=2", "max_epoch=3")
+    more = run("model=lstm", *GOES_BY_BLEU, "early_stopping=2", "max_epoch=3")
     more.run()  # with more patience it goes on
     assert "resuming from" in capsys.readouterr().err
     assert (more.folder / "checkpoint_02.pth").exists()
     assert "the first run" not in (more.folder / "run.json").read_text()
 
 
-def test_a_validation_without_bleu_is_told(run, monkeypatch, capsys):
-    bleu_by_epoch(monkeypatch, [0.3, None, 0.2])
-    run("lstm", *GOES_BY_BLEU).run()
+def test_a_validation_without_bleu_is_told(run, scored, capsys):
+    scored.update(with_bleu([0.3, None, 0.2]))
+    run("model=lstm", *GOES_BY_BLEU).run()
     shown = capsys.readouterr().err
     assert shown.count("no Bleu_4 here: early_stopping does not count this epoch") == 1
     assert "ended early, after 3 epochs" in shown
@@ -266,18 +238,18 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
     goes_by = f"{key.split('=')[0]} goes by"
     reason = "Bleu_4, but Bleu_4 cannot be had: pycocoevalcap is not installed; name other metrics"
     with pytest.raises(UserError, match=f"{goes_by} {reason}"):
-        run("lstm", "metrics=[coco, length]", key)
+        run("model=lstm", "metrics=[coco, length]", key)
     reason = r"Bleu_4, but metrics is \['length'\], which compute no Bleu_4; name other metrics"
     with pytest.raises(UserError, match=f"{goes_by} {reason}"):
-        run("lstm", "metrics=[length]", key)
-    run("lstm", "metrics=[length]", key, "monitor=-cap_len")
-    run("lstm", "metrics=[coco, length]", folder="other")
+        run("model=lstm", "metrics=[length]", key)
+    run("model=lstm", "metrics=[length]", key, "monitor=-cap_len")
+    run("model=lstm", "metrics=[coco, length]", folder="other")
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["encoder_lr=0"], "encoder_weights is none and encoder_lr 0: the image encoder would st"),
+        (["encoder_lr=0"], "encoder_weights is none and encoder_lr 0: the image encoder would ke"),
         (["image_size=8", "encoder=squeezenet1_1"], "image_size is 8, too small for squeezenet1"),
         (["image_size=32", "batch_size=1"], "batch_size is 1; this captioner normalises over"),
         (["max_length=1", "min_length=1"], "max_length is 1; with this prompt, of 1 tok.* or more"),
@@ -285,15 +257,15 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
 )
 def test_what_cannot_be_trained_is_one_line(run, more, message):
     with pytest.raises(UserError, match=message) as error:
-        run("lstm", *more)
+        run("model=lstm", *more)
     assert "\n" not in str(error.value)
 
 
 def test_a_frozen_encoder_may_have_come_from_a_checkpoint(run):
-    tuning = run("lstm", "max_epoch=1", "objective=mle", folder="first")
+    tuning = run("model=lstm", "max_epoch=1", "objective=mle", folder="first")
     tuning.run()
     best = tuning.folder / "checkpoint_best.pth"
-    frozen = run("lstm", "encoder_lr=0", f"pretrained={best}", "max_epoch=1", "batch_size=1")
+    frozen = run("model=lstm", "encoder_lr=0", f"pretrained={best}", "max_epoch=1", "batch_size=1")
     frozen.close()
 
 
@@ -301,19 +273,19 @@ def test_a_frozen_encoder_may_have_come_from_a_checkpoint(run):
 @pytest.mark.parametrize("model", ["lstm", "sat"])
 def test_in_16_bits_on_any_cpu(run, model, precision):
     """oneDNN's LSTM ends in an error where the CPU lacks them."""
-    run(model, f"precision={precision}", "max_epoch=1").run()
+    run(f"model={model}", f"precision={precision}", "max_epoch=1").run()
 
 
 @pytest.mark.slow
 def test_under_compile_the_loop_over_words_stays_as_it_is(run, quick_compiler):
-    tuning = run("sat", "compile=true", "max_epoch=1", "dropout=0")
+    tuning = run("model=sat", "compile=true", "max_epoch=1", "dropout=0")
     assert tuning.captioner.encoder._compiled_call_impl is not None
     assert tuning.captioner.decoder._compiled_call_impl is None
     tuning.run()
 
 
 def test_the_likelihood_of_a_run(run, capsys):
-    tuning = run("attn", "max_epoch=1", "objective=mle")
+    tuning = run("model=attn", "max_epoch=1", "objective=mle")
     tuning.run()
     capsys.readouterr()
     best = str(tuning.folder / "checkpoint_best.pth")

@@ -3,9 +3,6 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from captioning.config import load_config
-from captioning.training.fine_tuning import FineTuning
-
 
 class HostReads(TorchDispatchMode):
     """Counts the scalars read by `item`, `if` or `float`, for each of which a host waits."""
@@ -17,11 +14,9 @@ class HostReads(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-def test_a_step_reads_no_scalars_one_by_one(scenes_config, tmp_path, monkeypatch):
+def test_a_step_reads_no_scalars_one_by_one(run, monkeypatch):
     """All that is read of a step is one list, so that a GPU is waited for once."""
-    overrides = ["accumulation_steps=3", "clip_grad_norm=1.0", "max_epoch=1"]
-    config = load_config(scenes_config, overrides, {"output_dir": str(tmp_path / "run")})
-    tuning = FineTuning(config, torch.device("cpu"))
+    tuning = run("accumulation_steps=3", "clip_grad_norm=1.0", "max_epoch=1")
     step, reads = tuning._optimiser_step, []
     forward = tuning.captioner.forward
 

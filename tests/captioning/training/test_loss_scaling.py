@@ -1,38 +1,20 @@
 """float16 on a CPU, which torch computes as a GPU does: overflow, underflow, and where it stops."""
 
 import copy
-import json
 import math
 
 import pytest
 import torch
 
-from captioning.config import load_config
 from captioning.runtime.errors import UserError
-from captioning.training.fine_tuning import FineTuning
+from tests.tiny_run import log_of
 
+GIVEN = ["max_epoch=1", "log_every=1"]
 NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
-
-
-@pytest.fixture
-def run(scenes_config, tmp_path):
-    """Return a function that sets up a run with overrides, of one epoch of three steps."""
-
-    def make(*overrides):
-        given = ["max_epoch=1", "log_every=1", *overrides]
-        flags = {"output_dir": str(tmp_path / "run")}
-        return FineTuning(load_config(scenes_config, given, flags), torch.device("cpu"))
-
-    return make
 
 
 def set_scale(tuning, scale):
     tuning.state.scaler.load_state_dict({**tuning.state.scaler.state_dict(), "scale": scale})
-
-
-def steps(tuning):
-    lines = (tuning.folder / "log.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["event"] == "step"]
 
 
 def test_an_overflow_costs_a_step_and_nothing_else(run):
@@ -44,12 +26,15 @@ def test_an_overflow_costs_a_step_and_nothing_else(run):
     moments = [value for state in tuning.optimizer.state.values() for value in state.values()]
     assert moments and not any(value.any() for value in moments)
     assert tuning.state.scaler.get_scale() == 2.0**57
-    assert len(steps(tuning)) == 3
-    assert all(math.isfinite(line["loss"]) and "grad_norm" not in line for line in steps(tuning))
+    assert len(log_of(tuning.folder, "step")) == 3
+    assert all(
+        math.isfinite(line["loss"]) and "grad_norm" not in line
+        for line in log_of(tuning.folder, "step")
+    )
     set_scale(tuning, 2.0**10)
     tuning._train_epoch(1)
     assert tuning.state.scaler.get_scale() == 2.0**10
-    assert all(line["grad_norm"] > 0 for line in steps(tuning)[3:])
+    assert all(line["grad_norm"] > 0 for line in log_of(tuning.folder, "step")[3:])
     moved = tuning.captioner.state_dict()
     assert any(not torch.equal(moved[name], before[name]) for name in before)
 
@@ -75,7 +60,7 @@ def test_an_overflow_that_scaling_does_not_cause_stops_the_run(run):
         tuning.run()
     assert "another precision than fp16" in str(error.value)
     torch.testing.assert_close(tuning.captioner.state_dict(), before, rtol=0, atol=0)
-    assert tuning.state.scaler.get_scale() == 1 and len(steps(tuning)) == 2
+    assert tuning.state.scaler.get_scale() == 1 and len(log_of(tuning.folder, "step")) == 2
 
 
 def test_an_overflow_in_forward_stops_the_run(run):

@@ -5,21 +5,8 @@ import math
 import pytest
 import torch
 
-from captioning.config import load_config
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from captioning.training.fine_tuning import FineTuning
-
-
-@pytest.fixture
-def run(scenes_config, tmp_path):
-    """Return a function that sets up a run with overrides, in a folder of the test."""
-
-    def make(*overrides):
-        flags = {"output_dir": str(tmp_path / "run")}
-        return FineTuning(load_config(scenes_config, overrides, flags), torch.device("cpu"))
-
-    return make
 
 
 def failing(tuning):

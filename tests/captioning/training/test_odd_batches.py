@@ -6,9 +6,7 @@ import math
 import pytest
 import torch
 
-from captioning.config import load_config
 from captioning.data.image import normalise
-from captioning.training.fine_tuning import FineTuning
 from smile import Objective
 
 SPECS = ["mle", "smile", "random", "reverse", {"mle": 0.01, "smile": 0.99}]
@@ -55,13 +53,11 @@ def test_smile_has_nothing_to_say_of_a_caption_without_words(make_captioner):
 
 
 @pytest.fixture
-def run(scenes_config, tmp_path):
+def run(run):
     """Return a function that sets up a run of one step, without dropout, with overrides."""
 
     def make(*overrides):
-        given = ["max_epoch=1", "log_every=1", "resume=never", "objective=smile", *overrides]
-        flags = {"output_dir": str(tmp_path / "run")}
-        tuning = FineTuning(load_config(scenes_config, given, flags), torch.device("cpu"))
+        tuning = run("max_epoch=1", "log_every=1", "resume=never", "objective=smile", *overrides)
         tuning.captioner.eval()
         tuning.step.model.train = lambda: None
         return tuning

@@ -11,9 +11,9 @@ from captioning.metrics.coco import Coco
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
-from captioning.training import fine_tuning
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.selection import Selection, read_record
+from tests.tiny_run import log_of
 
 CPU = torch.device("cpu")
 LOWER_AND_LONGER = [  # as in a published log of SMILE's original code: the sum of the first two
@@ -22,25 +22,12 @@ LOWER_AND_LONGER = [  # as in a published log of SMILE's original code: the sum 
     {"CIDEr": 0.062, "Bleu_4": 0.043, "cap_len": 22.1},
 ]
 ALL = "keep_checkpoints=all"
+GIVEN = ["max_epoch=3"]
 
 
-@pytest.fixture
-def run(scenes_config, tmp_path, monkeypatch):
-    """Return a function that sets up a run of three epochs, with scores by epoch made up."""
-
-    def scored(self, captioner, name):
-        scores = LOWER_AND_LONGER[int(name[-2:])]
-        path = self.folder / "result" / name / "metrics.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
-
-    monkeypatch.setattr(fine_tuning.SplitEvaluation, "run", scored)
-
-    def make(*overrides, folder="run"):
-        flags = {"output_dir": str(tmp_path / folder)}
-        return FineTuning(load_config(scenes_config, ["max_epoch=3", *overrides], flags), CPU)
-
-    return make
+@pytest.fixture(autouse=True)
+def scores(scored):
+    scored.update(enumerate(LOWER_AND_LONGER))
 
 
 def best_of(folder):
@@ -96,8 +83,7 @@ def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
     record = json.loads((tuning.folder / "selected.json").read_text())
     assert [each["value"] for each in record.pop("epochs")] == pytest.approx([0.167, 0.135, 0.105])
     assert record == {"select": "CIDEr + Bleu_4", "epoch": 0}
-    log = [json.loads(line) for line in (tuning.folder / "log.jsonl").read_text().splitlines()]
-    assert [line["selected"] for line in log if line["event"] == "val"] == [0, 0, 0]
+    assert [line["selected"] for line in log_of(tuning.folder, "val")] == [0, 0, 0]
     last = run("objective=smile", folder="last")
     last.run()
     shown = capsys.readouterr().err

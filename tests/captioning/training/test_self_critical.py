@@ -11,18 +11,19 @@ import pytest
 import torch
 from torch import nn
 
-from captioning.config import load_config
 from captioning.rewards.cider import CiderD
 from captioning.rewards.workers import Rewards
 from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
-from captioning.training.fine_tuning import FineTuning
 from captioning.training.self_critical import SelfCritical, start_of
 from decoding import Generated
 from smile import ObjectiveOutput
 from tests.soak.runs import Run
+from tests.tiny_run import log_of
 
 END, WORDS, LONGEST = 0, 3, 3
+GIVEN = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
+GIVEN += ["metrics=[length]", "log_every=1", "reward_samples=3", "max_epoch=1"]
 
 
 class Toy(nn.Module):
@@ -173,25 +174,6 @@ def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline, kl):
     assert expected.abs().max() > 0.01
 
 
-@pytest.fixture
-def run(scenes_config, tmp_path):
-    """Return a function that sets up a self-critical run with overrides, in a folder."""
-
-    def make(*overrides, folder="run"):
-        flags = {"output_dir": str(tmp_path / folder)}
-        settings = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
-        settings += ["metrics=[length]", "log_every=1", "reward_samples=3", "max_epoch=1"]
-        config = load_config(scenes_config, [*settings, *overrides], flags)
-        return FineTuning(config, torch.device("cpu"))
-
-    return make
-
-
-def lines(folder, event):
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [line for line in log if line["event"] == event]
-
-
 def weights(folder):
     return torch.load(folder / "checkpoint_00.pth", weights_only=True)
 
@@ -201,7 +183,7 @@ def test_a_run_learns_what_is_rewarded(run):
         "objective=", "init_lr=3e-3", "max_epoch=12", "lr_schedule=exponential", "eval_every=12"
     )
     tuning.run()
-    steps = lines(tuning.folder, "step")
+    steps = log_of(tuning.folder, "step")
     means = [np.mean([line["reward"] for line in part]) for part in (steps[:6], steps[-6:])]
     assert means[1] > means[0] + 0.3
     for line in steps:
@@ -223,7 +205,7 @@ def test_the_objective_beside_it_and_the_kl_are_in_the_loss_and_the_log(run, cap
         in said
     )
     tuning.run()
-    steps = lines(tuning.folder, "step")
+    steps = log_of(tuning.folder, "step")
     assert steps[0]["kl"] == pytest.approx(0, abs=1e-5) != steps[-1]["kl"]
     assert all(math.isfinite(line["mle"]) for line in steps)
 

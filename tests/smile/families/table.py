@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
+from smile.head import Transform
 from smile.hf.auxiliary import auxiliary
-from smile.hf.families import readable_head
-from smile.hf.head import transform_of
-from smile.hf.head_table import known_of
+from smile.hf.head import linear_head
 from tests.smile import hf_models
 
 COMMAND = "python -m tests.smile.families.table --write"
@@ -25,30 +24,25 @@ OF_ROUTERS = {"aux_loss": "router loss", "z_loss": "z-loss"}
 
 def kept(family):
     """What there is of the model's loss and logits besides a head and the cross-entropy."""
-    known = known_of(family.model)
-    logits = transform_of(family.model, known)
+    head, nothing = linear_head(family.model), Transform()
     found = {
-        "scale": logits.scale != 1.0,
-        "soft cap": logits.softcap is not None,
-        "bias": logits.bias is not None,
-        "padded vocabulary": logits.words is not None,
+        "scale": head and head.transform.scale != nothing.scale,
+        "soft cap": head and head.transform.softcap is not None,
+        "bias": head and head.bias is not None,
+        "padded vocabulary": head and head.vocabulary is not None,
     }
     with torch.no_grad():
         inputs = {key: value for key, value in family.batch.items() if key != "labels"}
         if not family.shift:
             inputs["decoder_input_ids"] = family.batch["labels"].clamp(min=0)
-        _, parts = auxiliary(family.model, known, family.model(**inputs))
+        _, parts = auxiliary(family.model, family.model(**inputs))
     for end, word in OF_ROUTERS.items():
         found[word] = any(name.endswith(end) for name in parts)
     return ", ".join(word for word, there in found.items() if there) or "-"
 
 
 def made_from(family):
-    try:
-        readable_head(family.model, known_of(family.model))
-    except ValueError:
-        return "logits"
-    return "logits, hidden"
+    return "logits" if linear_head(family.model) is None else "logits, hidden"
 
 
 def table():

@@ -1,0 +1,104 @@
+"""The runs of a sweep: which are done, and the jobs that do the others."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Callable, Optional
+
+from captioning import train
+from captioning.config import Config, load_config
+from captioning.models import checkpoints
+from captioning.runtime import signals
+from captioning.runtime.errors import UserError
+from captioning.runtime.job_runner import Job
+from captioning.runtime.progress import say
+from captioning.sweep.parallel_runs import run_in_slots, slots
+from captioning.sweep.variants import Variant, varied_keys
+from captioning.training.validation_history import is_done
+
+PRETRAIN = "pretrain"
+# Keys that the sweep sets, besides those in which its runs differ.
+OWN_KEYS = ("output_dir", "resume")
+
+
+class Sweep:
+    """The runs of one configuration's variants, each in its folder within `folder`.
+
+    pretrain: a configuration that is trained first; the others start from its best checkpoint.
+    Raises UserError for an impossible key, and for one that the sweep sets.
+    """
+
+    def __init__(
+        self, config: str, pretrain: Optional[str], folder: Path, keys: Sequence[str], runs: list
+    ):
+        varied = {each.partition("=")[0] for run in runs for each in run.overrides}
+        for key in (key.partition("=")[0] for key in keys):
+            if key in {*OWN_KEYS, *varied, *varied_keys()} or (pretrain and key == "pretrained"):
+                raise UserError(f"{key} is what the runs differ in, or the sweep sets it itself")
+        self.config, self.pretrain, self.folder, self.keys = config, pretrain, folder, list(keys)
+        if pretrain:
+            self._load(pretrain, PRETRAIN, keys)
+        self.variants = runs
+        self.trained: dict[str, Config] = {}
+        self.scored: dict[str, Config] = {}
+        for name, _, overrides, _ in runs:
+            given = self._overrides(name, overrides)
+            self.trained[name] = self._load(config, name, given)
+            self.scored[name] = self._load(config, name, without_pretrained(given))
+            if self.trained[name].reward:
+                raise UserError(f"{config}: unset reward, which trains beside what runs differ in")
+        if any(c.split != self.trained[runs[0].name].split for c in self.trained.values()):
+            raise UserError(f"{config}: each seed divides train_file anew: give split a seed")
+
+    def done(self) -> list[Variant]:
+        """The variants that are trained and scored."""
+        return [v for v in self.variants if is_done(self.trained[v.name], self.scored[v.name])]
+
+    def train(self, parallel: Optional[int]) -> dict[str, str]:
+        """Do the runs that are left; return why, by name, for those that failed.
+
+        parallel: how many at a time; None for the default of `slots`.
+        """
+        finished = self.done()
+        left = [variant for variant in self.variants if variant not in finished]
+        say(f"runs in {self.folder}: {len(self.variants)}, of which {len(finished)} are done")
+        if not left:
+            return {}
+        free = slots(self.trained[left[0].name].device, parallel)
+        if self.pretrain:
+            job = self._job(PRETRAIN, train.main, self.pretrain, ())
+            failed = run_in_slots([job], free[:1])
+            if failed:
+                raise UserError(f"{PRETRAIN} failed: {failed[PRETRAIN]}")
+        jobs = [self._job(v.name, train_and_score, self.config, v.overrides) for v in left]
+        return run_in_slots(jobs, free)
+
+    def _job(self, name: str, do: Callable, config: str, overrides: Sequence[str]) -> Job:
+        arguments = ["--config", config, "--output_dir", str(self.folder / name)]
+        arguments += self._overrides(name, overrides)
+        return Job(name, partial(do, arguments), self.folder / f"{name}.log")
+
+    def _load(self, config: str, name: str, overrides: Sequence[str]) -> Config:
+        return load_config(config, overrides, {"output_dir": str(self.folder / name)})
+
+    def _overrides(self, name: str, overrides: Sequence[str]) -> list[str]:
+        given = [*self.keys, *overrides]
+        if self.pretrain and name != PRETRAIN:
+            given.append(f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}")
+        return given
+
+
+def train_and_score(arguments: Sequence[str]) -> int:
+    """Train a run, then caption and score the test split, unless it was asked to stop.
+
+    arguments: those of captioning.train. Returns its exit code.
+    """
+    code = train.main(arguments)
+    if code or signals.stop_requested():
+        return code
+    return train.main([*without_pretrained(arguments), "--evaluate", "--eval_split", "test"])
+
+
+def without_pretrained(arguments: Sequence[str]) -> list[str]:
+    """In evaluation `pretrained` would name the weights to use instead of the run's best."""
+    return [argument for argument in arguments if not argument.startswith("pretrained=")]
