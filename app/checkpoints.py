@@ -16,7 +16,7 @@ from captioning.models.precision import DTYPES, check_precision
 from captioning.report.figures import styles
 from captioning.report.runs import distinct, kind_of, refuse_twice, trained_name
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 # The demo's runs, full and quick, in the page's order.
 DEMOS = [Path("output/demo"), Path("output/demo-quick")]
@@ -77,7 +77,7 @@ def load_checkpoints(
         trained = of_run or config is None
         labels.append(trained_name(settings) if trained else Path(name).stem)
         kinds.append(kind_of(settings) if trained else "weights")
-        say(f"loaded {name}: {labels[-1]}")
+        log_line(f"loaded {name}: {labels[-1]}")
     numbers = [str(number) for number in range(1, len(paths) + 1)]
     labels = distinct(labels, [Path(name).parent.name for name in shown], shown, numbers)
     colours = [style.colour for style in styles(kinds)]

@@ -18,7 +18,7 @@ from app.options import Options, defaults_of, read_options
 from app.service import CaptionService
 from app.uploads import FULL, Bodies, Uploads
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.scenes.make import draw
 from captioning.scenes.world import random_scene
 
@@ -84,15 +84,15 @@ def serve(
         # uvicorn shuts down on either signal, then raises it again.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if token is None and not is_local(host):
-            say(
+            log_line(
                 f"anyone who reaches {host} can caption here: set a --token, or put a "
                 "proxy with a login before this server"
             )
         try:
-            say(f"open {address} in a browser; Ctrl-C ends it")
+            log_line(f"open {address} in a browser; Ctrl-C ends it")
             uvicorn.Server(config).run(sockets=[listening])
         except KeyboardInterrupt:
-            say("stopped")
+            log_line("stopped")
 
 
 def add_api(server, service: CaptionService, uploads: Uploads) -> None:

@@ -42,7 +42,7 @@ from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code, leave, show_warnings
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 # Flags of the decoding keys; that of `sample` is --do_sample.
 DECODING = {
@@ -180,7 +180,7 @@ def cluster_of(arguments: argparse.Namespace) -> Optional[Cluster]:
     if arguments.engine is None and arguments.device == "auto" and torch.cuda.device_count() > 1:
         if importlib.util.find_spec("ray"):
             return Cluster(None, "auto")
-        say(f"captioning on one of {torch.cuda.device_count()} GPUs; for all: pip install ray")
+        log_line(f"captioning on one of {torch.cuda.device_count()} GPUs; for all: pip install ray")
     if arguments.engine != "ray":
         return None
     return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)

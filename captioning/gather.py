@@ -22,7 +22,7 @@ from captioning.files.stores import without_secrets
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 
 def gather(source: str, path: Path) -> None:
@@ -35,7 +35,7 @@ def gather(source: str, path: Path) -> None:
         raise UserError(str(error)) from error
     content.pop("optimizer", None)
     checkpoints.save(content, path)
-    say(f"{path} holds the weights of {without_secrets(source)}")
+    log_line(f"{path} holds the weights of {without_secrets(source)}")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

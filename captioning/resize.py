@@ -33,7 +33,7 @@ from captioning.files.writing import atomic_write, unfinished_writes, user_error
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code
-from captioning.runtime.progress import progress, say
+from captioning.runtime.progress import log_line, progress
 
 SIDE = 256
 QUALITY = 95  # of the formats that have one
@@ -67,7 +67,7 @@ def make_small(name: str, source: Path, target: Path, side: int) -> str:
     try:
         done, content = small(source / name, side)
     except UserError as error:
-        say(str(error))
+        log_line(str(error))
         return "cannot be read"
     path = target / name
     with user_errors(path):
@@ -135,7 +135,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     def program() -> None:
         counts = resize_folder(**vars(arguments))
         done = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        say(f"{sum(counts.values())} images: {done}; they are in {arguments.target}")
+        log_line(f"{sum(counts.values())} images: {done}; they are in {arguments.target}")
 
     return exit_code(program)
 

@@ -24,7 +24,7 @@ from captioning.models.precision import check_precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import exit_code, show_warnings
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.output_folder import OutputFolder, working_folder
 from captioning.training.run_log import record_run
@@ -56,7 +56,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, output.here(checkpoint))
     shown = stores.without_secrets(checkpoint)
-    say(loaded)
+    log_line(loaded)
 
     def before_writing() -> None:
         remove_scores(folder, split)  # of other weights or settings
@@ -64,7 +64,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
 
     evaluation.run(captioner.to(device), split, before_writing)
     output.keep()
-    say(f"captions and scores are in {output.name_of(str(folder / 'result'))}")
+    log_line(f"captions and scores are in {output.name_of(str(folder / 'result'))}")
 
 
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
@@ -75,12 +75,12 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     name = stores.joined(config.output_dir, (best or Path(checkpoints.BEST)).name)
     if best and not (given and config.pretrained):
         if record := read_record(folder):
-            say(f"{name} is of {in_words(record)}")
+            log_line(f"{name} is of {in_words(record)}")
         return str(best)
     if config.pretrained is None:
         raise UserError(f"nothing to evaluate: {name} does not exist, and pretrained is not set")
     if not given:
-        say(f"{name} does not exist: evaluating pretrained")
+        log_line(f"{name} does not exist: evaluating pretrained")
     return config.pretrained
 
 

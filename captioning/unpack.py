@@ -22,7 +22,7 @@ from PIL import Image
 from captioning.data.tensor_file import Part, read_tensor_file
 from captioning.files.writing import require_folder, user_errors, write_json
 from captioning.runtime.program import exit_code
-from captioning.runtime.progress import progress, say
+from captioning.runtime.progress import log_line, progress
 
 
 def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
@@ -62,7 +62,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("folder", type=Path, help="where images and annotations go")
     given = parser.parse_args(argv)
     interrupted = "stopped; the same command begins again"
-    return exit_code(lambda: say(unpack(given.file, given.folder)), interrupted)
+    return exit_code(lambda: log_line(unpack(given.file, given.folder)), interrupted)
 
 
 if __name__ == "__main__":

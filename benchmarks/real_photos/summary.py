@@ -17,7 +17,7 @@ from captioning.report.comparison_table import Column, columns_of, in_markdown, 
 from captioning.report.figures import look, save, styles
 from captioning.report.page import write_report
 from captioning.report.runs import metrics_of
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.sweep.over_seeds import half_width, over_seeds
 from captioning.sweep.variants import Variant
 
@@ -70,7 +70,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
         text += "".join(f"\n{label}: {value}\n" for label, value in example.items())
     write_text(text, folder / "table.md")
     write_report(first, folder / "report.html", "These are the runs of the first seed.")
-    say(_draw(rows, folder / "plane.svg"))
+    log_line(_draw(rows, folder / "plane.svg"))
     return text
 
 

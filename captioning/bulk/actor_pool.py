@@ -13,7 +13,7 @@ from captioning.bulk.cluster import SHARDS_PER_ACTOR, Cluster, Machine
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Part, ShardUpdate
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 TRIES = 3  # to start an actor on a machine, and to advance a shard
 LOOK_S = 2  # between two looks at the machines of the cluster
@@ -60,7 +60,9 @@ class ActorPool:
         elif now - self._ready_at > WAIT_NOTICE_S and not self._noticed:
             self._noticed = True
             kind = "GPU" if self.cluster.device.type == "cuda" else "CPU"
-            say(f"waiting for a machine with a free {kind}, and for the captioner to be loaded")
+            log_line(
+                f"waiting for a machine with a free {kind}, and for the captioner to be loaded"
+            )
         if now - self._looked < LOOK_S:
             return
         self._looked = now
@@ -119,7 +121,7 @@ class ActorPool:
         self._failures[worker.machine.id] = 0
         if self._report is None:
             self._report = report
-            say(report)
+            log_line(report)
 
     def least_busy(self) -> Optional[Worker]:
         """The worker with the fewest shards, among those that take another."""
@@ -137,7 +139,7 @@ class ActorPool:
             if worker.loading is not None:
                 self._failures[worker.machine.id] += 1
                 self._reason = f"[{worker.machine.name}] {one_line(error, 300)}"
-            say(f"lost a captioner on {worker.machine.name}; others take its shards")
+            log_line(f"lost a captioner on {worker.machine.name}; others take its shards")
         self.release(worker)
 
     def release(self, worker: Worker) -> None:

@@ -12,7 +12,7 @@ from captioning.bulk.sidecars import Sidecars
 from captioning.files.writing import write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 OnImages = Callable[[int], None]  # called with the number of images that have just been done
 
@@ -28,7 +28,7 @@ class LocalEngine:
         """Load the captioner. Raises UserError."""
         if self.model is None:
             self.model = self.load()
-            say(self.model.report)
+            log_line(self.model.report)
 
     def caption(self, request: Request, plan: Plan, shards: list[int], on_images: OnImages) -> None:
         """Finish those shards. Raises Stopped, UserError, OSError."""

@@ -15,7 +15,7 @@ from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from decoding import DecodingSettings, Generated
 
 DIGITS = 5  # of a score
@@ -110,7 +110,9 @@ class CheckpointModel:
                 "another device"
             )
         self.generated_at_once = images // 2
-        say(f"out of GPU memory with {images} images at once; from now on {self.generated_at_once}")
+        log_line(
+            f"out of GPU memory with {images} images at once; from now on {self.generated_at_once}"
+        )
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -18,7 +18,7 @@ from captioning.bulk.shards import Part, Plan, ShardTask, ShardUpdate
 from captioning.files import stores
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 
 class RayEngine:
@@ -99,7 +99,7 @@ class _Dispatcher:
     def _take(self, worker: Worker, stream: Any, update: ShardUpdate) -> None:
         part = worker.parts[stream]
         for line in update.messages:
-            say(f"[{worker.machine.name}] {line}")
+            log_line(f"[{worker.machine.name}] {line}")
         if update.lines:
             part.add(update.lines)
             self.on_images(len(update.lines))

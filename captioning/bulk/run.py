@@ -13,7 +13,7 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, find_plan, remove_plan
 from captioning.files.reading import read_lines
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import progress, say
+from captioning.runtime.progress import log_line, progress
 
 EXAMPLES = 3
 
@@ -74,7 +74,7 @@ class BulkCaptioning:
             remove_plan(request.parts)
         elif plan is not None:
             self._check_settings(plan)
-            say(f"going on with {self.name}")
+            log_line(f"going on with {self.name}")
         locks.enter_context(request.lock_tars())
 
     def _check_settings(self, plan: Plan) -> None:
@@ -99,12 +99,12 @@ class BulkCaptioning:
             others.append(f"earlier weights of {self.settings['checkpoint']}")
         others += [f"another {name}" for name in sorted(tally.settings)]
         if others and tally.skipped and self.request.skips_existing:
-            say(
+            log_line(
                 f"{self.name} has captions of {', '.join(others)}, which stay; "
                 "--existing overwrite replaces them"
             )
         if self.request.verify:
-            say(
+            log_line(
                 f"verify: {tally.skipped} have a caption, {plan.header['entries']} "
                 f"{'tars have gaps' if self.request.in_tars else 'have none'}, "
                 f"{tally.failed} failed before; {tally.damaged} damaged lines, {tally.repeated} "
@@ -188,19 +188,21 @@ class BulkCaptioning:
         )
         examples = filter(None, read_lines(request.out)) if self.captioned else ()
         for line in itertools.islice(examples, EXAMPLES):
-            say(printable(f"{line['image']}: {line['caption']}"))
-        say(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
+            log_line(printable(f"{line['image']}: {line['caption']}"))
+        log_line(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
         if request.verify and request.write_shards:
             self._verify_tars()
         if failed and not (self.captioned or tally.skipped):
             raise UserError(f"none of {failed} images has a caption{why}")
-        say(f"captions are in {self.name}")
+        log_line(f"captions are in {self.name}")
 
     def _verify_tars(self) -> None:
         wrong, foreign = self.request.tars().verify()
         place = self.request.write_shards
         if foreign:
-            say(f"verify: {place} has {len(foreign)} tars that are not of this run: {foreign[0]}")
+            log_line(
+                f"verify: {place} has {len(foreign)} tars that are not of this run: {foreign[0]}"
+            )
         if wrong:
             raise UserError(
                 f"{place}: {len(wrong)} tars are missing or not as they were written, the first is "

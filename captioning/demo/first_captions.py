@@ -12,7 +12,7 @@ from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import report_bars_to, say
+from captioning.runtime.progress import log_line, report_bars_to
 
 EXAMPLES = 2
 
@@ -47,7 +47,7 @@ class FirstCaptions:
         if len(captions) < len(configs):
             return
         self.shown = True
-        say("\nthe first captions of the captioners that are being trained:")
+        log_line("\nthe first captions of the captioners that are being trained:")
         for sample, mle, smile in zip(samples, *captions):
-            say(f"{Path(sample.image)}\n  MLE    {mle}\n  SMILE  {smile}")
-        say("")
+            log_line(f"{Path(sample.image)}\n  MLE    {mle}\n  SMILE  {smile}")
+        log_line("")

@@ -20,7 +20,7 @@ from captioning.report.page import example_lines, write_report
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job, cores, ranks_of, run_jobs
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.scenes.make import SPLITS, make_scenes
 from captioning.training.validation_history import is_scored
 
@@ -166,4 +166,4 @@ class Demo:
         path = self.folder / "report.html"
         write_report(comparison, path, QUICK_NOTE if self.quick else None)
         print(f"\n{comparison_table(comparison)}\n\n{example_lines(comparison)}")
-        say(f"\nthe report is {path}: open it in a browser")
+        log_line(f"\nthe report is {path}: open it in a browser")

@@ -12,7 +12,7 @@ from captioning.config import Config
 from captioning.demo.first_captions import FirstCaptions
 from captioning.demo.remaining import Remaining, StatusLine, in_words
 from captioning.runtime.job_runner import Job, Observer
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
 # The share of training in the time of a run; the rest is captioning and scoring.
@@ -43,7 +43,7 @@ class Shown(Observer):
         self.number, self.shares = number, {}
         self.remaining.at(number, 0.0)
         left = in_words(self.remaining.left())
-        say(f"\n{self._place()} {self.steps[number].title} (about {left} to go in all)")
+        log_line(f"\n{self._place()} {self.steps[number].title} (about {left} to go in all)")
 
     def follow(self, jobs: Sequence[Job], first: Sequence[Config]) -> None:
         """Show the jobs of the step. first: the runs that give the first captions."""

@@ -23,7 +23,7 @@ from captioning.metrics.evaluator import CaptionSet, Evaluator, Metric, Result, 
 from captioning.metrics.options import Options
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import progress, say
+from captioning.runtime.progress import log_line, progress
 
 QUESTION = """\
 Two sets of captions follow. Decide whether both are about one and the same image.
@@ -172,5 +172,5 @@ class Clair(Evaluator):
             write_json(content, path)
         except UserError as error:
             if not self.warned:
-                say(f"replies are not kept: {error}")
+                log_line(f"replies are not kept: {error}")
             self.warned = True

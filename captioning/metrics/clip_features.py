@@ -18,7 +18,7 @@ from captioning.metrics.evaluator import CaptionSet, Evaluator
 from captioning.metrics.over_ranks import batches_by_length, shared, together
 from captioning.runtime.distributed import broadcast_from_main, is_main
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 # Raised by numpy and zipfile for a file that is no archive of these arrays.
 NO_ARRAYS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile)
@@ -70,7 +70,7 @@ class CachedFeatures:
         except FileNotFoundError:
             return None
         except NO_ARRAYS as error:
-            say(f"{self.path} is damaged ({type(error).__name__}) and is made again")
+            log_line(f"{self.path} is damaged ({type(error).__name__}) and is made again")
             return None
         return features
 
@@ -81,7 +81,7 @@ class CachedFeatures:
             with atomic_write(self.path) as file:
                 np.savez(file, features=features, files=np.array(self.files, dtype=str))
         except OSError as error:
-            say(f"image features are not kept: {self.path.parent}: {error.strerror}")
+            log_line(f"image features are not kept: {self.path.parent}: {error.strerror}")
 
 
 def _state(path: Path) -> list:

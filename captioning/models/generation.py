@@ -18,7 +18,7 @@ from captioning.data import (
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
 from captioning.runtime.distributed import gather_on_main, rank, until_asked, world_size
-from captioning.runtime.progress import progress, say
+from captioning.runtime.progress import log_line, progress
 
 
 def caption_images(
@@ -51,7 +51,7 @@ def caption_images(
         return None
     skipped = sum(count for _, count in gathered)
     if skipped:
-        say(f"{skipped} of {len(samples)} images could not be read and have no caption")
+        log_line(f"{skipped} of {len(samples)} images could not be read and have no caption")
     everything = sorted((pair for part, _ in gathered for pair in part), key=lambda pair: pair[0])
     return [result for _, result in everything]
 

@@ -20,7 +20,7 @@ from typing import Callable, NamedTuple, Optional
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED
-from captioning.runtime.progress import report_bars_to, say
+from captioning.runtime.progress import log_line, report_bars_to
 
 STOPPED = 3  # exit code: it was asked to stop and has saved
 SECONDS_TO_SAVE = 600.0  # after which a job that was asked to stop is killed
@@ -179,13 +179,15 @@ def run_jobs(
                 if deadline is None and (signals.stop_requested() or (cause and not keep_going)):
                     deadline = time.monotonic() + SECONDS_TO_SAVE
                     if signals.stop_requested():
-                        say(f"stopping by {signals.stop_requested()}: saving")
+                        log_line(f"stopping by {signals.stop_requested()}: saving")
                 if deadline is not None:
                     for each in running:
                         each.ask_to_stop()
                     if running and time.monotonic() > deadline:
                         names = ", ".join(dict.fromkeys(each.job.name for each in running))
-                        say(f"killed, as they did not end within {SECONDS_TO_SAVE:g} s: {names}")
+                        log_line(
+                            f"killed, as they did not end within {SECONDS_TO_SAVE:g} s: {names}"
+                        )
                         break
         finally:
             for each in running:  # Ctrl-C twice, a job that hangs, or a bug here

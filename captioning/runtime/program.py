@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError, visible
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 FAILED, INTERRUPTED = 2, 130  # exit codes: after one line for the user, and after Ctrl-C
 HEAD_START_S = 10
@@ -45,7 +45,7 @@ def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] =
             if interrupted is not None or isinstance(stop, KeyboardInterrupt):
                 return INTERRUPTED
             reason = signals.stop_requested() or "another process"
-            say(f"stopped by {reason}; the same command goes on from here")
+            log_line(f"stopped by {reason}; the same command goes on from here")
             return 0
         except UserError as error:
             line = visible(f"error: {error}")
@@ -174,7 +174,7 @@ class Watchdog:
                 faulthandler.dump_traceback()
                 print(
                     f"error: [rank {distributed.rank()}] hangs: it has done no step for more than "
-                    f"{self.seconds:g} s (rank_timeout), and is where the lines above say",
+                    f"{self.seconds:g} s (rank_timeout); the stacks above show where",
                     file=sys.stderr,
                     flush=True,
                 )

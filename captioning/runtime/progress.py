@@ -21,7 +21,7 @@ def collect_lines() -> list[str]:
     return _kept
 
 
-def say(line: str) -> None:
+def log_line(line: str) -> None:
     """Print a line for the user, on rank 0 alone."""
     if _kept is not None:
         _kept.append(line)

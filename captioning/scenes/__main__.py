@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Optional
 
 from captioning.runtime.program import exit_code
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.scenes.make import make_scenes
 
 
@@ -27,7 +27,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def program() -> None:
         made = make_scenes(arguments.output, arguments.seed)
-        say(f"{arguments.output} {'is drawn' if made else 'is there already'}")
+        log_line(f"{arguments.output} {'is drawn' if made else 'is there already'}")
 
     return exit_code(program, "stopped")
 

@@ -29,7 +29,7 @@ from captioning.report.runs import Run
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED, exit_code
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.sweep import variants
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.over_seeds import over_seeds
@@ -66,7 +66,7 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
         share = variants.mle_share(run.config) if run.trained else None
         entries.append(Entry(row, run.label, share))
     for line in comparison.missing:
-        say(line)
+        log_line(line)
     folder.mkdir(parents=True, exist_ok=True)
     table = markdown_table(entries)
     write_text(table, folder / "table.md")
@@ -76,10 +76,10 @@ def draw(done: Sequence[variants.Variant], collected: Sequence[Path], folder: Pa
     write_report(in_report, folder / "report.html", SEVERAL.format(seeds) if seeds > 1 else None)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
-        say("fewer than two of them have an accuracy and a descriptiveness to draw: no figure")
+        log_line("fewer than two of them have an accuracy and a descriptiveness to draw: no figure")
     else:
-        say(f"the figure is {figure}, the table {folder / 'table.md'}")
-    say(f"the report is {folder / 'report.html'}: open it in a browser")
+        log_line(f"the figure is {figure}, the table {folder / 'table.md'}")
+    log_line(f"the report is {folder / 'report.html'}: open it in a browser")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ import torch
 
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job, Observer, cores, prepare, run_jobs
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 
 def slots(device: str, jobs: Optional[int]) -> list[dict[str, str]]:
@@ -54,7 +54,7 @@ class _RunLines(Observer):
     def began(self, job: Job) -> None:
         self.began_at[job.name] = time.monotonic()
         gpu = job.environment.get("CUDA_VISIBLE_DEVICES")
-        say(f"{job.name}: begun{f' on GPU {gpu}' if gpu else ''}, see {job.log}")
+        log_line(f"{job.name}: begun{f' on GPU {gpu}' if gpu else ''}, see {job.log}")
 
     def ended(self, name: str, reason: Optional[str]) -> None:
         self.seconds.append(time.monotonic() - self.began_at[name])
@@ -63,4 +63,4 @@ class _RunLines(Observer):
         if done < self.total:
             minutes = sum(self.seconds) / done * (self.total - done) / self.width / 60
             outcome += f", about {max(1, round(minutes))} min to go"
-        say(f"[{done}/{self.total}] {name}: {outcome}")
+        log_line(f"[{done}/{self.total}] {name}: {outcome}")

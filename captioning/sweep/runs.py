@@ -11,7 +11,7 @@ from captioning.models import checkpoints
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.sweep.parallel_runs import run_in_slots, slots
 from captioning.sweep.variants import Variant, varied_keys
 from captioning.training.validation_history import is_done
@@ -61,7 +61,7 @@ class Sweep:
         """
         finished = self.done()
         left = [variant for variant in self.variants if variant not in finished]
-        say(f"runs in {self.folder}: {len(self.variants)}, of which {len(finished)} are done")
+        log_line(f"runs in {self.folder}: {len(self.variants)}, of which {len(finished)} are done")
         if not left:
             return {}
         free = slots(self.trained[left[0].name].device, parallel)

@@ -23,7 +23,7 @@ from captioning.models.precision import Precision, check_trains
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import Watchdog
-from captioning.runtime.progress import progress, say
+from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
 from captioning.training.nonfinite_report import NotFiniteError, nonfinite_error
 from captioning.training.optimiser import build_optimizer, scheduled_rate
@@ -73,7 +73,7 @@ class FineTuning:
                 over = distributed.broadcast_from_main(why_over(self.config, self.folder, epoch))
                 if over:
                     if over != self.over:  # not yet printed
-                        say(over)
+                        log_line(over)
                     break
                 found = history(self.folder, epoch, self.config.monitor)
                 self.monitored = distributed.broadcast_from_main(found)
@@ -83,7 +83,7 @@ class FineTuning:
                 self._validate(epoch)
             if not self.over:
                 for line in summary(self.folder):
-                    say(line)
+                    log_line(line)
         finally:
             self.close()
         self.output.keep()
@@ -134,7 +134,7 @@ class FineTuning:
         means, skipped = _means(sums), int(sums["skipped_images"])
         self.log.write("epoch", epoch, means, skipped_images=skipped)
         parts = ", ".join(f"{name} {value}" for name, value in _rounded(means).items())
-        say(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
+        log_line(f"{description}: {parts}" + (f", {skipped} unreadable images" if skipped else ""))
 
     def _batches(self) -> Iterator[Batch]:
         """The remaining batches of the epoch, on the device."""
@@ -205,9 +205,9 @@ class FineTuning:
             self.log.write("val", epoch, scores, selected=held_epoch(self.folder))
             monitor = self.config.monitor
             if self.config.monitors and MetricSum.parse(monitor).of(scores) is None:
-                say(f"no {monitor} here: {self.config.monitors} does not count this epoch")
+                log_line(f"no {monitor} here: {self.config.monitors} does not count this epoch")
         if line and due:
-            say(line)
+            log_line(line)
 
     # Set-up
 
@@ -224,7 +224,7 @@ class FineTuning:
             self.samples = read_split(config, "train")
             division = described_division(config) if config.split else None
         if division:
-            say(division)
+            log_line(division)
         self.loader = training_batches(config, self.samples, self.preprocessing)
         self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps an epoch
         if not self.steps:
@@ -250,7 +250,7 @@ class FineTuning:
         if not self.over:
             record_run(self.config, self.folder)
             self.output.keep()
-            say(minimised(self.config))
+            log_line(minimised(self.config))
         return checkpoint
 
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:

@@ -20,7 +20,7 @@ from captioning.files.writing import SUFFIX, user_errors, write_json
 from captioning.models.checkpoints import BEST, fetched, is_checkpoint
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 
 WRITER = "writer.json"  # a token of the working copy that has written to the store last
 SELECTED = "selected.json"  # of `captioning.training.selection`
@@ -114,7 +114,7 @@ class OutputFolder:
                 self._download(there, recorded)
             self.folder.mkdir(exist_ok=True)
             self._uploaded = {n: of for n, of in self._read_record().items() if n in there}
-        say(f"{self.address} is written through {self.folder}")
+        log_line(f"{self.address} is written through {self.folder}")
         if distributed.announced() > 1:  # other machines read what could not be uploaded before
             self._keep()
 
@@ -125,7 +125,9 @@ class OutputFolder:
         if here and (WRITER not in there or new - {WRITER}):
             target = free_name(self.folder)
             self.folder.rename(target)
-            say(f"{self.address} is not as it was left; moved {self.folder}, a copy, to {target}")
+            log_line(
+                f"{self.address} is not as it was left; moved {self.folder}, a copy, to {target}"
+            )
         begun = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
         for earlier in (self.folder, begun):
             shutil.rmtree(earlier, ignore_errors=True)

@@ -11,7 +11,7 @@ from captioning.models import checkpoints
 from captioning.rewards.registry import REWARDS
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
 from captioning.training.output_folder import OutputFolder, free_name
 from captioning.training.run_state import batch_sizes, progress_of, saved_batch_sizes
@@ -46,13 +46,13 @@ def starting_point(
             _check_settings(config, content)
             _check_batches(config, content)
             for line in problems:
-                say(line)
+                log_line(line)
     name = distributed.broadcast_from_main(path and output.name_of(str(path)))
     if name is None:
         return None
     content = content or checkpoints.read(Path(output.here(name)))
     over = why_over(config, folder, progress_of(content).epoch) if distributed.is_main() else None
-    say(over or f"resuming from {name}")
+    log_line(over or f"resuming from {name}")
     return content
 
 
@@ -141,10 +141,10 @@ def _move_aside(output: OutputFolder) -> None:
     if not any(path for pattern in REMAINS for path in folder.glob(pattern)):
         return
     if aside := output.move_aside():
-        say(f"copied what was in {output.address} to {aside}")
+        log_line(f"copied what was in {output.address} to {aside}")
     target = free_name(folder)
     try:
         folder.rename(target)
     except OSError as error:
         raise UserError(f"cannot move {folder} to {target}: {error.strerror}") from error
-    say(f"moved what was in {folder} to {target}")
+    log_line(f"moved what was in {folder} to {target}")

@@ -17,7 +17,7 @@ from captioning.metrics.metric_sum import MetricSum
 from captioning.metrics.registry import all_metrics
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.validation_history import evaluation_name, why_not
 
@@ -47,7 +47,7 @@ def with_select(
         # Older versions had no such key, and used BLIP's rule.
         select = checkpoint["config"].get("select", blips) if checkpoint else of_new
         if select != LAST and (reason := why_not(select, evaluation)):
-            say(f"the last epoch will be selected, not the best by {select}: {reason}")
+            log_line(f"the last epoch will be selected, not the best by {select}: {reason}")
             select = LAST
     return config.model_copy(update={"select": select})
 

@@ -22,7 +22,7 @@ from captioning.data import (
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.training import sharding
 
 # Newer versions of torch have renamed the argument and warn of the old name.
@@ -71,7 +71,7 @@ def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Mod
             f"{captioner.min_batch_size} or more"
         )
     if not resumed:
-        say(loaded)
+        log_line(loaded)
     return captioner
 
 

@@ -20,7 +20,7 @@ from captioning.metrics.scoring import score, write_scores
 from captioning.models.generation import caption_images
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import say
+from captioning.runtime.progress import log_line
 from captioning.training.run_log import command
 
 
@@ -46,7 +46,7 @@ class SplitEvaluation:
                 self.unavailable.update(evaluator.unavailable())
         self.unavailable = distributed.broadcast_from_main(self.unavailable)
         for metric, reason in self.unavailable.items():
-            say(f"{metric} will be skipped: {reason}")
+            log_line(f"{metric} will be skipped: {reason}")
 
     def run(
         self, captioner: nn.Module, name: str, before_writing: Callable[[], None] = lambda: None
@@ -69,8 +69,8 @@ class SplitEvaluation:
             return None
         captions = {result["image_id"]: result["caption"] for result in results}
         write_scores(self.folder / "result" / name, scores, captions, command(sys.argv))
-        say(f"image {results[0]['image_id']}: {results[0]['caption']}")
-        say(format_table(scores))
+        log_line(f"image {results[0]['image_id']}: {results[0]['caption']}")
+        log_line(format_table(scores))
         return {metric: estimate.value for metric, estimate in scores.metrics.items()}
 
     def _in_turn(self) -> Iterator[Evaluator]:

@@ -8,7 +8,7 @@ import pytest
 
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import exit_code, show_warnings
-from captioning.runtime.progress import part_of, progress, say
+from captioning.runtime.progress import log_line, part_of, progress
 from captioning.runtime.signals import Stopped
 
 
@@ -37,7 +37,7 @@ SHOWN = r"\x1b]0;title\x07\x9b2J\rimage\x7f " + "é\u3000\u200d"
 def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
     """Whatever a file's name holds, in an error, a line, a warning and a bar."""
     assert exit_code(raising(UserError(f"{HOSTILE}: no image"))) == 2
-    say(f"{HOSTILE}: a caption\nand\ta table")
+    log_line(f"{HOSTILE}: a caption\nand\ta table")
     monkeypatch.setattr(logging.root, "handlers", [])
     show_warnings()
     logging.getLogger("any").warning("skipped %s", HOSTILE)

@@ -10,7 +10,7 @@ from tensorboard.summary.writer import event_file_writer
 
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import part_of, progress, say
+from captioning.runtime.progress import log_line, part_of, progress
 from captioning.training.run_log import RunLog, command, record_run
 
 
@@ -95,12 +95,12 @@ def test_a_folder_that_cannot_be_written_is_one_line(scenes_config, tmp_path):
 
 def test_only_rank_0_shows_anything(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
-    say("hello")
+    log_line("hello")
     with progress(3, "bar") as bar:
         bar.update(3)
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("RANK", "0")
-    say("hello")
+    log_line("hello")
     with progress(3, "bar") as bar:
         bar.update(3)
     shown = capsys.readouterr().err
