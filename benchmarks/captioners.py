@@ -1,4 +1,4 @@
-"""The captioners that are measured, of the same weights: ours, transformers' and the original's."""
+"""The measured captioners, with the same weights: ours, transformers' and the original's way."""
 
 import tempfile
 from pathlib import Path
@@ -32,7 +32,7 @@ TINY = {
 
 
 def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -> BlipCaptioner:
-    """BLIP-base at 384 pixels with made-up weights and words, always the same; or a tiny one."""
+    """BLIP-base at 384 pixels with random weights and words, always the same; or a tiny one."""
     torch.manual_seed(0)
     words = [*SPECIAL_TOKENS, *PROMPT]
     words += [f"w{index}" for index in range(len(words), 60 if tiny else BERT_WORDS)]
@@ -62,11 +62,11 @@ def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
 
 
 class NaiveCaptioner:
-    """Our weights, captioning as the original did it: much is done anew at every step.
+    """Our weights, captioning as the original did.
 
     The image's embeddings are repeated for each beam. Each step computes the cross-attention's keys
-    and values of all their places again, and moves the captions' own keys and values after their
-    beams. The decoder's attention is written out, since torch had no fused kernel then.
+    and values again, and reorders the captions' cached keys and values by their beams. The
+    decoder's attention is unfused, since torch had no fused kernel then.
     """
 
     def __init__(self, captioner: BlipCaptioner):

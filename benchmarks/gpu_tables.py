@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from benchmarks.gpu.part import CHECK
-from benchmarks.topic import aligned
+from benchmarks.topic import lines_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BEGIN, END = "<!-- from gpu.json -->\n", "<!-- to here -->\n"
@@ -24,59 +23,18 @@ compiled steps and CUDA graphs, NCCL, prefetching out of pinned memory, the size
 
 
 def tables(content: Mapping[str, Any]) -> str:
-    """The page's text of a gpu.json: the card, checks, a table of each part, what is missing."""
+    """The page's text of a gpu.json: the card, checks and rows as printed, and what is missing."""
     parts = content["parts"]
-    machine = parts["ceilings"]["machine"]
-    blocks = [", ".join(f"{key} {value}" for key, value in machine.items()) + ".\n"]
-    checks = [f"{name}: {line}" for name, part in parts.items() for line in _checks(part)]
-    blocks += [_block(checks)] if checks else []
+    blocks = [
+        ", ".join(f"{k} {value}" for k, value in parts["ceilings"]["machine"].items()) + ".\n"
+    ]
+    missing = []
     for name, part in parts.items():
-        rows = [row for row in part["rows"] if "contenders" in row]
-        if rows:
-            contenders = list(dict.fromkeys(who for row in rows for who in row["contenders"]))
-            table = [[name, *contenders]]
-            table += [[row["name"], *(_cell(row, who) for who in contenders)] for row in rows]
-            blocks.append(_block(aligned(table)))
-    return "\n".join([*blocks, f"Not measured: {'; '.join(_missing(parts)) or 'nothing'}.\n"])
-
-
-def _checks(part: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for row in part["rows"]:
-        if row["name"].startswith(CHECK):
-            lines.append(f"{'FAILED' if 'error' in row else 'ok'}, {row['name'][len(CHECK) :]}")
-            lines += [f"    {note}" for note in row.get("notes", [row.get("error")])]
-    return lines
-
-
-def _cell(row: Mapping[str, Any], who: str) -> str:
-    """As "640.0 captions (5.00, 2.50-10.00; 12 MB)": a second or ms, times the peer, memory."""
-    if who not in row["contenders"]:
-        return ""
-    entry = row["contenders"][who]
-    rate = f"{entry['rate']:.1f} {row['item']}" if "rate" in entry else ""
-    low, high = entry["spread"]
-    memory = f"; {entry['peak_bytes'] / 2**20:.0f} MB" if "peak_bytes" in entry else ""
-    times = "peer" if who == row["peer"] else f"{entry['ratio']:.2f}, {low:.2f}-{high:.2f}"
-    return f"{rate or format(entry['median'] * 1000, '.2f') + ' ms'} ({times}{memory})"
-
-
-def _missing(parts: Mapping[str, Any]) -> list[str]:
-    lines = []
-    for name, part in parts.items():
-        lines += [f"{name} {part['ended']}"] if part["ended"] else []
-        lines += [f"{name}, {row}" for row in part["planned"][len(part["rows"]) :]]
-        for row in part["rows"]:
-            failed = {"": row["error"]} if "error" in row else row.get("failed", {})
-            lines += [
-                f"{name}, {row['name']}{f': {who}' if who else ''} ({why})"
-                for who, why in failed.items()
-            ]
-    return lines
-
-
-def _block(lines: Sequence[str]) -> str:
-    return "\n".join(["```", *lines, "```", ""])
+        lines = [line for row in part["rows"] for line in lines_of(row)]
+        blocks += ["\n".join([f"{name}\n\n```", *lines[1:], "```", ""])] if lines else []
+        missing += [f"{name} {part['ended']}"] if part["ended"] else []
+        missing += [f"{name}, {row}" for row in part["planned"][len(part["rows"]) :]]
+    return "\n".join([*blocks, f"Not measured: {'; '.join(missing) or 'nothing'}.\n"])
 
 
 def between(page: str) -> str:

@@ -1,11 +1,11 @@
-"""A T5 says what it reads in a row of a table, of which people leave out the most.
+"""A T5 describes a row of a table; the training descriptions leave out most of it.
 
     pip install . transformers accelerate    # in a checkout of this repository
     python examples/table.py
 
 The data are rows of a table and sentences about them, which mention each of size, colour and place
-two times in five. The likeliest sentence mentions none, and maximum likelihood teaches that one.
-After a quarter of a minute it prints what is said of 100 new rows, which have 400 facts.
+two times in five. The likeliest sentence mentions none, and maximum likelihood learns that one.
+After 15 seconds it prints how many of the 400 facts of 100 new rows each objective's model states.
 """
 
 import random
@@ -36,11 +36,11 @@ def ids(text):
     return [WORDS.index(word) for word in text.split()] + [END]
 
 
-def draw(generator):
-    """A row of the table, and what a person says of it."""
+def sample(generator):
+    """A row of the table, and a description by a person."""
     size, colour, kind, place = (generator.choice(words) for words in TABLE.values())
-    said = [generator.random() < 0.4 for _ in range(3)]
-    words = ["a", size * said[0], colour * said[1], kind, f"in the {place}" * said[2]]
+    stated = [generator.random() < 0.4 for _ in range(3)]
+    words = ["a", size * stated[0], colour * stated[1], kind, f"in the {place}" * stated[2]]
     return {"input_ids": ids(f"{size} {colour} {kind} {place}"), "labels": ids(" ".join(words))}
 
 
@@ -68,13 +68,13 @@ def train(model, rows, steps):
     Seq2SeqTrainer(model, arguments, train_dataset=rows, data_collator=collate).train()
 
 
-def tell(model, name, rows):
+def evaluate(model, name, rows):
     model.eval()
     inputs = torch.tensor([row["input_ids"] for row in rows]).to(model.device)
-    told = model.generate(inputs, max_length=12, do_sample=False).tolist()
-    texts = [[WORDS[token] for token in text if token > END] for text in told]
+    tokens = model.generate(inputs, max_length=12, do_sample=False).tolist()
+    texts = [[WORDS[token] for token in text if token > END] for text in tokens]
     words = sum(map(len, texts)) / len(rows)
-    facts = [[token for token in text if token > WORDS.index("the")] for text in told]
+    facts = [[token for token in text if token > WORDS.index("the")] for text in tokens]
     wrong = sum(token not in row["input_ids"] for row, f in zip(rows, facts) for token in f)
     right = sum(map(len, facts)) - wrong
     print(f"{name:<6}{words:.1f} words, {right} facts and {wrong} wrong ones: {' '.join(texts[0])}")
@@ -82,7 +82,7 @@ def tell(model, name, rows):
 
 set_seed(0)
 generator = random.Random(0)
-rows, held_out = ([draw(generator) for _ in range(count)] for count in (2000, 100))
+rows, held_out = ([sample(generator) for _ in range(count)] for count in (2000, 100))
 model = T5ForConditionalGeneration(
     T5Config(
         vocab_size=len(WORDS),
@@ -97,7 +97,7 @@ model = T5ForConditionalGeneration(
     )
 )
 train(model, rows, steps=150)
-tell(model, "MLE", held_out)
+evaluate(model, "MLE", held_out)
 use_smile(model, Objective({"mle": 0.3, "smile": 0.7}))
 train(model, rows, steps=120)
-tell(model, "SMILE", held_out)
+evaluate(model, "SMILE", held_out)

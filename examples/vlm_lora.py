@@ -4,10 +4,10 @@
     python examples/vlm_lora.py photos --output adapter
 
 photos/captions.jsonl has one line a caption, {"image": "a.jpg", "caption": "a red disc"}. A caption
-is printed before and after. `PeftModel.from_pretrained(model, "adapter")` loads what was trained.
+is printed before and after. `PeftModel.from_pretrained(model, "adapter")` loads the result.
 
-Several photos are packed into one row. A caption's subset stays its own, and it sees no other
-photo: positions start again with each, and there is no attention mask.
+Several photos are packed into one row. SMILE's subset is that of each caption, and a caption sees
+only its own photo: positions start again with each, and there is no attention mask.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from trl import SFTConfig, SFTTrainer
 from smile import Objective
 from smile.hf import SmileLossMixin
 
-QUESTION = [{"type": "image"}, {"type": "text", "text": "Describe the photo in detail."}]
-JOINED_ALIKE = ("idefics3", "smolvlm")  # text and pictures of a row are (1, length, ...)
+PROMPT = [{"type": "image"}, {"type": "text", "text": "Describe the photo in detail."}]
+CONCATENABLE = ("idefics3", "smolvlm")  # text and tiles of a row are (1, length, ...)
 
 
 class SmileSFTTrainer(SmileLossMixin, SFTTrainer):
@@ -43,29 +43,31 @@ class Packing:
 
     def __init__(self, processor):
         self.processor = processor
-        self.asked = [{"role": "user", "content": QUESTION}]
-        self.prompt = processor.apply_chat_template(self.asked, add_generation_prompt=True)
+        self.messages = [{"role": "user", "content": PROMPT}]
+        self.prompt = processor.apply_chat_template(self.messages, add_generation_prompt=True)
 
-    def question(self, photo: str) -> dict[str, torch.Tensor]:
-        """What the model is asked about a photo: ids (1, length), pixels (1, pictures, ...)."""
+    def prompt_inputs(self, photo: str) -> dict[str, torch.Tensor]:
+        """The prompt about a photo: ids (1, length), pixels (1, tiles, ...)."""
         image = ImageOps.exif_transpose(Image.open(photo)).convert("RGB")
-        # The template has put the special tokens there.
+        # The template includes the special tokens.
         how = {"add_special_tokens": False, "return_tensors": "pt"}
         return self.processor(text=self.prompt, images=[image], **how)
 
-    def answer(self, caption: str) -> torch.Tensor:
+    def answer_ids(self, caption: str) -> torch.Tensor:
         """The ids (1, length) of a caption as the assistant's turn, its end included."""
-        said = {"role": "assistant", "content": [{"type": "text", "text": caption}]}
-        text = self.processor.apply_chat_template([*self.asked, said])[len(self.prompt) :].rstrip()
+        answer = {"role": "assistant", "content": [{"type": "text", "text": caption}]}
+        text = self.processor.apply_chat_template([*self.messages, answer])[
+            len(self.prompt) :
+        ].rstrip()
         how = {"add_special_tokens": False, "return_tensors": "pt"}
         return self.processor.tokenizer(text, **how)["input_ids"]
 
     def row(self, photo: str, caption: str) -> dict[str, torch.Tensor]:
-        inputs, said = self.question(photo), self.answer(caption)
-        asked = inputs["input_ids"]
-        inputs["input_ids"] = torch.cat([asked, said], 1)
-        inputs["labels"] = torch.cat([torch.full_like(asked, -100), said], 1)
-        inputs["position_ids"] = torch.arange(asked.size(1) + said.size(1)).unsqueeze(0)
+        inputs, answer = self.prompt_inputs(photo), self.answer_ids(caption)
+        prompt = inputs["input_ids"]
+        inputs["input_ids"] = torch.cat([prompt, answer], 1)
+        inputs["labels"] = torch.cat([torch.full_like(prompt, -100), answer], 1)
+        inputs["position_ids"] = torch.arange(prompt.size(1) + answer.size(1)).unsqueeze(0)
         return {name: value for name, value in inputs.items() if name != "attention_mask"}
 
     def __call__(self, examples: list[dict[str, str]]) -> dict[str, torch.Tensor]:
@@ -75,10 +77,10 @@ class Packing:
 
 @torch.inference_mode()
 def describe(model, packing: Packing, photo: str) -> str:
-    inputs = packing.question(photo).to(model.device)
+    inputs = packing.prompt_inputs(photo).to(model.device)
     tokens = model.eval().generate(**inputs, max_new_tokens=64, do_sample=False)[0]
-    said = tokens[inputs["input_ids"].size(1) :]
-    return packing.processor.decode(said, skip_special_tokens=True).strip()
+    caption = tokens[inputs["input_ids"].size(1) :]
+    return packing.processor.decode(caption, skip_special_tokens=True).strip()
 
 
 def main(argv=None) -> SmileSFTTrainer:
@@ -92,11 +94,11 @@ def main(argv=None) -> SmileSFTTrainer:
     given = parser.parse_args(argv)
     rows, gpu = read_rows(given.folder), torch.cuda.is_available()
     model = AutoModelForImageTextToText.from_pretrained(given.model, dtype=torch.float32)
-    if model.config.model_type not in JOINED_ALIKE:
-        parser.error(f"{given.model} is no SmolVLM: Packing has to join its pictures otherwise")
+    if model.config.model_type not in CONCATENABLE:
+        parser.error(f"{given.model} is no SmolVLM: Packing has to join its tiles otherwise")
     packing = Packing(AutoProcessor.from_pretrained(given.model))
     quiet = {"save_strategy": "no", "report_to": "none"}
-    # Packing makes the rows, when they are asked for.
+    # Packing makes the rows when a batch is collated.
     as_they_are = {"dataset_kwargs": {"skip_prepare_dataset": True}, "remove_unused_columns": False}
     steps = {"max_steps": given.steps, "per_device_train_batch_size": given.photos, "bf16": gpu}
     arguments = SFTConfig(given.output, learning_rate=1e-4, **steps, **as_they_are, **quiet)

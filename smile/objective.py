@@ -57,38 +57,36 @@ def parse_objective(spec: Spec) -> dict[str, float]:
     Raises ValueError, in one line, for an unknown name, a weight that is not a positive number, or
     a wrong parameter.
     """
-    given = _given(spec)
-    if not given:
+    return {name: weight for name, (weight, _) in _parsed(spec).items()}
+
+
+def _parsed(spec: Spec) -> dict[str, tuple[float, Optional[TokenLoss]]]:
+    """The weight of each name, and its alternative; None for MLE, SMILE and its ablations."""
+    spec = {spec: 1.0} if isinstance(spec, str) else spec
+    if not spec:
         raise ValueError(f"objective is empty; name one or more of {', '.join(OBJECTIVES)}")
-    for name, (weight, parameters) in given.items():
+    parsed = {}
+    for name, given in spec.items():
         if name not in OBJECTIVES:
             raise ValueError(f"objective {name!r} is unknown; choose from {', '.join(OBJECTIVES)}")
+        parameters = dict(given) if isinstance(given, Mapping) else {"weight": given}
+        weight = parameters.pop("weight", 1.0)
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not number or not math.isfinite(weight) or weight <= 0:
             raise ValueError(f"objective {name!r} has weight {weight!r}; give a number above 0")
-        _made(name, parameters)
-    return {name: float(weight) for name, (weight, _) in given.items()}
+        parsed[name] = float(weight), _alternative(name, parameters)
+    return parsed
 
 
-def _given(spec: Spec) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """The weight and the parameters of each name, unchecked."""
-    spec = {spec: 1.0} if isinstance(spec, str) else spec
-    apart = {}
-    for name, given in spec.items():
-        parameters = dict(given) if isinstance(given, Mapping) else {"weight": given}
-        apart[name] = parameters.pop("weight", 1.0), parameters
-    return apart
-
-
-def _made(name: str, parameters: dict[str, Any]) -> Optional[TokenLoss]:
-    """The alternative of that name; None for MLE, SMILE and its ablations."""
-    known = [field.name for field in fields(ALTERNATIVES[name])] if name in ALTERNATIVES else []
+def _alternative(name: str, parameters: dict[str, Any]) -> Optional[TokenLoss]:
+    kind = ALTERNATIVES.get(name)
+    known = [field.name for field in fields(kind)] if kind else []
     for parameter in parameters:
         if parameter not in known:
             allowed = ", ".join(["weight", *known])
             raise ValueError(f"objective {name!r} has no parameter {parameter!r}; it has {allowed}")
     try:
-        return ALTERNATIVES[name](**parameters) if name in ALTERNATIVES else None
+        return kind(**parameters) if kind else None
     except ValueError as error:
         raise ValueError(f"objective {name!r}: {error}") from error
 
@@ -114,21 +112,20 @@ class Objective(nn.Module):
     ):
         super().__init__()
         check_smoothing(label_smoothing)
-        self.weights = parse_objective(spec)
+        parsed = _parsed(spec)
+        self.weights = {name: weight for name, (weight, _) in parsed.items()}
         self.label_smoothing = label_smoothing
         self.first_token_mle = first_token_mle
         self.random_subset_size = random_subset_size
         self.pad_token_id = pad_token_id
         self.ignore_index = ignore_index
-        self._keep({name: _made(name, given) for name, (_, given) in _given(spec).items()})
+        self._keep({name: loss for name, (_, loss) in parsed.items() if loss is not None})
         truncation = self.alternatives.get("truncation")
         self.means = LastMeans(truncation.window) if truncation else None
 
-    def _keep(self, made: Mapping[str, Optional[TokenLoss]]) -> None:
-        self.alternatives = {name: loss for name, loss in made.items() if loss is not None}
-        self.alternatives_text = repr(
-            {name: asdict(loss) for name, loss in self.alternatives.items()}
-        )
+    def _keep(self, alternatives: dict[str, TokenLoss]) -> None:
+        self.alternatives = alternatives
+        self.alternatives_text = repr({name: asdict(x) for name, x in alternatives.items()})
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""Fixtures that every test can ask for, and the settings that all of them run under."""
+"""Fixtures and settings of all tests."""
 
 import os
 from collections import Counter
@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files that have the most slow tests, so that none of them is left for last."""
+    """Run the files with the most slow tests first."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 

@@ -1,8 +1,7 @@
-"""The commands that a Markdown page shows, as bash runs them, and what is wrong with one.
+"""Checks the commands of a Markdown page.
 
-Each fenced bash block is run by bash itself, loops, variables and the project's scripts included,
-where every program but bash is a stand-in that writes down how it was called. What Python was to
-run is then given to the argument parser of that very module, and stops there.
+bash runs each fenced block, with loops, variables and the project's scripts. Every other program is
+a stand-in that records its call. A module's arguments then go to the parser of that module.
 """
 
 import argparse
@@ -50,7 +49,7 @@ STAND_IN = """#!/bin/bash
 
 
 class Wrong(Exception):
-    """What is wrong with a command."""
+    """A command that cannot work, and why."""
 
 
 class Command(NamedTuple):
@@ -61,7 +60,7 @@ class Command(NamedTuple):
 
 
 class _Parsed(BaseException):
-    """Ends a program when its arguments are read; nothing that it does is to catch this."""
+    """Ends a program once its arguments are parsed; a BaseException, so that it is not caught."""
 
 
 def pages(repository):

@@ -1,4 +1,4 @@
-"""Programs one after the other in one process of their own, which costs the imports once."""
+"""Programs one after the other in one process, which imports once."""
 
 import json
 import os
@@ -15,7 +15,7 @@ for name, arguments, code in json.loads(sys.argv[1]):
 
 
 def run_programs(programs, folder, repository, before=""):
-    """What they printed and what they said, where each ends with its code.
+    """Run them and return their stdout and stderr; each has to end with its code.
 
     programs: (module, arguments, exit code) each; folder: where they run, and all of their PATH;
     before: Python that runs first.

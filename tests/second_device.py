@@ -1,7 +1,7 @@
-"""A device besides the CPU where there is none: what mixes the two is an error, as it is on a GPU.
+"""A second device on a machine without one: mixing it with the CPU is an error, as on a GPU.
 
-Its tensors are the CPU's and only say that they lie elsewhere: their values can be compared. Torch
-cannot forget a device, hence a process of its own: `python -m tests.second_device` prints for each
+Its tensors are the CPU's and only claim another device: their values can be compared. Torch cannot
+unregister a device, hence a separate process: `python -m tests.second_device` prints for each
 case of `cases()` its error, or nothing, as JSON.
 """
 
@@ -17,22 +17,22 @@ from torch.utils._pytree import tree_leaves, tree_map
 NAME = "second"
 LOSS = "loss:"  # cases in which it has no float64, as MPS has none
 TAKES_INDEX = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
-# A device is waited for by these, and by a copy to the CPU.
+# These wait for the device, and so does a copy to the CPU.
 READS = ("_local_scalar_dense", "nonzero", "_unique2")
 waits: list[str] = []
 
 
 class There(torch.Tensor):
-    """A tensor of the CPU, `inner`, that says that it lies on the second device."""
+    """A tensor of the CPU, `inner`, that claims to be on the second device."""
 
     has_float64 = True
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor):
-        said = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
-        said.update(dtype=inner.dtype, device=f"{NAME}:0")
-        made = torch.Tensor._make_wrapper_subclass(cls, inner.size(), **said)
+        options = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        options.update(dtype=inner.dtype, device=f"{NAME}:0")
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.size(), **options)
         made.inner = inner
         return made
 
@@ -42,7 +42,7 @@ class There(torch.Tensor):
 
 
 class SecondDevice(TorchDispatchMode):
-    """So that tensors may also be made there."""
+    """Lets tensors be created there."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return _computed(function, args, kwargs or {})
@@ -50,7 +50,7 @@ class SecondDevice(TorchDispatchMode):
 
 def _computed(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = function.overloadpacket.__name__
-    # An index of the CPU serves every device.
+    # An index on the CPU works for every device.
     indexed = name in TAKES_INDEX and isinstance(args[0], There)
     checked = [args[0], *args[2:]] if indexed else args
     tensors = [x for x in tree_leaves((checked, kwargs)) if isinstance(x, torch.Tensor)]
@@ -84,7 +84,7 @@ def _inner(value: Any) -> Any:
 
 
 def prepare() -> None:
-    """Make the device known to torch. To be called before the project is imported."""
+    """Register the device with torch. Call it before the project is imported."""
     from torch.utils import backend_registration
 
     class Backend(backend_registration._DummyBackendModule):
@@ -94,7 +94,7 @@ def prepare() -> None:
     backend_registration._setup_privateuseone_for_python_backend(NAME, Backend())
     torch.__future__.set_swap_module_params_on_conversion(False)
     torch.__future__.set_overwrite_module_params_on_conversion(True)
-    # What torch does beneath where a mode or a tensor's class is asked.
+    # torch implements these below the level of dispatch modes and tensor subclasses.
     tensor, tolist = torch.tensor, torch.Tensor.tolist
 
     def made(*args, device=None, **more):
@@ -111,7 +111,7 @@ def prepare() -> None:
 
 
 def cases() -> dict[str, Callable[[str], Any]]:
-    """By name, functions of a device whose tensors, on the CPU, do not depend on it."""
+    """By name, functions of a device; their tensors must equal those of the CPU."""
     from smile import OBJECTIVES
 
     specs = [*OBJECTIVES, {"mle": 0.1, "smile": 0.9}, {"truncation": {"window": 5}}]
@@ -128,10 +128,10 @@ def cases() -> dict[str, Callable[[str], Any]]:
         device, num_beams=4, num_beam_groups=2, diversity_penalty=0.5, no_repeat_ngram_size=2
     )
     found["captions by compiled steps"] = lambda device: _captions(device, True, num_beams=3)
-    found["captions by drawing the best word"] = lambda device: _captions(
+    found["captions by sampling the best word"] = lambda device: _captions(
         device, sample=True, top_k=1, repetition_penalty=1.2, min_p=0.1
     )
-    found["what a caption looks at"] = _reread
+    found["the attention map of a caption"] = _score_tokens
     found["a model of transformers"] = lambda device: _transformers(device, from_hidden=False)
     found["its hidden states"] = lambda device: _transformers(device, from_hidden=True)
     found["a packed row of a later batch"] = _packed_later
@@ -189,7 +189,7 @@ def _captions(device: str, compiled: bool = False, **settings: Any) -> list[torc
     return [found.token_ids, found.scores]
 
 
-def _reread(device: str) -> list[torch.Tensor]:
+def _score_tokens(device: str) -> list[torch.Tensor]:
     captioner = _captioner(device)
     encoded, ids = captioner.encode(_photos(device)), torch.tensor([5, 6, 7, 8, 9], device=device)
     likelihoods = captioner.log_likelihoods(encoded, ids.expand(2, 2, -1))
@@ -209,7 +209,7 @@ def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
 
 
 def _packed_later(device: str) -> list[torch.Tensor]:
-    """It is refused, though the first batch is not packed."""
+    """It is refused although the first batch is not packed."""
     from smile.hf import use_smile
     from tests.smile.hf_steps import GPT2, made
 
@@ -226,7 +226,7 @@ def _packed_later(device: str) -> list[torch.Tensor]:
 
 
 def _waits_once(device: str) -> list[torch.Tensor]:
-    """More than without an objective; from hidden states once more, for the words of MLE."""
+    """Once more than without an objective; from hidden states twice, for MLE's vocabulary."""
     from transformers import Trainer
 
     from smile.hf import SmileLossMixin
@@ -274,7 +274,7 @@ def _steps(cls: type, device: str, **options: Any) -> tuple[list[torch.Tensor], 
 
 
 def _head_elsewhere(device: str, from_hidden: bool) -> list[torch.Tensor]:
-    """As `device_map` divides a model; its output is to be where the batch is."""
+    """As `device_map` divides a model; its output must be on the batch's device."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     from smile.hf import last_parts, use_smile

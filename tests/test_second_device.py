@@ -1,4 +1,4 @@
-"""Losses, captions and gradients stay on the device of what they are made of."""
+"""Losses, captions and gradients stay on the device of their inputs."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def errors(repository):
-    """By the name of each case, what went wrong."""
+    """The error of each case by its name, "" for none."""
     command = [sys.executable, "-m", "tests.second_device"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

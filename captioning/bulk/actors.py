@@ -13,7 +13,7 @@ from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, ShardTask, ShardUpdate
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import keep_said
+from captioning.runtime.progress import collect_lines
 
 SEND_S = 1.0  # between two updates; lines that are not sent are lost with the actor
 
@@ -36,7 +36,7 @@ class CaptioningActor:
         """folder: of relative paths, if this machine has it."""
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        self._messages = keep_said()
+        self._messages = collect_lines()
         self._lock = threading.Lock()  # of the captioner and the random generator
 
     def load(self, load: Callable[[], CheckpointModel], request: Request) -> Loaded:

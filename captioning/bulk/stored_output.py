@@ -41,9 +41,9 @@ def begin(request: Request, restart: bool) -> None:
 
     Raises UserError.
     """
-    there = stores.stamps(f"{request.address}.parts")
+    remote = stores.stamps(f"{request.address}.parts")
     try:
-        header = _header(request) if HEADER in there else None
+        header = _header(request) if HEADER in remote else None
     except UserError:  # it is damaged
         if not restart:
             raise
@@ -51,7 +51,7 @@ def begin(request: Request, restart: bool) -> None:
     if header and restart:
         request.remove_tars(header)
         header = None
-    if header and _name(header, header["file"]) not in there:
+    if header and _name(header, header["file"]) not in remote:
         header = None
     local = find_plan(request.parts)
     if not (local and header and local.header["file"] == header["file"]):
@@ -60,9 +60,9 @@ def begin(request: Request, restart: bool) -> None:
     # A plan without captions can be replaced, as on a disk. But a lost machine may have written
     # sidecars or tars of a shard, which another plan would take for captions of other programs.
     beside = request.sidecar or request.write_shards
-    if local or (header and (beside or any(name.endswith(".done") for name in there))):
-        _continue(request, header, local, there)
-    elif there:
+    if local or (header and (beside or any(name.endswith(".done") for name in remote))):
+        _continue(request, header, local, remote)
+    elif remote:
         remove(request)
     for path in (request.failed, request.out, request.marker):
         _refresh(request, path)
@@ -109,12 +109,12 @@ def remove(request: Request) -> None:
 
 
 def _continue(
-    request: Request, header: dict[str, Any], local: Optional[Plan], there: dict[str, Any]
+    request: Request, header: dict[str, Any], local: Optional[Plan], remote: dict[str, Any]
 ) -> None:
     """Download the finished shards that are missing here, and upload those missing there."""
 
     def download(name: str) -> None:
-        stamp = there.get(_name(header, name))
+        stamp = remote.get(_name(header, name))
         if stamp is not None:
             fetch(_address(request, header, name), request.parts / name, stamp)
 
@@ -123,7 +123,7 @@ def _continue(
         download(header["file"])
         local = Plan(request.parts, header)
     for part in local.parts():
-        stored = _name(header, part.marker.name) in there
+        stored = _name(header, part.marker.name) in remote
         if stored and not part.marker.exists():
             download(part.path.name)
             if request.sidecar:

@@ -1,11 +1,11 @@
 """The samples of an annotation file in any format: images, their captions and their ids."""
 
 import re
-from os import PathLike
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional, Union
 
 from captioning.data.formats import CAPTION_NAMES, IMAGE_NAMES, captions_file, read_rows
+from captioning.files.reading import StrPath
 from captioning.runtime.errors import UserError
 
 ImageId = Union[int, str]
@@ -19,7 +19,7 @@ class Sample(NamedTuple):
     image_id: ImageId  # identifies the image in results and references
 
 
-def read_annotations(path: Union[str, PathLike], split: Optional[str] = None) -> list[Sample]:
+def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]:
     """Return the samples of an annotation file, in the order in which it first names the images.
 
     The format is detected from the extension and the content:

@@ -1,14 +1,13 @@
 """Predictions and references, read from the files that captioning programs exchange."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from captioning.data.annotations import ImageId, derived_id, read_annotations
 from captioning.data.formats import is_json
 from captioning.files.cache import local
-from captioning.files.reading import parse_json_lines, read_json, read_text
+from captioning.files.reading import StrPath, parse_json_lines, read_json, read_text
 from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]
@@ -16,7 +15,7 @@ References = dict[ImageId, list[str]]
 NO_IDS: Mapping[str, ImageId] = {}
 
 
-def read_predictions(path: Union[str, PathLike], ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
+def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
     """Return {image id: caption} of a COCO results file, a list of {image_id, caption}, or of the
     lines {image, caption} (.jsonl) that bulk captioning writes. An image without an id gets that of
     the name in `ids` that its path ends in, or else the one that `read_annotations` would give it.
@@ -49,7 +48,7 @@ def predictions_by_id(
     return captions
 
 
-def read_references(path: Union[str, PathLike]) -> References:
+def read_references(path: StrPath) -> References:
     """Return {image id: human captions}, one caption or more for each image.
 
     The file is COCO's ground truth ({annotations: [{image_id, caption}]}), an annotation file of
@@ -113,11 +112,11 @@ def with_references(
 
     Raises UserError if no image has any.
     """
-    lacking = [image_id for image_id, group in by_id(captions, references).items() if not group]
-    if len(lacking) == len(captions):
+    matched = by_id(captions, references)
+    kept = {image_id: caption for image_id, caption in captions.items() if matched[image_id]}
+    if not kept:
         match_ids(captions, references)  # raises
-    left_out = set(lacking)
-    return {i: caption for i, caption in captions.items() if i not in left_out}, lacking
+    return kept, [image_id for image_id in captions if image_id not in kept]
 
 
 def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, BinaryIO, Callable, NamedTuple, Optional, Union
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from captioning.files.images import FORMATS, MOST_SCANS, MOST_SEGMENTS, has_many_scans
+from captioning.files.reading import StrPath
 from captioning.runtime.errors import UserError, one_line
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -27,7 +28,7 @@ MOST_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def open_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -> Image.Image:
+def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
     """Return an image file of which only the header has been read, for `decode`.
 
     data: the file's content; `path` is then only its name. The format is detected from the content,
@@ -62,7 +63,7 @@ def _formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def decode(image: Image.Image, name: Union[str, os.PathLike] = "") -> Image.Image:
+def decode(image: Image.Image, name: StrPath = "") -> Image.Image:
     """Return an opened image as RGB, 8 bits a channel: the first frame, transparency dropped.
 
     The EXIF orientation is not applied, since the original BLIP does not.
@@ -76,14 +77,14 @@ def decode(image: Image.Image, name: Union[str, os.PathLike] = "") -> Image.Imag
         return image.convert("RGB")
 
 
-def load_image(path: Union[str, os.PathLike], data: Optional[BinaryIO] = None) -> Image.Image:
+def load_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
     """Return an image file, decoded; see `open_image` and `decode` for the errors raised."""
     with open_image(path, data) as image:
         return decode(image, path)
 
 
 @contextmanager
-def _errors_naming(path: Union[str, os.PathLike]) -> Iterator[None]:
+def _errors_naming(path: StrPath) -> Iterator[None]:
     try:
         yield
     except UserError:

@@ -12,7 +12,7 @@ from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import heard_by, say
+from captioning.runtime.progress import report_bars_to, say
 
 EXAMPLES = 2
 
@@ -35,7 +35,10 @@ class FirstCaptions:
         samples = read_split(configs[0], "test")
         samples = samples[:: len(samples) // EXAMPLES][:EXAMPLES]
         captions = []
-        with heard_by(lambda description, share: None), suppress(UserError):  # a removed checkpoint
+        with (
+            report_bars_to(lambda description, share: None),
+            suppress(UserError),
+        ):  # a removed checkpoint
             for config, epochs in zip(configs, newest):
                 config = config.model_copy(update={"num_workers": 0})
                 captioner, _ = captioner_from(config, str(epochs[-1]))

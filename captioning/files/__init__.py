@@ -1,1 +1,1 @@
-"""What lies on disk: written whole or not at all, hashed, read or refused in one line."""
+"""Files on disk and in stores: written atomically, hashed, and read with one-line errors."""

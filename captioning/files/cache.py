@@ -10,9 +10,10 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from captioning.files import stores
+from captioning.files.reading import StrPath
 from captioning.files.writing import atomic_write, locked, replace, user_errors
 from captioning.runtime.errors import UserError
 
@@ -32,7 +33,7 @@ def cache_key(of: str, length: int = 64) -> str:
     return hashlib.sha256(of.encode(errors="surrogateescape")).hexdigest()[:length]
 
 
-def local(name: Union[str, os.PathLike]) -> Path:
+def local(name: StrPath) -> Path:
     """Return a path unchanged, for a file in a store the path of its copy. Raises UserError."""
     name = str(name)
     if not stores.is_store(name):

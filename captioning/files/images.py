@@ -6,11 +6,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Optional, Union
 
 from captioning.files import stores
-from captioning.files.reading import parse_json_lines, read_json
+from captioning.files.reading import StrPath, parse_json_lines, read_json
 from captioning.runtime.errors import UserError
 
 # The formats that are read, by Pillow's names, with the suffixes of their files. EPS is left out:
@@ -133,7 +132,7 @@ def _in_folder(folder, within, recursive, glob, above) -> Iterator[str]:
             yield from _in_folder(path, relative, recursive, glob, above)
 
 
-def read_list(path: Union[str, Path], column: Optional[str] = None) -> Iterator[Listed]:
+def read_list(path: StrPath, column: Optional[str] = None) -> Iterator[Listed]:
     """Yield the images of a list as it names them, repeated ones repeatedly.
 
     - `.txt`: an image file per line;
@@ -163,7 +162,7 @@ def read_list(path: Union[str, Path], column: Optional[str] = None) -> Iterator[
     return (_listed(row, f"{path}: {where}", column) for where, row in rows)
 
 
-def _csv_rows(path: Union[str, Path]) -> Iterator[tuple[str, Any]]:
+def _csv_rows(path: StrPath) -> Iterator[tuple[str, Any]]:
     reader = csv.DictReader(_lines(path, newline=""), strict=True)
     try:
         for row in reader:
@@ -189,7 +188,7 @@ def _listed(row: Any, where: str, column: Optional[str]) -> Listed:
     return Listed(image, image_id if type(image_id) in (int, str) else None, in_row=True)
 
 
-def _lines(path: Union[str, Path], newline: Optional[str] = None) -> Iterator[str]:
+def _lines(path: StrPath, newline: Optional[str] = None) -> Iterator[str]:
     try:
         with io.TextIOWrapper(stores.opened(str(path)), "utf-8-sig", newline=newline) as file:
             yield from file

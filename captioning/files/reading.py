@@ -4,16 +4,19 @@ import io
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from os import PathLike
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from captioning.files.stores import whole
 from captioning.runtime.errors import UserError, one_line
 
+StrPath = Union[str, PathLike]
+
 MOST_VALUES = 10_000  # a configuration has hundreds; aliases of aliases can mean billions
 
 
-def read_text(path: Union[str, Path]) -> str:
+def read_text(path: StrPath) -> str:
     """Return the text of a UTF-8 file (a byte order mark is dropped).
 
     Raises UserError if the file is missing, unreadable, empty or not UTF-8.
@@ -31,7 +34,7 @@ def read_text(path: Union[str, Path]) -> str:
     return text
 
 
-def read_json(path: Union[str, Path], without: Collection[str] = ()) -> Any:
+def read_json(path: StrPath, without: Collection[str] = ()) -> Any:
     """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do.
 
     without: names that are left out of every object, which saves memory.
@@ -39,9 +42,7 @@ def read_json(path: Union[str, Path], without: Collection[str] = ()) -> Any:
     return parse_json(read_text(path), path, without=without)
 
 
-def parse_json(
-    text: str, path: Union[str, Path], first_line: int = 1, without: Collection[str] = ()
-) -> Any:
+def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collection[str] = ()) -> Any:
     """Return the value of a JSON text that begins at `first_line` of the file `path`."""
 
     def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def parse_json(
         raise UserError(f"{path}: not valid JSON: a number has thousands of digits") from None
 
 
-def parse_json_lines(lines: Iterable[str], path: Union[str, Path]) -> Iterator[tuple[int, Any]]:
+def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each line that is not blank; see `parse_json`.
 
     Lines are not those of str.splitlines, which also splits at U+2028: JSON allows it in strings.

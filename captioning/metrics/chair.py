@@ -182,7 +182,7 @@ def _read(path: Path) -> dict[ImageId, list[str]]:
         except (KeyError, TypeError, AttributeError):
             raise UserError(f"{path}: not a file of instances: {_EXPECTED}") from None
     if not isinstance(document, dict) or not document:
-        raise UserError(f"{path}: says of no image what is in it: {_EXPECTED}")
+        raise UserError(f"{path}: names the objects of no image: {_EXPECTED}")
     for image_id, objects in document.items():
         if not isinstance(objects, list) or not all(isinstance(word, str) for word in objects):
             raise UserError(f"{path}: no list of objects under {image_id!r}: {_EXPECTED}")

@@ -74,11 +74,10 @@ def read_reply(reply: str) -> Optional[Verdict]:
 class ClairOptions(Options):
     judge_url: Annotated[Optional[str], "scoring"] = Field(
         None,
-        description="a server with OpenAI's chat interface, such as https://api.openai.com/v1, and "
-        "the name of a model there",
+        description="a server with OpenAI's chat interface, such as https://api.openai.com/v1",
     )
     judge_model: Annotated[Optional[str], "scoring"] = Field(
-        None, description="the name of a model at judge_url"
+        None, description="the name of a model there, at judge_url"
     )
 
 

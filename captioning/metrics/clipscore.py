@@ -58,7 +58,7 @@ def image_score(captions: np.ndarray, images: np.ndarray, weight: float) -> np.n
 
 
 class PacScore(ClipScore):
-    """PAC-S and RefPAC-S (Sarto et al. 2023): CLIPScore with weight 2 and CLIP weights of its own.
+    """PAC-S and RefPAC-S (Sarto et al. 2023): CLIPScore with factor 2 and their weights of CLIP.
 
     `clip_model` names these weights; with OpenAI's it would be another metric.
     """

@@ -2,8 +2,8 @@
 
 true_facts   true facts that a caption states
 wrong_facts  wrong facts among all stated facts, per cent
-scene_R@k    captions whose own scene is among the k scored scenes of which most of the caption's
-             facts are true, per cent; a tied scene counts as before the own one
+scene_R@k    captions that rank their own scene among the first k, per cent. Scenes are ranked by
+             the number of the caption's facts that hold; a tied scene is before the own one
 """
 
 from pathlib import Path

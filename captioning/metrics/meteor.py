@@ -62,19 +62,15 @@ def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
         return np.nan_to_num(harmonic * (1 - _GAMMA * fragmentation**_BETA))
 
 
-class _Shared:
-    """The one process of a `shared_process` block, started when it is first asked for."""
+class _SharedJava:
+    """The Java process of a `shared_process` block, started by the first use."""
 
     def __init__(self):
         self.opened, self.process = ExitStack(), None
         self.owner, self.lock = os.getpid(), RLock()
 
-    def is_own(self):
-        """Whether it is this process's: one that was forked cannot share its parent's pipes."""
-        return self.owner == os.getpid()
-
     def start(self):
-        """The process, another one where it has failed or was ended in between."""
+        """The running process; replaces one that failed or was killed."""
         with self.lock:
             if self.process is not None and self.process.poll() is not None:
                 self.close()
@@ -83,31 +79,31 @@ class _Shared:
             return self.process
 
     def score(self, captions, references):
-        """As `_converse`, one call at a time; a process that fails is given up."""
+        """`_score` in the shared process, one call at a time; ends the process if it fails."""
         with self.lock:
             process, self.process = self.start(), None
-            with self.opened:  # which ends the process, and tells Java's own reason, if this fails
-                answer = _converse(process, captions, references)
+            with self.opened:  # raises Java's own error if the call fails
+                answer = _score(process, captions, references)
                 self.opened, self.process = self.opened.pop_all(), process
             return answer
 
     def close(self):
-        with self.lock, suppress(JavaError):  # what it failed to score has been reported
+        with self.lock, suppress(JavaError):  # the failed call has reported it
             self.opened.close()
         self.process = None
 
 
-_shared: Optional[_Shared] = None
+_shared: Optional[_SharedJava] = None
 
 
 @contextmanager
 def shared_process() -> Iterator[None]:
-    """Let all scores within the block come from one Java process: each takes seconds to start.
+    """Compute all scores of the block in one Java process, as each takes seconds to start.
 
-    It holds about 600 MB, and is given up after an hour.
+    It needs about 600 MB, and is killed after an hour.
     """
     global _shared
-    outer, _shared = _shared, _Shared()
+    outer, _shared = _shared, _SharedJava()
     try:
         yield
     finally:
@@ -117,9 +113,9 @@ def shared_process() -> Iterator[None]:
 
 @contextmanager
 def scoring_for_jobs() -> Iterator[Mapping[str, str]]:
-    """`shared_process`, begun at once, for this process and for jobs with the environment given."""
+    """`shared_process`, started at once, also for jobs with the environment that is yielded."""
     with shared_process(), serve(_shared.score) as address:
-        with suppress(JavaError):  # who scores is told
+        with suppress(JavaError):  # every score reports it
             _shared.start()
         yield {ADDRESS: address}
 
@@ -128,38 +124,39 @@ def _java(time_limit: float):
     from pycocoevalcap.meteor import meteor
 
     jar = Path(meteor.__file__).with_name(meteor.METEOR_JAR)
-    # Others of Java's collectors use a fifth more of the cores, and twice the memory.
+    # Java's other collectors use a fifth more of the cores, and twice the memory.
     machine = ["-XX:+UseSerialGC", "-Xmx2G", "-jar", jar]
     return java_process([*machine, "-", "-", "-stdio", "-l", "en", "-norm"], time_limit)
 
 
 def _run_java(captions, references):
     """Return the set's score, each caption's, and (N, 23) statistics."""
-    if _shared is not None and _shared.is_own():
+    # A forked process cannot use its parent's pipes.
+    if _shared is not None and _shared.owner == os.getpid():
         return _shared.score(captions, references)
     time_limit = _SECONDS_TO_START + _SECONDS_A_CAPTION * len(captions)
     if ADDRESS in os.environ:
         with suppress(CallFailed):
             return call(os.environ[ADDRESS], time_limit, captions, references)
     with _java(time_limit) as (process, _):
-        return _converse(process, captions, references)
+        return _score(process, captions, references)
 
 
-def _converse(process, captions, references):
-    def tell(*fields):
+def _score(process, captions, references):
+    def send(*fields):
         process.stdin.write(" ||| ".join(fields) + "\n")
         process.stdin.flush()
 
-    def hear():
+    def receive():
         return process.stdout.readline().strip()
 
     lines = []
     for caption, group in zip(captions, references):
-        tell("SCORE", *group, caption)
-        lines.append(hear())
-    tell("EVAL", *lines)
-    each = [float(hear()) for _ in captions]
+        send("SCORE", *group, caption)
+        lines.append(receive())
+    send("EVAL", *lines)
+    each = [float(receive()) for _ in captions]
     statistics = np.array([[float(number) for number in line.split()] for line in lines])
     same = (statistics[:, _WORDS] == statistics[:, _LENGTHS]).all(1)
     statistics[same & (statistics[:, _CHUNKS] == 1), _CHUNKS] = 0
-    return float(hear()), each, statistics
+    return float(receive()), each, statistics

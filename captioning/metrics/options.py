@@ -29,6 +29,7 @@ class Options(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name, message = first["loc"][0], first["msg"]
+            message = message[0].lower() + message[1:]
             raise UserError(f"{name}: found {first['input']!r}; {message}") from None
 
     @classmethod

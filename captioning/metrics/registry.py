@@ -62,8 +62,8 @@ def build_evaluators(
         own = {option: options[option] for option in fields if option in options}
         missing = missing_options(kind.required, kind.Options, kind.Options.checked(own))
         if missing:
-            meaning = fields[missing[0]].description
-            raise UserError(f"metrics: {name} needs {' and '.join(missing)}: {meaning}")
+            meanings = " and ".join(fields[option].description for option in missing)
+            raise UserError(f"metrics: {name} needs {' and '.join(missing)}: {meanings}")
         if kind.needs_images and (settings is None or settings.images is None):
             raise UserError(f"metrics: {name} needs the images: give their folder with --images")
         built.append(kind(settings, **own))

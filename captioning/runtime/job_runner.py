@@ -20,7 +20,7 @@ from typing import Callable, NamedTuple, Optional
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED
-from captioning.runtime.progress import heard_by, say
+from captioning.runtime.progress import report_bars_to, say
 
 STOPPED = 3  # exit code: it was asked to stop and has saved
 SECONDS_TO_SAVE = 600.0  # after which a job that was asked to stop is killed
@@ -228,7 +228,7 @@ def _do(job: Job, reports: connection.Connection) -> None:
 
     code = 1
     try:
-        with signals.watch(), heard_by(report):
+        with signals.watch(), report_bars_to(report):
             _send(reports, None)
             code = job.do() or 0
             code = code or (STOPPED if signals.stop_requested() else 0)

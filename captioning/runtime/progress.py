@@ -14,7 +14,7 @@ from captioning.runtime.errors import visible
 _kept: Optional[list[str]] = None
 
 
-def keep_said() -> list[str]:
+def collect_lines() -> list[str]:
     """Collect lines from now on instead of printing them: another process prints them."""
     global _kept
     _kept = []
@@ -54,7 +54,7 @@ _listener: Optional[Callable[[str, float], None]] = None
 
 
 @contextlib.contextmanager
-def heard_by(listener: Callable[[str, float], None]) -> Iterator[None]:
+def report_bars_to(listener: Callable[[str, float], None]) -> Iterator[None]:
     """Within the block, report bars to `listener` instead of drawing them."""
     global _listener
     before, _listener = _listener, listener

@@ -1,1 +1,1 @@
-"""A drawn world whose truth is known: scenes, their pictures, their annotators, their facts."""
+"""A synthetic data set whose content is known: scenes, their images, captions and facts."""

@@ -3,6 +3,7 @@
 What is refused is in tests/captioning/bad_input/test_checkpoints.py.
 """
 
+import io
 import re
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from BLIP.weights.checkpoint import CheckpointError, load_weights, read_checkpoint
+from BLIP.weights.safe_load import PickledError
+from BLIP.weights.sharded_checkpoint import _Unpickler
 
 TIED = (
     "text_decoder.cls.predictions.decoder.weight",
@@ -80,3 +83,9 @@ def test_a_position_embedding_that_does_not_fit_is_refused(make_captioner, shape
     state = {**captioner.state_dict(), "visual_encoder.pos_embed": torch.ones(shape)}
     with pytest.raises(CheckpointError, match=re.escape(message)):
         load_weights(captioner, state, "file.pth")
+
+
+def test_the_index_of_a_sharded_checkpoint_may_name_dtypes_of_torch_and_no_function():
+    assert _Unpickler(io.BytesIO(b"ctorch\nfloat16\n.")).load() is torch.float16
+    with pytest.raises(PickledError, match=r"could run code \(torch\.load\)"):
+        _Unpickler(io.BytesIO(b"ctorch\nload\n.")).load()

@@ -75,7 +75,7 @@ def test_refusals_are_one_line(server, files, name, settings, status, message):
     assert "\n" not in answer["error"]
 
 
-def test_who_comes_when_too_many_wait_is_sent_away(files):
+def test_a_full_queue_refuses_callers(files):
     fastapi = pytest.importorskip("fastapi", reason="no Gradio, which brings FastAPI")
     from app.server import add_api
     from app.uploads import Uploads
@@ -128,7 +128,7 @@ def slow_callers(server):
         yield callers
 
 
-def test_slow_callers_take_no_place(server, slow_callers, files):
+def test_slow_callers_take_no_place_in_the_queue(server, slow_callers, files):
     time.sleep(0.2)
     assert post(server, files / "photo.jpg", num_beams=1)[0] == 200
 
@@ -155,17 +155,17 @@ def test_few_large_photos_are_in_memory_at_once(serving, tmp_path):
     assert most - before < 400e6
 
 
-def test_callers_who_come_together_share_a_batch_and_one_bad_photo_is_its_own(server, files):
+def test_concurrent_callers_share_a_batch_and_a_bad_photo_fails_alone(server, files):
     names = ["photo.jpg", "other.png", "cut.jpg"] * 4
     alone = {name: post(server, files / name) for name in names[:3]}
     before = metrics(server)
     with ThreadPoolExecutor(len(names)) as threads:
         found = list(threads.map(lambda name: post(server, files / name), names))
     for name, (status, answer) in zip(names, found):
-        expected, told = alone[name]
+        expected, answer_alone = alone[name]
         assert status == expected == (400 if name == "cut.jpg" else 200)
         if status == 200:
-            assert [e["caption"] for e in answer] == [e["caption"] for e in told]
+            assert [e["caption"] for e in answer] == [e["caption"] for e in answer_alone]
     after = metrics(server)
 
     def more(name):
@@ -193,7 +193,7 @@ def metrics(server):
     return found
 
 
-def test_who_hangs_up_is_counted_and_disturbs_nobody(server, files):
+def test_a_caller_that_hangs_up_is_counted(server, files):
     gone = 'smile_requests_total{status="499"}'
     before = metrics(server).get(gone, 0)
     body = (files / "photo.jpg").read_bytes()
@@ -215,7 +215,7 @@ def test_who_hangs_up_is_counted_and_disturbs_nobody(server, files):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_documented_line_works(server, files, repository):
+def test_the_documented_command_works(server, files, repository):
     text = (repository / "docs" / "app.md").read_text()
     line = re.search(r"^curl .*?(?<!\\)$", text, re.MULTILINE | re.DOTALL)[0]
     assert "http://127.0.0.1:7860" in line and "@photo.jpg" in line
@@ -226,7 +226,7 @@ def test_the_documented_line_works(server, files, repository):
     assert "caption" in json.loads(result.stdout)[0], result.stderr
 
 
-def test_no_file_but_an_uploaded_one_can_be_had_through_the_page(server, repository):
+def test_only_uploaded_files_can_be_read(server, repository):
     path = urllib.parse.quote(str(repository / "README.md"))
     for prefix in ("file=", "gradio_api/file="):
         with pytest.raises(urllib.error.HTTPError) as caught:
@@ -234,7 +234,7 @@ def test_no_file_but_an_uploaded_one_can_be_had_through_the_page(server, reposit
         assert caught.value.code in (403, 404)
 
 
-def test_every_answer_keeps_the_browser_from_other_servers(server, files):
+def test_every_answer_has_the_content_security_policy(server, files):
     def policy(answer):
         return answer.headers["content-security-policy"]
 

@@ -21,7 +21,7 @@ def test_labels_are_the_objectives_and_colours_those_of_the_report(checkpoints, 
     assert checkpoints[0].source == str(run_folders[0] / "checkpoint_best.pth")
 
 
-def test_equal_objectives_are_told_apart_by_their_folders(run_folders, tmp_path):
+def test_equal_objectives_are_labelled_with_their_folders(run_folders, tmp_path):
     for name in ("first", "second"):
         shutil.copytree(run_folders[1], tmp_path / name)
     found = load_checkpoints([str(tmp_path / name) for name in ("first", "second")], None, CPU)
@@ -50,12 +50,12 @@ def test_secrets_of_an_address_are_shown_nowhere(run_folders, monkeypatch, capsy
         UserError, match=r"store\.example/models/best\.pth is named twice"
     ) as caught:
         load_checkpoints([first, first], config, CPU)
-    told = [page, str(caught.value), repr(found), *capsys.readouterr()]
+    texts = [page, str(caught.value), repr(found), *capsys.readouterr()]
     assert "https://store.example/models/best.pth" in page
-    assert not any(secret in text for text in told for secret in ("PASSWORD", "SECRET", "user:"))
+    assert not any(secret in text for text in texts for secret in ("PASSWORD", "SECRET", "user:"))
 
 
-def test_weights_from_elsewhere_take_the_configuration_that_is_named(run_folders, tmp_path):
+def test_weights_without_a_run_need_a_configuration(run_folders, tmp_path):
     content = torch.load(run_folders[0] / "checkpoint_best.pth", weights_only=False)
     torch.save({"model": content["model"]}, tmp_path / "released.pth")
     sources = [str(tmp_path / "released.pth"), str(run_folders[1])]
@@ -74,14 +74,14 @@ def test_weights_from_elsewhere_take_the_configuration_that_is_named(run_folders
         (["{runs}/nothing.pth"], "does not exist"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_line(run_folders, sources, message):
+def test_a_checkpoint_that_cannot_be_loaded_is_one_line(run_folders, sources, message):
     sources = [source.format(runs=run_folders[0].parent) for source in sources]
     with pytest.raises(UserError, match=message) as caught:
         load_checkpoints(sources, None, CPU)
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_name_the_demos_are_taken(run_folders, tmp_path, monkeypatch):
+def test_the_default_is_the_demos_checkpoints(run_folders, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"bash scripts/demo\.sh"):
         demos_checkpoints()

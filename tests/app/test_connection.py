@@ -80,18 +80,18 @@ HEAD = b"POST %s HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: %d\
     ],
     ids=["nothing", "half a head", "a slow head", "no body", "a slow body"],
 )
-def test_who_is_too_slow_is_cut_off(answering, parts, pause):
+def test_a_slow_client_is_disconnected(answering, parts, pause):
     received, seconds = exchange(answering, parts, pause)
     assert received == b"" and seconds < 4 * PATIENCE
 
 
-def test_a_second_slow_head_is_cut_off(answering):
+def test_a_slow_second_head_is_disconnected(answering):
     whole = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
     received, seconds = exchange(answering, [whole, *[b"G"] * 50], 0.1)
     assert received.startswith(b"HTTP/1.1 200") and seconds < 5 * PATIENCE
 
 
-def test_who_takes_long_but_goes_on_is_answered(answering):
+def test_a_long_request_that_keeps_coming_is_answered(answering):
     """Also a client that waits for a slow answer."""
     parts = [HEAD % (b"/", 5 * 40_000), *[bytes(40_000)] * 5]
     assert exchange(answering, parts, PATIENCE / 2)[0].endswith(b"\r\n\r\n200000")

@@ -62,25 +62,25 @@ def gather():
     return call
 
 
-def test_those_that_wait_with_one_key_are_one_batch(gather):
+def test_waiting_calls_of_one_key_are_one_batch(gather):
     maker = Maker()
     assert gather(maker, [("a", 1), ("b", 2), ("a", 3), ("a", 4)]) == [2, 4, 6, 8]
     assert sorted(map(sorted, maker.batches[1:])) == [[1, 3, 4], [2]]
 
 
-def test_a_batch_has_no_more_than_it_may(gather):
+def test_a_batch_is_not_larger_than_its_limit(gather):
     maker = Maker()
     assert gather(maker, [("a", i) for i in range(5)], most=2) == [0, 2, 4, 6, 8]
     assert sorted(map(len, maker.batches[1:])) == [1, 2, 2]
 
 
-def test_without_a_key_each_is_alone(gather):
+def test_calls_without_a_key_are_not_batched(gather):
     maker = Maker()
     assert gather(maker, [(None, i) for i in range(3)]) == [0, 2, 4]
     assert sorted(maker.batches[1:]) == [[0], [1], [2]]
 
 
-def test_one_that_fails_fails_alone(gather):
+def test_an_item_that_fails_fails_alone(gather):
     maker = Maker()
     good, bad, other = gather(maker, [("a", 1), ("a", "bad"), ("a", 3)])
     assert (good, other) == (2, 6)
@@ -88,14 +88,14 @@ def test_one_that_fails_fails_alone(gather):
     assert sorted(map(len, maker.batches[1:])) == [1, 1, 1, 3]
 
 
-def test_who_has_gone_away_costs_nothing(gather):
+def test_items_of_callers_who_have_gone_are_left_out(gather):
     maker = Maker()
     found = gather(maker, [("a", 1), ("a", 2), ("b", 3)], gone=(0, 2))
     assert found[1] == 4 and all(isinstance(found[i], Gone) for i in (0, 2))
     assert [item for batch in maker.batches[1:] for item in batch] == [2]
 
 
-def test_calls_a_moment_apart_are_one_batch(monkeypatch):
+def test_calls_within_the_window_are_one_batch(monkeypatch):
     monkeypatch.setattr("app.dynamic_batcher.WINDOW_S", 20)
     maker = Maker()
     maker.may.set()
@@ -107,7 +107,7 @@ def test_calls_a_moment_apart_are_one_batch(monkeypatch):
     assert [sorted(batch) for batch in maker.batches] == [[0, 1, 2]] and batches == [(3, True)]
 
 
-def test_a_batch_that_was_too_large_is_let_go_of_before_its_photos_are_made_alone(monkeypatch):
+def test_the_memory_of_a_failed_batch_is_freed_before_its_items_are_retried(monkeypatch):
     class Tensor:
         pass
 
@@ -160,7 +160,7 @@ def test_captions_of_a_batch_are_those_of_single_photos(talkative, monkeypatch, 
     assert talkative.captioner.prompt == "a "
 
 
-def test_samples_are_drawn_alone(checkpoints):
+def test_samples_are_not_batched(checkpoints):
     service, sizes = CaptionService(checkpoints, Limits()), []
     service.batcher.on_batch = lambda items, seconds: sizes.append(items)
     options = read_options({"sample": True, "max_length": 12, "temperature": 3, "seed": 4})

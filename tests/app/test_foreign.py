@@ -153,7 +153,7 @@ def test_a_photo_that_was_uploaded_is_captioned(page):
     assert ask(f"{page}/gradio_api/file={path}")[2] == b"photo"
 
 
-def test_a_body_that_is_no_file_is_small(page):
+def test_large_bodies_that_are_no_files_are_refused(page):
     for path in ("gradio_api/queue/join", "gradio_api/run/predict", "login", "no/such"):
         status, _, answer = ask(f"{page}/{path}", bytes(2 << 20))
         assert status == 413 and b"a body above 1048576 bytes" in answer
@@ -177,7 +177,7 @@ PATHS = ["", "config", "metrics", "gradio_api/queue/data?session_hash=s", "gradi
         {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "no-cors"},
     ],
 )
-def test_a_page_elsewhere_is_refused(page, path, host, headers):
+def test_another_origin_is_refused(page, path, host, headers):
     headers = {**headers, "Host": host} if host else headers
     post = path in ("gradio_api/upload", "gradio_api/queue/join", "api/caption")
     status, found, answer = ask(f"{page}/{path}", b"{}" if post else None, **headers)
@@ -207,7 +207,7 @@ def test_a_page_elsewhere_is_refused(page, path, host, headers):
         {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"},  # a link to the page
     ],
 )
-def test_the_page_itself_and_a_link_to_it_are_let_in(page, headers):
+def test_the_page_and_links_to_it_are_accepted(page, headers):
     assert ask(page, **headers)[0] == 200
     if headers.get("Sec_Fetch_Site") != "cross-site":
         assert ask(f"{page}/gradio_api/app_id", **headers)[0] == 200

@@ -66,7 +66,7 @@ def asked(guard, host="localhost:7860", authorization=None, path="/"):
         ("0.0.0.0", "evil.example", False),
     ],
 )
-def test_only_its_own_hosts(bound, host, own):
+def test_other_hosts_are_refused(bound, host, own):
     status, _, line = asked(Guard(inside, bound, ["Page.example"], None), host)
     assert status == (200 if own else 400)
     assert own or ("Host is not this page's" in line and "--host-name" in line)
@@ -100,7 +100,7 @@ def basic(secret):
         (f"Digest {SECRET}", False),
     ],
 )
-def test_only_with_the_token(authorization, known):
+def test_the_token_is_required(authorization, known):
     status, headers, line = asked(
         Guard(inside, "127.0.0.1", [], SECRET), authorization=authorization
     )
@@ -109,7 +109,7 @@ def test_only_with_the_token(authorization, known):
         assert headers[b"www-authenticate"].decode() == CHALLENGE and "Bearer TOKEN" in line
 
 
-def test_the_host_is_looked_at_before_the_token():
+def test_the_host_is_checked_before_the_token():
     assert asked(Guard(inside, "127.0.0.1", [], SECRET), "evil.example")[0] == 400
 
 
@@ -126,16 +126,16 @@ def test_a_token_comes_from_the_flag_or_the_environment(monkeypatch):
         assert "\n" not in str(caught.value)
 
 
-def test_addresses_of_this_machine_alone():
+def test_loopback_addresses_are_local():
     assert is_local("127.0.0.1") and is_local("127.0.0.2")
     assert not is_local("0.0.0.0") and not is_local("192.168.1.5")
 
 
 @pytest.mark.parametrize(
-    ("host", "token", "told"),
+    ("host", "token", "warned"),
     [("0.0.0.0", None, True), ("0.0.0.0", SECRET, False), ("127.0.0.1", None, False)],
 )
-def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, token, told):
+def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, token, warned):
     """It also warns if others can use the page without a token."""
     uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
     pytest.importorskip("prometheus_client", reason="no prometheus_client")
@@ -151,7 +151,7 @@ def test_the_server_is_behind_the_guard(service, monkeypatch, capsys, host, toke
     with listen(host, 0) as listening:
         serve(service, listening, ["page.example"], token)
     log = capsys.readouterr().err
-    assert ("anyone who reaches 0.0.0.0 can caption here" in log) == told and SECRET not in log
+    assert ("anyone who reaches 0.0.0.0 can caption here" in log) == warned and SECRET not in log
     app = configs[0].app
     assert configs[0].http is TimedConnection
     right = token and f"Bearer {token}"

@@ -40,19 +40,19 @@ def test_a_port_that_is_taken(capsys):
         ([], "bash scripts/demo.sh"),
     ],
 )
-def test_what_a_user_can_mend_is_one_line(capsys, tmp_path, monkeypatch, arguments, message):
+def test_errors_of_the_user_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert message in refused(capsys, *arguments, "--port", "0")
 
 
-def test_an_old_python_is_told_which_to_use(capsys, monkeypatch):
+def test_an_old_python_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 9, 18))
     line = refused(capsys, "x.pth")
     assert line.startswith("error: the web page needs Python 3.10 or later, and this is 3.9: ")
     assert "PYTHON=python3.11" in line and "bash scripts/app.sh" in line
 
 
-def test_without_gradio_it_says_where_to_get_it(capsys, monkeypatch):
+def test_missing_libraries_are_named(capsys, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 11, 7))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     line = refused(capsys, "x.pth")
@@ -73,7 +73,7 @@ def test_limits_of_nothing_are_refused(capsys):
     assert "have to be above 0" in capsys.readouterr().err
 
 
-def test_commands_and_flags_of_the_pages_are_understood(repository):
+def test_commands_and_flags_of_the_pages_can_be_parsed(repository):
     pages = [repository / name for name in ("README.md", "docs/app.md")]
     text = "\n".join(page.read_text() for page in pages)
     commands = re.findall(r"^bash scripts/app\.sh(.*)$", text, re.MULTILINE)

@@ -130,7 +130,7 @@ def test_lengths_and_prompt_are_those_of_the_fields(page, files):
         )  # [DEC], a, large and these are 6 to 7 tokens
 
 
-def test_files_that_are_no_photos_are_one_line_in_the_page(browser, server, files):
+def test_unreadable_photos_are_one_line_in_the_page(browser, server, files):
     for name, line in (
         ("notes.jpg", "notes.jpg: not a readable image"),
         ("cut.jpg", "cut.jpg: not a readable image"),

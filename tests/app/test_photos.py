@@ -19,13 +19,13 @@ LIMITS = Limits(upload_mb=1, pixels=1_000_000)
         ("heavy.jpg", r"1\.\d MB; this page takes up to 1 MB"),
     ],
 )
-def test_what_is_refused_is_named_as_the_visitor_named_it(files, name, message):
+def test_errors_have_the_visitors_file_name(files, name, message):
     with pytest.raises(UserError, match=f"^my file: .*{message}") as caught:
         read_photo(files / name, "my file", LIMITS)
     assert str(files) not in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_photo_is_turned_as_its_camera_was(tmp_path):
+def test_a_photo_is_turned_upright(tmp_path):
     lying = Image.new("RGB", (30, 20), "white")
     lying.paste("black", (0, 0, 15, 20))  # black on the left
     lying.save(tmp_path / "plain.png")

@@ -31,7 +31,7 @@ def test_a_caption_is_the_captioners_own(service):
         assert record["settings"]["prompt"] == "a picture of "
 
 
-def test_repeats_are_left_out_and_settings_that_are_off_are_not_told(service):
+def test_no_repeated_ngram_and_settings_that_are_off_are_not_recorded(service):
     checkpoint = service.checkpoints[0]
     given = {**defaults_of(checkpoint), "max_length": 40, "min_length": 38}
     plain = caption_of(service, PHOTO, checkpoint, read_options(given))
@@ -46,7 +46,7 @@ def test_repeats_are_left_out_and_settings_that_are_off_are_not_told(service):
 
 
 @pytest.mark.parametrize(("name", "value"), [("min_p", 1.0), ("typical_p", 1e-6)])
-def test_a_sample_of_almost_no_words_hardly_differs(service, name, value):
+def test_min_p_and_typical_p_restrict_samples(service, name, value):
     given = {"sample": True, "max_length": 8, "top_k": 0, "top_p": 1, "temperature": 3}
 
     def said(**more):
@@ -92,20 +92,20 @@ def test_a_prompt_holds_for_one_caption(service):
         ({"beams": 3}, "beams: no such setting; there are sample, num_beams"),
     ],
 )
-def test_settings_that_cannot_be_followed_are_one_line(service, given, message):
+def test_invalid_settings_are_one_line(service, given, message):
     with pytest.raises(UserError, match=message) as caught:
         caption_of(service, PHOTO, service.checkpoints[0], read_options({"min_length": 1, **given}))
     assert "\n" not in str(caught.value)
     assert service.checkpoints[0].captioner.prompt == "a picture of "
 
 
-def test_more_tokens_than_the_decoder_has_places_are_refused(service, monkeypatch):
+def test_more_tokens_than_positions_are_refused(service, monkeypatch):
     monkeypatch.setattr(service.checkpoints[0].captioner, "max_positions", 20)
     with pytest.raises(UserError, match="max_length is 21; MLE has room for 20 tokens"):
         caption_of(service, PHOTO, service.checkpoints[0], read_options({"max_length": 21}))
 
 
-def test_only_checkpoints_that_there_are_can_be_chosen(service, files):
+def test_unknown_checkpoints_are_refused(service, files):
     def labels_of(*labels):
         found = service.caption_file(files / "photo.jpg", "a", labels, read_options({}))[1]
         return [caption.checkpoint.label for caption in found]

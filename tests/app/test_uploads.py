@@ -33,7 +33,7 @@ def test_bytes_and_files_are_counted_wherever_they_lie(tmp_path, monkeypatch):
     assert not uploads.has_room()
 
 
-def test_what_gradio_forgot_is_removed(tmp_path, monkeypatch):
+def test_files_that_gradio_left_behind_are_removed(tmp_path, monkeypatch):
     """Younger files and the page's examples stay."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     own, left = tmp_path / "scene.png", tmp_path / "a" / "b" / "tmp123"
@@ -71,7 +71,7 @@ def folder_of(address):
     return Path(path).parent
 
 
-def test_a_full_disk_is_told_to_the_page_and_to_programs(serving, files):
+def test_a_full_folder_refuses_uploads_and_api_calls(serving, files):
     pytest.importorskip("gradio", reason="no Gradio: the web page needs Python 3.10 or later")
     with serving() as (address, _):  # 4 photos of 1 MB a batch: room for 8 MB
         photo, large = (files / "photo.jpg").read_bytes(), 1 << 20

@@ -34,8 +34,8 @@ NOT_IN_IMAGES = ["pycocotools", "pycocoevalcap", "fairscale", "webdataset", "cut
 
 @pytest.fixture
 def short_folder():
-    """For temporary files: a loader's processes meet at a socket there, whose path may have no
-    more than about 100 characters."""
+    """For temporary files: a loader's sockets lie there, and their paths are limited to about 100
+    characters."""
     with tempfile.TemporaryDirectory(prefix="gpu") as folder:
         yield folder
 

@@ -65,16 +65,16 @@ def test_places(config, monkeypatch, crowd):
 
     monkeypatch.setattr(judge, "images_of", numbered)
     monkeypatch.setattr(judge, "CROWD", crowd)
-    said = {**{n: n for n in range(7)}, 0: 6, 3: 100}
-    captions = {str(image_id): f"{said[n]} of them" for image_id, n in numbers.items()}
+    stated = {**{n: n for n in range(7)}, 0: 6, 3: 100}
+    captions = {str(image_id): f"{stated[n]} of them" for image_id, n in numbers.items()}
     found = judge.places(Judge(), config, samples, captions)
     assert len(found) == crowd
     tried = {numbers[image_id] for image_id in numbers if str(image_id) in found}
     for image_id, n in numbers.items():
         if n in tried:
-            distance = [abs(other - said[n]) for other in tried]
-            before = sum(d < abs(n - said[n]) for d in distance)
-            ties = sum(d == abs(n - said[n]) for d in distance) - 1
+            distance = [abs(other - stated[n]) for other in tried]
+            before = sum(d < abs(n - stated[n]) for d in distance)
+            ties = sum(d == abs(n - stated[n]) for d in distance) - 1
             assert found[str(image_id)] == 1 + before + ties / 2
 
 

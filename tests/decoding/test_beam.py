@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from decoding import DecodingSettings, decode
+from decoding import DecodingSettings, decode, until_end
 
 END, PAD = 1, 99
 
@@ -265,3 +265,9 @@ def test_a_step_synchronises_with_the_device_once(changes):
     with Synchronisations() as waits:
         decode(model.step(), torch.tensor([[2, 3], [4, 5]]), END, PAD, chosen)
     assert waits.count == 10
+
+
+def test_tokens_until_the_end():
+    tokens = torch.tensor([[2, END, 3, END], [2, 3, 4, 5]])
+    expected = [[True, True, False, False], [True] * 4]
+    assert until_end(tokens, END).tolist() == expected

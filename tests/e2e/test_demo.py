@@ -1,4 +1,4 @@
-"""The quick demo from the first line to the report, as a newcomer runs it; stopped and gone on."""
+"""The quick demo from the first line to the report, killed once and resumed."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_demo_that_was_killed_goes_on(finished, project):
     assert [int(number) for number, _, _ in said] == list(range(1, 5))
     assert {total for _, total, _ in said} == {"4"}
     assert any("fine-tuning" in title for _, _, title in said)
-    # A line each half minute, of the step's runs that have told by then.
+    # A status line every half minute, with the runs that have reported progress.
     shares = r"^\[\d/4\] (MLE|SMILE|MLE \+ SMILE) \d+%.*; about .+ to go in all$"
     assert re.search(shares, stderr, re.MULTILINE)
     assert "Warning" not in stderr

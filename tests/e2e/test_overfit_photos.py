@@ -1,4 +1,4 @@
-"""Each classic captioner learns 16 real photos by heart, in a run from made-up weights."""
+"""Each classic captioner overfits 16 real photos from random weights."""
 
 import json
 
@@ -48,6 +48,6 @@ def test_it_knows_them_by_heart(model, photos, repository, tmp_path):
     result = tmp_path / "result" / f"val_epoch{EPOCHS - 1:02d}"
     scores = json.loads((result / "metrics.json").read_text())["metrics"]
     assert scores["Bleu_4"]["value"] > 0.9
-    # Of another photo it says something else: it has not learnt one caption.
+    # Captions differ by photo: it has not learnt a single one.
     captions = json.loads(result.with_suffix(".json").read_text())
     assert len({entry["caption"] for entry in captions}) == 16

@@ -1,4 +1,4 @@
-"""The commands that the scripts give to Python, seen by a stand-in for it."""
+"""The commands that the scripts run, recorded by a stand-in for Python."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ def run_script(tmp_path, repository):
     interpreter.parent.mkdir(parents=True)
     interpreter.write_text(INTERPRETER)
     interpreter.chmod(0o755)
-    (interpreter.parent / "uv").symlink_to("/bin/true")  # which says that nothing is missing
+    (interpreter.parent / "uv").symlink_to("/bin/true")  # satisfied
 
     def run(script, *arguments, **variables):
         environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
@@ -54,7 +54,7 @@ def run_script(tmp_path, repository):
 @pytest.fixture
 def launch(run_script, tmp_path):
     """Return a function that runs a script and returns threads and arguments of its Python."""
-    tool = tmp_path / "driver" / "nvidia-smi"  # without which torch is not asked
+    tool = tmp_path / "driver" / "nvidia-smi"  # then train.sh asks torch for the number of GPUs
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Runs stopped at random steps, in generation and in scoring, end as those that were not."""
+"""Runs that are stopped at random steps, in generation or in scoring end as undisturbed ones."""
 
 import json
 import os
@@ -61,21 +61,21 @@ def stop_at(step, number=signal.SIGTERM, rank=0):
 
 
 def disturb_random_generators():
-    """What is drawn next is not what an undisturbed run would draw next."""
+    """Set every generator to a state that an undisturbed run would not have."""
     seed = int.from_bytes(os.urandom(4), "big")
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
-# Tried at steps that differ from day to day, and are told where they fail.
+# Other steps each day; a failure names them.
 DICE = random.Random()
 SOME_STEPS = [1, STEPS, 3 * STEPS, *DICE.sample([*range(2, STEPS), *range(9, 24)], 3)]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def test_one_process_stopped_at_any_step(config, whole, tmp_path):
-    """Stopped over and over in one run, and by every signal; nothing is done twice."""
+    """One run stopped several times, by every signal; no step is repeated."""
     for count, step in enumerate(sorted(SOME_STEPS)):
         run = Run(config, tmp_path / "run", hook=stop_at(step, SIGNALS[count % 3]))
         assert run.wait() == [0], (step, run.said())
@@ -87,7 +87,7 @@ def test_one_process_stopped_at_any_step(config, whole, tmp_path):
 
 
 def test_sampling_teacher_forcing_and_accumulation(config, whole, tmp_path):
-    """What draws most: a decoder that reads words of its own, and sampled captions."""
+    """The most random numbers: scheduled sampling in training, and sampled captions."""
     settings = ["model=lstm", "encoder=regnet_x_400mf", "encoder_weights=none", "image_size=48"]
     settings += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true", "embed_dim=16"]
     settings += ["hidden_dim=16", "batch_size=4", "accumulation_steps=2", "bucket_batches=true"]
@@ -101,7 +101,7 @@ def test_sampling_teacher_forcing_and_accumulation(config, whole, tmp_path):
 
 
 def test_loss_scaling(config, whole, tmp_path):
-    """It begins too high for float16: the first steps overflow, and are skipped."""
+    """The first scale is too high for float16: steps overflow and are skipped."""
     settings = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
     assert Run(config, tmp_path / "run", *settings, hook=stop_at(4)).wait() == [0]
     assert Run(config, tmp_path / "run", *settings).wait() == [0]
@@ -170,7 +170,7 @@ def test_another_number_of_processes_keeps_the_order_of_images(config, whole, tm
 
 
 def test_stopped_while_captions_are_made_or_scored(config, whole, tmp_path):
-    """The epoch is there, its scores are not; they come when the run goes on."""
+    """The epoch is saved without scores; resume adds them."""
 
     def in_generation(rank):
         generate = caption_images.__globals__["until_asked"]

@@ -1,4 +1,4 @@
-"""Runs whose output is in an object store go on, on another machine, as those on disk do."""
+"""Runs in an object store resume on another machine as runs on disk do."""
 
 import os
 import signal
@@ -32,9 +32,9 @@ def whole(config):
 
 @pytest.fixture
 def train(config, s3, tmp_path, monkeypatch):  # noqa: F811
-    """Return a function that trains into the store, on the machine of a name: a cache of its own.
+    """Return a function that trains into the store, with a cache for each machine's name.
 
-    It gives what was said, and the working folder.
+    It returns the output and the working folder.
     """
 
     def run(machine, *arguments, hook=None, code=0, processes=1):
@@ -64,7 +64,7 @@ def stop_at(step, number=signal.SIGTERM):
 
 
 def in_store(folder):
-    """What of a working folder the store has otherwise; its names there."""
+    """The files that differ between a working folder and the store, and the names in the store."""
     here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     there = set(stores.stamps(ADDRESS))
     both = [name for name in here & there if not name.startswith("tensorboard")]

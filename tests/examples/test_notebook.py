@@ -1,4 +1,4 @@
-"""examples/caption.ipynb: every cell runs, in order, and says what it is for."""
+"""examples/caption.ipynb: every cell runs, in order."""
 
 import pytest
 
@@ -35,12 +35,12 @@ def test_it_runs_from_top_to_bottom(notebook, repository, tmp_path):
         for cell in notebook.cells
         if cell.cell_type == "code" and all("name" in output for output in cell.outputs)
     ]
-    costs, said, scored = printed[-3:]
+    costs, captions, scored = printed[-3:]
     rows = [line.split() for line in costs.splitlines()[2:]]
     assert rows[-1][0] == "(end)" and len(rows) > 3
     for _, mle, smile, _, other_mle, other_smile, _ in rows:
         assert float(smile) <= float(mle) and float(other_smile) <= float(other_mle)
-    assert [line.split()[0] for line in said.splitlines()] == ["MLE", "SMILE"]
+    assert [line.split()[0] for line in captions.splitlines()] == ["MLE", "SMILE"]
     assert all(name in scored for name in ("MLE", "SMILE", "Cap. Len.", "difference"))
     shown = [o.data for c in notebook.cells for o in c.get("outputs", []) if "data" in o]
     assert sum("image/png" in data for data in shown) == 1

@@ -31,8 +31,8 @@ def problem(card, vocabulary):
 def with_words(spec, labels, vocabulary):
     """The objective, its random words the same wherever it is asked."""
     objective = Objective(spec, 0.1, pad_token_id=0)
-    drawn = torch.randint(vocabulary, (*labels.shape, 10), generator=torch.Generator())
-    objective._sample = lambda labels, _: drawn.to(labels.device)
+    sampled = torch.randint(vocabulary, (*labels.shape, 10), generator=torch.Generator())
+    objective._sample = lambda labels, _: sampled.to(labels.device)
     return objective
 
 
@@ -71,8 +71,8 @@ def test_losses_and_gradients_are_those_of_float64(card):
                 dtype: worst(from_hidden(card, objective, inputs, labels, dtype), expected)
                 for dtype in ERRORS
             }
-            told = ", ".join(f"{str(dtype)[6:]} {error:.1e}" for dtype, error in errors.items())
-            card.note(f"V {vocabulary:,}, {name}: {told}")
+            found = ", ".join(f"{str(dtype)[6:]} {error:.1e}" for dtype, error in errors.items())
+            card.note(f"V {vocabulary:,}, {name}: {found}")
             assert all(errors[dtype] < ERRORS[dtype] for dtype in ERRORS), card.notes[-1]
 
 

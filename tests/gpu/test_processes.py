@@ -131,5 +131,5 @@ def test_a_label_beyond_the_head_ends_the_process(card):
     for case, process in zip(cases, begun):
         stdout, stderr = process.communicate(timeout=120)
         assert process.returncode != 0 and "the loss is" not in stdout, case
-        said = "device-side assert" if card.on_gpu else "but the vocabulary has 11 tokens"
-        assert said in stderr, stderr[-500:]
+        message = "device-side assert" if card.on_gpu else "but the vocabulary has 11 tokens"
+        assert message in stderr, stderr[-500:]

@@ -24,7 +24,7 @@ PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
 
 def config_of(card):
-    """A configuration of a run of six steps on drawn scenes, made once."""
+    """A configuration of a run of six steps on generated scenes, made once."""
     path = card.folder / "run.yaml"
     if not path.exists():
         make_scenes(card.folder / "scenes", splits={"train": 24, "val": 4, "test": 4})
@@ -35,12 +35,12 @@ def config_of(card):
 
 
 def trained(card, folder, *changes, code=0):
-    """What a run in that folder says, which ends with `code`."""
+    """The output of a run in that folder, which ends with `code`."""
     given = ["--config", str(config_of(card)), "--output_dir", str(folder)]
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as output:
         ended = train.main([*given, "--device", card.device.type, *changes])
-    assert ended == code, said.getvalue()[-1000:]
-    return said.getvalue()
+    assert ended == code, output.getvalue()[-1000:]
+    return output.getvalue()
 
 
 def curve(folder):

@@ -12,9 +12,7 @@ from smile.alternatives import ALTERNATIVES
 from smile.hf import compute_loss_func, undo, use_smile
 from tests.smile import hf_models
 from tests.smile.families.expected import expected_smile
-from tests.smile.hf_steps import definition, gradients, made
-
-each_family = pytest.mark.parametrize("name", hf_models.HERE)
+from tests.smile.hf_steps import BOTH_KINDS, definition, gradients, made
 
 
 def test_compute_loss_func_of_both_kinds():
@@ -58,10 +56,8 @@ def test_what_cannot_be_done_is_said():
         family.model(input_ids=hf_models.text(), labels=torch.ones(3, 9, dtype=torch.long))
 
 
-@each_family
-@pytest.mark.parametrize("positional", [False, True])
-def test_a_forward_of_the_instances_own_is_called_with_the_objective_around_it(name, positional):
-    """As accelerate leaves one behind, for autocast or to move inputs between devices."""
+@pytest.mark.parametrize("name", BOTH_KINDS)
+def test_arguments_by_position_reach_a_forward_of_the_instance(name):
     family = hf_models.make(name)
     model, batch, calls = family.model, dict(family.batch), []
     expected = expected_smile(family)
@@ -73,12 +69,9 @@ def test_a_forward_of_the_instances_own_is_called_with_the_objective_around_it(n
 
     model.forward = types.MethodType(own_forward, model)
     use_smile(model)
-    if positional:  # all arguments, up to the labels
-        names = list(inspect.signature(class_forward).parameters)[1:]
-        before = names[: names.index("labels") + 1]
-        loss = model(*[batch.pop(key, None) for key in before], **batch).loss
-    else:
-        loss = model(**batch).loss
+    names = list(inspect.signature(class_forward).parameters)[1:]
+    before = names[: names.index("labels") + 1]
+    loss = model(*[batch.pop(key, None) for key in before], **batch).loss
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=0)
     assert calls == [None]
     undo(model)
@@ -94,7 +87,7 @@ def test_an_argument_given_twice_is_refused():
 
 
 @pytest.mark.parametrize("name", ALTERNATIVES)
-@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize("kind", BOTH_KINDS)
 def test_every_alternative(name, kind):
     """From logits and from hidden states a step is the definition's on the model's logits."""
     spec = {name: {"eos_token_id": 3}} if name == "selective_eos" else name

@@ -1,4 +1,4 @@
-"""Break runs for real, for as long as asked, and count what they survived.
+"""Kill, stop and starve runs for a given time, and count what they survived.
 
 python -m tests.soak [--kills 100] [--seconds 900] [--disks 12] [--steps 2000] [--seed N]
 """

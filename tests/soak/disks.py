@@ -1,4 +1,4 @@
-"""Disks that are full, or may not be written to: real ones, mounted for the purpose."""
+"""Full and read-only disks, which are mounted for the test."""
 
 import contextlib
 import hashlib
@@ -36,7 +36,7 @@ def disk(folder: Path, size: int) -> Iterator[None]:
 
 
 def full(folder: Path, tries: int) -> Counter:
-    """Runs on disks of many sizes: each says so in one line, and goes on when there is room."""
+    """Runs on disks of many sizes: a full disk is one line, and the run resumes with more room."""
     counts: Counter[str] = Counter()
     config = write_config(folder)
     if Run(config, folder / "whole").wait() != [0]:
@@ -72,7 +72,7 @@ def _full(codes: list[int], config: Path, folder: Path, counts: Counter) -> None
 
 
 def read_only(folder: Path) -> Counter:
-    """A run whose disk may not be written to any more: one line, and nothing of it is changed."""
+    """A run on a disk that becomes read-only: one line, and no file changes."""
     counts: Counter[str] = Counter()
     config = write_config(folder)
     with open(config, "a") as file:

@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped over and over, and what they must be like each time."""
+"""Runs that are killed or stopped again and again, checked each time."""
 
 import os
 import random
@@ -23,9 +23,9 @@ class Broken(Exception):
 
 
 class Disturbed:
-    """A run of 48 steps, a checkpoint every 3, disturbed until it ends, and compared; then anew.
+    """Runs of 48 steps with a checkpoint every 3, one after the other, disturbed until they end.
 
-    processes: its ranks; signals: by which it is disturbed; what happened is in `counts`.
+    processes: ranks of a run; signals: those that are sent; counts: the events.
     """
 
     def __init__(self, folder: Path, processes: int, signals: tuple, dice: random.Random):
@@ -41,7 +41,7 @@ class Disturbed:
         self.seconds = time.monotonic() - began
 
     def disturb(self) -> None:
-        """Let the run live for a random while, then kill or stop it; or it ends before that."""
+        """Kill or stop the run after a random time, unless it ends before."""
         name = f"run{self.number}"
         folder = self.folder / name
         run = self._start(name)
@@ -49,7 +49,7 @@ class Disturbed:
         number = self.dice.choice(self.signals)
         self._wait(run, before)
         if number in ASKING and last_step(folder) <= before:
-            number = signal.SIGKILL  # it may not listen yet
+            number = signal.SIGKILL  # it may not handle signals yet
         victims = None if number == signal.SIGKILL else [self.dice.randrange(self.processes)]
         run.send(number, victims)
         codes = run.wait()
@@ -61,7 +61,7 @@ class Disturbed:
             self._after_a_request(folder, codes, run)
 
     def _wait(self, run: Run, before: int) -> None:
-        """Until a random instant: any, or one of training, or one at which a file is begun."""
+        """Wait until a random moment: any, one in training, or one at which a file is written."""
         kind = self.dice.choice(("any", "training", "writing"))
         until = time.monotonic() + self.dice.uniform(0.0, 0.8) * self.seconds
         if kind != "any":
@@ -74,7 +74,7 @@ class Disturbed:
             pass
 
     def finish(self) -> None:
-        """Let the run that is under way end undisturbed, and compare it."""
+        """Let the current run end undisturbed, and compare it."""
         name = f"run{self.number}"
         if (self.folder / name).exists():
             if self._start(name).wait() != [0] * self.processes:
@@ -108,7 +108,7 @@ class Disturbed:
         return last_step(folder) if log(folder) else 0  # ValueError for a torn line
 
     def _saved(self, folder: Path) -> int:
-        """The step of the newest checkpoint. Each must be whole, and each have its manifest."""
+        """The step of the newest checkpoint. All must be complete and have a manifest."""
         found = checkpoints.saved(folder)
         for path in found:
             if not path.with_suffix(".json").exists():

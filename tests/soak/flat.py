@@ -1,4 +1,4 @@
-"""Whether what a run holds grows with its steps: memory, open files, processes.
+"""Whether a run's memory, open files and processes grow with its steps.
 
 Sampled within the training loop, with data workers, evaluations and checkpoints as they come.
 """
@@ -16,13 +16,13 @@ from tests.soak.disturbed import Broken
 from tests.soak.runs import write_config
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-# More than this a thousand steps is growth. What malloc keeps for later wanders by less.
+# Growth in a thousand steps that fails; malloc's cache varies by less.
 MOST_MEMORY = 4 << 20  # bytes, in the main process and in its workers together
-MOST_FILES = 0.5  # a file a thousand steps would be seen, and one more for a while is none
+MOST_FILES = 0.5  # a leaked file in a thousand steps fails, a temporary one does not
 
 
 class Sample(NamedTuple):
-    """What the process, and the processes it has started, hold at a step."""
+    """Resources of the process and its child processes at a step."""
 
     step: int
     memory: int  # resident, bytes
@@ -45,9 +45,9 @@ def _resident(pid: str) -> int:
 
 
 def slope(steps: Sequence[int], values: Sequence[float]) -> float:
-    """How much a value grows a step: the median of the slopes between all pairs of points.
+    """Growth of a value per step: the median slope between all pairs of points.
 
-    Theil and Sen's: a single jump, as of a library that is loaded late, does not move it.
+    Theil and Sen's estimator: a single jump, as from a library that is loaded late, has no effect.
     """
     pairs = torch.combinations(torch.arange(len(steps)))
     x, y = torch.tensor(steps).double(), torch.tensor(values).double()
@@ -56,7 +56,7 @@ def slope(steps: Sequence[int], values: Sequence[float]) -> float:
 
 
 def watched(config: Path, folder: Path, every: int, *overrides: str) -> list[Sample]:
-    """Train in this process, with a sample every so many steps."""
+    """Train in this process; take a sample after `every` steps."""
     samples: list[Sample] = []
 
     class Watched(FineTuning):
@@ -71,7 +71,7 @@ def watched(config: Path, folder: Path, every: int, *overrides: str) -> list[Sam
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, float]:
-    """What is held, by name: how much more of it every thousand steps."""
+    """The growth of each quantity in a thousand steps."""
     steps = [one.step for one in samples]
     names = ("memory", "of_workers", "files", "processes")
     return {n: 1000 * slope(steps, [getattr(one, n) for one in samples]) for n in names}

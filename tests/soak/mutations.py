@@ -1,4 +1,4 @@
-"""Break each promise of docs/reliability.md in a copy of the code, and see that a test fails.
+"""Break each promise of docs/reliability.md in a copy of the code; a test has to fail.
 
 python -m tests.soak.mutations [words of a title, to try only those]
 """
@@ -38,7 +38,7 @@ def broken(folder: Path, mutation: Mutation):
     whole = path.read_text()
     if whole.count(mutation.old) != 1:
         raise SystemExit(f"{mutation.title}: {mutation.path} has not once {mutation.old!r}")
-    ast.parse(text := whole.replace(mutation.old, mutation.new))  # it must run to be seen to fail
+    ast.parse(text := whole.replace(mutation.old, mutation.new))  # it has to be valid code
     path.write_text(text)
     try:
         yield
@@ -76,7 +76,7 @@ def _run_tests(folder: Path, tests: str) -> int:
 
 
 def main(words: list[str]) -> int:
-    # Imported once, before the forks; nothing of the project may be.
+    # Imported once, before the forks; the project itself is imported after them.
     import pytest  # noqa: F401
     import timm  # noqa: F401
     import torchvision  # noqa: F401

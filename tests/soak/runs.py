@@ -1,4 +1,4 @@
-"""Tiny runs in processes that can be killed, and what two of them differ in."""
+"""Tiny runs in processes that tests can kill, and the difference of two runs."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def kept_runs(config: Path) -> Callable[..., Path]:
 
 
 def be_quick(rank: int) -> None:
-    """A hook: a process that was failed by another waits less for the other to say why."""
+    """A hook: wait less for the process that caused an error."""
     program.HEAD_START_S = 1
 
 
@@ -97,10 +97,7 @@ def saved_step(folder: Path, steps: int) -> int:
 
 
 def difference(first: Path, second: Path) -> Optional[str]:
-    """What two finished runs differ in: weights, optimiser, log, captions or best; None if nothing.
-
-    To the very bit.
-    """
+    """The first of weights, optimiser, log, captions and best that differs in any bit, or None."""
     last = checkpoints.of_epochs(first)[-1].name
     for name in (last, checkpoints.BEST):
         one, two = (torch.load(folder / name, weights_only=True) for folder in (first, second))

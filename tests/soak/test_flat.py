@@ -1,7 +1,4 @@
-"""The short form of the soak's 2,000 steps: memory and open files stay as they are.
-
-A leak of each kind is put in to see that it would be noticed.
-"""
+"""A short form of the soak's 2,000 steps: memory and open files do not grow; leaks are noticed."""
 
 import mmap
 import multiprocessing
@@ -14,7 +11,7 @@ from captioning.training.fine_tuning import FineTuning
 from tests.soak.flat import Sample, growth, problem, slope, watched
 from tests.soak.runs import write_config
 
-# In so few steps memory still wanders, by this much each step at the most.
+# In so few steps memory still varies, by at most this much per step.
 WANDERS = 100 << 10
 LEAK = 8 << 20
 
@@ -34,7 +31,7 @@ def fresh():
 
 
 def fork_again():
-    """Let what is started here be started as in any program, and not as this process was."""
+    """Start processes by the default method again, not as this process was started."""
     multiprocessing.set_start_method(None, force=True)
 
 
@@ -64,7 +61,7 @@ def grown_with_leaks(config, folder):
 
 
 def test_a_run_holds_no_more_and_no_more_files(fresh, config, tmp_path):
-    # From the first of them malloc keeps what a run needs.
+    # The first run fills malloc's cache.
     fresh.submit(grown, config, tmp_path / "before", 4, 1).result()
     found = fresh.submit(grown, config, tmp_path / "run", 7, 1).result()
     assert found["files"] == found["processes"] == 0

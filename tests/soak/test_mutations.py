@@ -1,4 +1,4 @@
-"""What mutations.py breaks is there to be broken, and broken code can still be run."""
+"""The code that mutations.py replaces is there, and the result is valid."""
 
 import ast
 

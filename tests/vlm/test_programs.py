@@ -1,5 +1,4 @@
-"""A vision-language model goes through every program, and a run that goes on is as if it had not
-been stopped."""
+"""A vision-language model in every program; a resumed run equals one that was not stopped."""
 
 import json
 import tarfile
@@ -66,7 +65,7 @@ def results(scenes, tmp_path_factory, repository):
     return folder, *run_programs(programs, folder, repository)
 
 
-def test_a_run_that_goes_on_is_to_the_bit_as_if_it_had_not_stopped(results):
+def test_a_resumed_run_is_bit_identical_and_has_the_same_prompt(results):
     folder, _, said = results
     assert f"no checkpoint: the weights are those of {folder / 'model'}" in said
     assert f"resuming from {folder / 'run' / 'checkpoint_00.pth'}" in said
@@ -76,10 +75,6 @@ def test_a_run_that_goes_on_is_to_the_bit_as_if_it_had_not_stopped(results):
     )
     assert went_on["model"].keys() == whole["model"].keys()
     assert all(went_on["model"][key].equal(value) for key, value in whole["model"].items())
-
-
-def test_another_question_is_another_run(results):
-    _, _, said = results
     assert "had other settings (prompt was 'Describe the image.', is 'What is there?')" in said
 
 
@@ -99,14 +94,10 @@ def test_photos_in_a_tar_have_the_captions_that_they_have_in_a_folder(results):
     assert len(of_tar) == 2 and of_tar.items() <= of_folder.items()
 
 
-def test_a_sweep_trains_and_scores_it(results):
-    folder, shown, _ = results
+def test_it_is_swept_scored_and_reported(results):
+    folder, shown, said = results
     table = (folder / "sweep" / "table.md").read_text()
     assert "| MLE |" in table and table in shown
-
-
-def test_it_is_scored_and_reported(results):
-    folder, shown, said = results
     assert "Cap. Len." in said and "negative log-likelihood" in shown
     assert "model, MLE+SMILE 0.5:0.5" in (folder / "report.html").read_text()
     assert "this captioner sees the image once, before all words" in said

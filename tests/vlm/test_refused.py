@@ -1,4 +1,4 @@
-"""What cannot be done with a model of transformers is said in one line."""
+"""Errors of model vlm, each in one line."""
 
 import json
 import shutil
@@ -30,10 +30,10 @@ def write(tmp_path):
 
 
 @pytest.fixture
-def said(write):
+def error_of(write):
     """Return a function of settings: the line that ends their captioner."""
 
-    def said(**settings):
+    def error_of(**settings):
         config = load_config(write(**settings))
         with pytest.raises(UserError) as error:
             preprocessing_of(config)
@@ -41,7 +41,7 @@ def said(write):
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    return said
+    return error_of
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,73 @@ def test_an_older_library(write, monkeypatch, capsys):
     )
 
 
+def edited(name, edit):
+    """A change of a JSON file of a model's folder."""
+
+    def change(folder):
+        content = json.loads((folder / name).read_text())
+        edit(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return change
+
+
+def cut(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:100])
+
+
+def chat_template(edit):
+    def change(folder):
+        path = folder / "chat_template.jinja"
+        path.write_text(edit(path.read_text()))
+
+    return change
+
+
+def without_a_weight(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights[next(name for name in weights if name.endswith("q_proj.weight"))]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+WORDS = {f"word{n}": 100 + n for n in range(50)}
+BROKEN = [
+    *(
+        (cut(name), "vlm is FOLDER, which cannot be loaded: ")
+        for name in ("config.json", "tokenizer.json", "model.safetensors")
+    ),
+    (without_a_weight, "vlm is FOLDER, which cannot be loaded: 1 weights are missing, such as "),
+    (
+        lambda folder: (folder / "chat_template.jinja").unlink(),
+        "vlm is FOLDER, whose processor has no chat template: save one with it "
+        "(chat_template.jinja)",
+    ),
+    (
+        chat_template(lambda _: "{% for %}"),
+        "the chat template of FOLDER cannot be used: ",
+    ),
+    (
+        chat_template(lambda _: "{{ 1 }}"),
+        "the chat template of FOLDER leaves out what the assistant says",
+    ),
+    (
+        chat_template(lambda text: text.replace("<image>", "")),
+        "vlm is FOLDER, whose processor takes no photo with this prompt: ",
+    ),
+    (
+        edited("config.json", lambda content: content.update(image_token_id=4)),
+        "vlm is FOLDER, whose processor puts no image token (id 4) into the question: its "
+        "tokenizer or chat template is of another model",
+    ),
+    (
+        edited("tokenizer.json", lambda content: content["model"]["vocab"].update(WORDS)),
+        "vlm is FOLDER, whose tokenizer has 150 tokens, but the model 47: one is of another model",
+    ),
+]
+
+
 class TestFolders:
     """With the library."""
 
@@ -112,102 +179,40 @@ class TestFolders:
 
         return copy
 
-    def test_no_folder(self, said):
-        assert said(vlm="./nowhere", prompt="x") == "vlm is ./nowhere: there is no such folder"
-        assert said(vlm="nowhere", prompt="x") == "vlm is nowhere: there is no such folder"
-
-    def test_a_hub_name_without_a_network(self, said):
-        line = said(vlm="hf://nobody/nothing", prompt="x")
+    def test_no_folder(self, error_of):
+        assert error_of(vlm="./nowhere", prompt="x") == "vlm is ./nowhere: there is no such folder"
+        assert error_of(vlm="nowhere", prompt="x") == "vlm is nowhere: there is no such folder"
+        line = error_of(vlm="hf://nobody/nothing", prompt="x")  # without a network
         assert line.startswith("vlm is hf://nobody/nothing, which cannot be loaded: ")
 
-    def test_a_model_that_makes_no_text(self, said, tmp_path):
+    def test_a_model_that_makes_no_text(self, error_of, tmp_path):
         self.transformers.ViTConfig().save_pretrained(tmp_path / "vit")
         line = f"vlm is {tmp_path}/vit, a vit, which makes no text of images"
-        assert said(vlm=str(tmp_path / "vit"), prompt="x") == line
+        assert error_of(vlm=str(tmp_path / "vit"), prompt="x") == line
 
-    def test_a_model_with_code_of_its_own(self, said, tmp_path):
+    def test_a_model_with_code_of_its_own(self, error_of, tmp_path):
         config = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "own.py").write_text("raise SystemExit('run')\n")
-        assert said(vlm=str(tmp_path), prompt="x") == (
+        assert error_of(vlm=str(tmp_path), prompt="x") == (
             f"vlm is {tmp_path}, which cannot be loaded: it brings code of its own, which is not "
             "run here"
         )
 
-    @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
-    def test_a_file_that_is_cut(self, broken, said, file):
+    @pytest.mark.parametrize(("change", "message"), BROKEN)
+    def test_a_folder_that_is_broken(self, broken, error_of, change, message):
         folder, prompt = broken()
-        (folder / file).write_bytes((folder / file).read_bytes()[:100])
-        line = said(vlm=str(folder), prompt=prompt)
-        assert line.startswith(f"vlm is {folder}, which cannot be loaded: ")
+        change(folder)
+        line = error_of(vlm=str(folder), prompt=prompt)
+        assert line.replace(str(folder), "FOLDER").startswith(message)
 
-    def test_weights_that_are_missing(self, broken, said):
-        from safetensors.torch import load_file, save_file
-
-        folder, prompt = broken()
-        weights = load_file(folder / "model.safetensors")
-        name = next(name for name in weights if name.endswith("q_proj.weight"))
-        del weights[name]
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        assert "1 weights are missing, such as " in said(vlm=str(folder), prompt=prompt)
-
-    def test_no_chat_template(self, broken, said):
-        folder, prompt = broken()
-        (folder / "chat_template.jinja").unlink()
-        assert said(vlm=str(folder), prompt=prompt) == (
-            f"vlm is {folder}, whose processor has no chat template: save one with it "
-            "(chat_template.jinja)"
-        )
-
-    @pytest.mark.parametrize(
-        ("template", "reason"),
-        [
-            ("{% for %}", "cannot be used: "),
-            ("{{ 1 }}", "leaves out what the assistant says"),
-        ],
-    )
-    def test_a_chat_template_that_is_none(self, broken, said, template, reason):
-        folder, prompt = broken()
-        (folder / "chat_template.jinja").write_text(template)
-        line = said(vlm=str(folder), prompt=prompt)
-        assert line.startswith(f"the chat template of {folder} {reason}")
-
-    def test_a_question_without_an_image(self, broken, said):
-        folder, prompt = broken()
-        path = folder / "chat_template.jinja"
-        path.write_text(path.read_text().replace("<image>", ""))
-        line = f"vlm is {folder}, whose processor takes no photo with this prompt: "
-        assert said(vlm=str(folder), prompt=prompt).startswith(line)
-
-    def test_an_image_token_of_another_number(self, broken, said):
-        folder, prompt = broken()
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "image_token_id": 4}))
-        assert said(vlm=str(folder), prompt=prompt) == (
-            f"vlm is {folder}, whose processor puts no image token (id 4) into the question: its "
-            "tokenizer or chat template is of another model"
-        )
-
-    def test_an_empty_prompt(self, vlm_folder, said):
+    def test_prompts_that_do_not_fit(self, vlm_folder, error_of):
         folder, _ = vlm_folder(CHAT)
         line = f"prompt is empty, but {folder} is asked in a chat: say what for"
-        assert said(vlm=folder, prompt="") == said(vlm=folder, prompt=" ") == line
-
-    def test_a_prompt_for_a_model_that_reads_none(self, vlm_folder, said):
+        assert error_of(vlm=folder, prompt="") == error_of(vlm=folder, prompt=" ") == line
         folder, _ = vlm_folder(PLAIN)
         line = f"prompt is 'what', but {folder} reads no text: set prompt to ''"
-        assert said(vlm=folder, prompt="what") == line
-
-    def test_a_tokenizer_of_another_model(self, broken, said):
-        folder, prompt = broken()
-        path = folder / "tokenizer.json"
-        content = json.loads(path.read_text())
-        content["model"]["vocab"].update({f"word{n}": 100 + n for n in range(50)})
-        path.write_text(json.dumps(content))
-        assert said(vlm=str(folder), prompt=prompt) == (
-            f"vlm is {folder}, whose tokenizer has 150 tokens, but the model 47: one is of another "
-            "model"
-        )
+        assert error_of(vlm=folder, prompt="what") == line
 
     def test_a_photo_that_a_processor_cannot_take(self, vlm_folder, write, tmp_path):
         from PIL import Image

@@ -31,21 +31,21 @@ def entries(photos):
     return [{"image": path.name} for path in sorted(photos.glob("*.png"))]
 
 
-def test_a_shard_is_what_is_told_of_it(actor, entries, run, photos, monkeypatch):
+def test_the_updates_are_the_captions_of_a_shard(actor, entries, run, photos, monkeypatch):
     whole, _ = run(photos)
     known = {os.path.basename(line["image"]): line["caption"] for line in whole}
     monkeypatch.setattr(actors, "SEND_S", 0)
-    told = list(actor.caption(ShardTask(0, 0, entries, [], entries[0]["image"])))
-    assert [len(made.lines) for made in told] == [2, 2, 2, 2, 1, 0]
-    lines = [line for made in told for line in made.lines]
+    updates = list(actor.caption(ShardTask(0, 0, entries, [], entries[0]["image"])))
+    assert [len(made.lines) for made in updates] == [2, 2, 2, 2, 1, 0]
+    lines = [line for made in updates for line in made.lines]
     assert {line["image"]: line["caption"] for line in lines}.items() <= known.items()
-    assert [made.counts for made in told[:-1]] == [None] * 5
-    assert told[-1].counts == {"images": 9, "failed": 0}
+    assert [made.counts for made in updates[:-1]] == [None] * 5
+    assert updates[-1].counts == {"images": 9, "failed": 0}
     (rest,) = list(actor.caption(ShardTask(0, 0, entries, lines[:8], None)))[:1]
     assert rest.lines == lines[8:]
 
 
-def test_a_machine_that_lacks_the_images_does_not_fail_them(actor):
+def test_a_machine_without_the_images_does_not_fail_them(actor):
     entries = [{"image": "/elsewhere/a.png"}]
     (made,) = actor.caption(ShardTask(0, 0, entries, [], "/elsewhere/a.png"))
     assert made.problem.startswith("/elsewhere/a.png is not on this machine") and not made.lines
@@ -53,7 +53,7 @@ def test_a_machine_that_lacks_the_images_does_not_fail_them(actor):
     assert made.counts == {"images": 0, "failed": 1}
 
 
-def test_what_it_says_is_sent(actor, entries, monkeypatch):
+def test_messages_are_sent(actor, entries, monkeypatch):
     generate = type(actor._model.captioner).generate_details
 
     def short_of_memory(self, image, settings):
@@ -62,13 +62,13 @@ def test_what_it_says_is_sent(actor, entries, monkeypatch):
         return generate(self, image, settings)
 
     monkeypatch.setattr(type(actor._model.captioner), "generate_details", short_of_memory)
-    told = list(actor.caption(ShardTask(0, 0, entries, [], None)))  # in one update or several
-    log = [line for made in told for line in made.messages]
+    updates = list(actor.caption(ShardTask(0, 0, entries, [], None)))  # in one update or several
+    log = [line for made in updates for line in made.messages]
     assert log == ["out of GPU memory with 2 images at once; from now on 1"]
-    assert sum(len(made.lines) for made in told) == 9
+    assert sum(len(made.lines) for made in updates) == 9
 
 
-def test_a_checkpoint_that_is_not_there_is_a_line(actor, tmp_path):
+def test_a_missing_checkpoint_is_one_line(actor, tmp_path):
     load = partial(CheckpointModel, "none.pth", None, {}, 1, torch.device("cpu"))
     loaded = actor.load(load, None)
     assert "none.pth" in loaded.problem and "\n" not in loaded.problem

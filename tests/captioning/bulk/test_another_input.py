@@ -63,7 +63,7 @@ IMAGES = [  # of the first run of each, and of the second
     ("one", "flags", "two", "others", "name", "was", "now", "images", "more"),
     [(*row, *images) for row, images in zip(OTHERS, IMAGES)],
 )
-def test_an_unfinished_run_has_its_images(
+def test_an_unfinished_run_refuses_another_input(
     run, run_in_part, photos, lists, existing, one, flags, two, others, name, was, now, images, more
 ):
     def found(pattern):
@@ -102,16 +102,14 @@ def test_the_files_of_an_unfinished_run_keep_their_format(run_in_part, photos, t
     assert (parts / "000000.jsonl").exists()
 
 
-def test_a_folder_is_the_same_however_it_is_written(run, run_in_part, photos):
+def test_a_slash_after_a_folder_does_not_matter(run, run_in_part, photos):
     run_in_part(photos)
     lines, _ = run(f"{photos}/")
     assert len(lines) == 10
 
 
 @pytest.mark.parametrize("existing", ["overwrite", "skip"])
-def test_images_that_come_while_a_run_is_unfinished_are_captioned(
-    run, run_in_part, photos, existing, tmp_path
-):
+def test_images_added_during_a_run_are_captioned(run, run_in_part, photos, existing, tmp_path):
     before, _ = run(photos)
     first = ["--existing", existing]
     run_in_part(photos, *first) if existing != "skip" else None
@@ -127,7 +125,7 @@ def test_images_that_come_while_a_run_is_unfinished_are_captioned(
 
 
 @pytest.mark.parametrize("where", ["beside", "in a file"])
-def test_images_that_come_with_captions_are_captioned_as_well(
+def test_images_added_with_captions_are_captioned_too(
     run, run_in_part, photos, expected, where, tmp_path
 ):
     """--existing overwrite applies to them as in an undisturbed run."""

@@ -21,7 +21,7 @@ def by_name(lines):
     return {os.path.basename(line["image"]): line for line in lines}
 
 
-def test_every_photo_has_the_line_of_its_captioner(run, photos, expected, checkpoint):
+def test_every_photo_has_the_captioners_caption(run, photos, expected, checkpoint):
     lines, log = run(photos)
     assert [line["image"] for line in lines] == sorted(map(str, photos.rglob("*.png")))
     for line in lines:
@@ -78,7 +78,7 @@ def damage(photos):
     (photos / ".hidden.jpg").write_text("not meant")
 
 
-def test_bad_images_have_a_reason_and_end_nothing(run, photos, tmp_path, monkeypatch):
+def test_bad_images_are_reported_and_do_not_end_the_run(run, photos, tmp_path, monkeypatch):
     damage(photos)
     lines, log = run(photos)
     assert len(lines) == 12 and {"cmyk.jpg", "thin.png"} < set(by_name(lines))
@@ -101,7 +101,7 @@ def test_bad_images_have_a_reason_and_end_nothing(run, photos, tmp_path, monkeyp
     assert "done 1 (" in log and "skipped 12, failed 4" in log
 
 
-def test_where_no_image_at_all_has_a_caption_the_program_fails(run, tmp_path):
+def test_the_program_fails_if_no_image_has_a_caption(run, tmp_path):
     for name in ("a.png", "b.png"):
         (tmp_path / "bad" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "bad" / name).write_text("no image")
@@ -143,7 +143,7 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
         ("scene.png,a cat\n", "scene.png in {file} may be {a} or {b}: use longer names there"),
     ],
 )
-def test_captions_of_no_image_or_of_two(run, tmp_path, captions, line, no_captioner):
+def test_a_captions_file_that_names_no_image_or_two(run, tmp_path, captions, line, no_captioner):
     file = tmp_path / "captions.txt"
     file.write_text("image,caption\n" + captions)
     photos = [tmp_path / "photos" / folder / "scene.png" for folder in "ab"]
@@ -169,7 +169,7 @@ def test_sidecars_beside_the_photos(run, photos, expected):
     assert tagged.with_suffix(".caption").read_text() == "".join(f"{c}\n" for c in captions)
 
 
-def test_sidecars_of_captions_that_are_there_need_no_captioner(run, photos, no_captioner, tmp_path):
+def test_missing_sidecars_are_written_without_a_captioner(run, photos, no_captioner, tmp_path):
     photo = min(photos.glob("*.png"))
     (tmp_path / "out").mkdir()
     line = json.dumps({"image": str(photo), "caption": "a", "captions": ["a", "b"]})
@@ -178,7 +178,7 @@ def test_sidecars_of_captions_that_are_there_need_no_captioner(run, photos, no_c
     assert photo.with_suffix(".txt").read_text() == "a\nb\n"
 
 
-def test_a_checkpoint_that_is_not_of_a_run_here_needs_a_config(
+def test_a_checkpoint_without_a_configuration_needs_one(
     run, photos, checkpoint, scenes_config, tmp_path
 ):
     released = tmp_path / "released.pth"
@@ -198,7 +198,7 @@ def test_a_runs_folder_stands_for_its_best_checkpoint(run, photos, checkpoint, t
     assert caption.main([str(photos), str(photos), "--out", str(out)]) == 2
 
 
-def test_a_name_that_is_no_text(run, photos, tmp_path):
+def test_a_file_name_that_is_not_utf8(run, photos, tmp_path):
     odd = os.fsencode(photos) + b"/caf\xe9.png"
     shutil.copy(min(photos.glob("*.png")), odd)
     lines, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
@@ -207,7 +207,7 @@ def test_a_name_that_is_no_text(run, photos, tmp_path):
     assert again == lines
 
 
-def test_a_name_with_control_characters_is_kept_and_shown_written_out(run, photos, tmp_path):
+def test_control_characters_in_names_are_escaped_in_the_log(run, photos, tmp_path):
     name = "\x1b]0;title\x07.png"
     shutil.copy(photos / "scene_000001.png", photos / name)
     (photos / "\x1b[2Jbad.png").write_bytes(b"no image")

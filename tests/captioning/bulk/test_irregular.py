@@ -24,7 +24,7 @@ def odd(photos):
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_each_is_one_failed_line(call, photos, odd, tmp_path, workers):
+def test_irregular_files_are_failed_images(call, photos, odd, tmp_path, workers):
     flags = ["--num_workers", workers, "--sidecar", "--write-shards", str(tmp_path / "tars")]
     code, log = call(*flags)
     assert code == 0 and "done 11 (" in log and "failed 4" in log

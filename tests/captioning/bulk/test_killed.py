@@ -52,7 +52,7 @@ def until_done(start, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_killed_at_random_it_writes_what_it_would_have(until_done, photos, tmp_path, seed):
+def test_killed_at_random_it_writes_the_same_files(until_done, photos, tmp_path, seed):
     """Sidecars and tars as well."""
     (photos / "bad.png").write_bytes(b"no image")
     for path in photos.glob("scene*.png"):
@@ -85,7 +85,7 @@ def test_killed_at_random_it_writes_what_it_would_have(until_done, photos, tmp_p
     assert len(read_lines(tmp_path / "b" / "captions.jsonl")) == 10
 
 
-def test_what_a_kill_leaves_of_mending_is_removed(run, call, photos, tmp_path):
+def test_partial_files_of_a_killed_repair_are_removed(run, call, photos, tmp_path):
     whole, _ = run(photos)
     out = tmp_path / "out" / "captions.jsonl"
     out.write_text(out.read_text() + "torn")

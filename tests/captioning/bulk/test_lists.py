@@ -33,7 +33,7 @@ def test_a_list_names_each_image_once(tmp_path, name):
     assert [item.image_id for item in items] == IDS.get(name, [None, None])
 
 
-def test_where_paths_start_and_what_the_column_is_called(tmp_path):
+def test_root_and_column(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('image,photo\nx,"a, b.jpg"\n')
     request = Request(str(path), tmp_path / "out.jsonl", root=Path("/photos"), column="photo")
@@ -51,13 +51,13 @@ def test_where_paths_start_and_what_the_column_is_called(tmp_path):
         ("a.json", "[[1]]", "row 1 names no image"),
     ],
 )
-def test_what_is_wrong_with_a_list_is_told_with_its_place(tmp_path, name, text, reason):
+def test_errors_in_a_list_name_the_line(tmp_path, name, text, reason):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=reason):
         list(Request(str(tmp_path / name), tmp_path / "out.jsonl").images())
 
 
-def test_a_list_that_is_no_text(tmp_path):
+def test_a_list_that_is_not_utf8(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="not UTF-8"):
         list(Request(str(tmp_path / "a.txt"), tmp_path / "out.jsonl").images())

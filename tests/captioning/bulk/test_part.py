@@ -6,7 +6,7 @@ from captioning.bulk.shards import Part
 
 
 @pytest.mark.parametrize("torn", [1, 10, 40])
-def test_a_line_that_was_cut_off_is_done_again(tmp_path, torn):
+def test_a_torn_line_is_cut_off(tmp_path, torn):
     part = Part(tmp_path, 3)
     part.add([{"image": "a"}, {"image": "b"}])
     whole = part.journal.read_bytes()
@@ -19,7 +19,7 @@ def test_a_line_that_was_cut_off_is_done_again(tmp_path, torn):
     assert [line["image"] for line in Part(tmp_path, 3).recover().lines] == ["a", "b", "c"]
 
 
-def test_lines_after_a_damaged_one_do_not_count(tmp_path):
+def test_lines_after_a_damaged_one_are_ignored(tmp_path):
     part = Part(tmp_path, 0)
     for image in "abc":
         part.add([{"image": image}])

@@ -61,7 +61,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-def test_lost_added_and_killed_it_writes_the_file_of_one_process(
+def test_with_lost_and_added_nodes_the_files_are_those_of_one_process(
     caption_on, photos, nodes, node, tmp_path, monkeypatch
 ):
     """A node joins and captions; then both actors are lost in mid-shard, one with that node."""
@@ -151,7 +151,7 @@ def test_killed_and_stopped_the_same_command_goes_on(photos, nodes, node, tmp_pa
     ]
 
 
-def test_shards_that_actors_die_of(photos, nodes, node, tmp_path, capsys):
+def test_shards_that_kill_actors(photos, nodes, node, tmp_path, capsys):
     """A shard that kills one actor is captioned by another; one that kills three is named."""
     names = sorted(str(path) for path in photos.glob("*.png"))
     once, always = names[1], names[4]
@@ -181,7 +181,7 @@ def test_shards_that_actors_die_of(photos, nodes, node, tmp_path, capsys):
     ]
 
 
-def test_an_actor_of_several_shards_that_stumbles_in_one(photos, nodes, node, tmp_path, capsys):
+def test_an_actor_that_fails_in_one_of_several_shards(photos, nodes, node, tmp_path, capsys):
     """It is replaced once the others have ended."""
     first = min(str(path) for path in photos.glob("*.png"))
 
@@ -198,7 +198,7 @@ def test_an_actor_of_several_shards_that_stumbles_in_one(photos, nodes, node, tm
     assert capsys.readouterr().err.count("lost a captioner on") == 1
 
 
-def test_what_an_actor_refuses_ends_the_run_in_its_line(photos, nodes, node, tmp_path, capsys):
+def test_an_error_in_an_actor_ends_the_run_in_one_line(photos, nodes, node, tmp_path, capsys):
     request = Request(str(photos), tmp_path / "captions.jsonl")
     loaded = ("", 0, "x.pth: no such file")
     assert caption_lightly(nodes.address, request, loaded=loaded) == 2
@@ -217,7 +217,7 @@ def test_a_bug_in_an_actor_is_shown(photos, nodes, node, tmp_path, monkeypatch):
         caption_lightly(nodes.address, request, trap)
 
 
-def test_a_ray_of_our_own(photos, tmp_path, capsys):
+def test_a_ray_that_the_program_starts(photos, tmp_path, capsys):
     request = Request(str(photos), tmp_path / "captions.jsonl")
     assert caption_lightly(None, request) == 0
     assert len(read_lines(request.out)) == 10 and "done 10 (" in capsys.readouterr().err

@@ -108,7 +108,7 @@ def test_with_the_token_both_nodes_caption(address, machine, photos, tmp_path, r
     ],
     ids=["not-given", "absent", "wrong"],
 )
-def test_without_the_token_a_line_tells_what_to_type(
+def test_without_the_token_the_error_has_the_command(
     address, machine, photos, tmp_path, repository, variables
 ):
     out = tmp_path / "captions.jsonl"

@@ -24,7 +24,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("flags", "reason"), REFUSED)
-def test_what_cannot_be_is_one_line_before_the_captioner_is_loaded(
+def test_errors_are_one_line_before_the_captioner_is_loaded(
     photos, tmp_path, capsys, no_captioner, flags, reason
 ):
     shutil.copy(photos / "scene_000000.png", photos / "scene_000000.jpg")
@@ -98,7 +98,7 @@ def test_settings_that_do_not_go_together(run, photos, tmp_path):
     assert len(lines) == 10
 
 
-def test_flags_of_sampling_that_would_do_nothing(run, photos, tmp_path):
+def test_sampling_flags_need_do_sample(run, photos, tmp_path):
     flags = {"top_p": "0.5", "top_k": "3", "temperature": "2", "min_p": "0.1", "typical_p": "0.5"}
     for name, value in flags.items():
         _, log = run(photos, f"--{name}", value, code=2)
@@ -116,13 +116,13 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize(("address", "reason"), ADDRESSES)
-def test_a_cluster_that_cannot_be_had(run, photos, no_captioner, address, reason):
+def test_an_unreachable_cluster(run, photos, no_captioner, address, reason):
     pytest.importorskip("ray", reason="requirements-cluster.txt has it")
     _, log = run(photos, "--engine", "ray", "--ray-address", address, code=2)
     assert len(log.splitlines()) == 1 and reason in log
 
 
-def test_ray_that_is_not_there_or_not_meant(run, photos, monkeypatch, no_captioner, capsys):
+def test_ray_is_missing_or_not_requested(run, photos, monkeypatch, no_captioner, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     _, log = run(photos, "--engine", "ray", code=2)
     assert log.splitlines() == ["error: --engine ray needs the ray library: pip install ray"]
@@ -135,13 +135,13 @@ def test_ray_that_is_not_there_or_not_meant(run, photos, monkeypatch, no_caption
     assert "several processes caption with --engine ray" in log
 
 
-def test_one_gpu_of_several_is_not_for_ray(run, photos, no_captioner):
+def test_ray_refuses_a_device_number(run, photos, no_captioner):
     pytest.importorskip("ray", reason="requirements-cluster.txt has it")
     given = [str(photos), "--out", f"{photos}.jsonl", "--engine", "ray", "--device", "cuda:1"]
     assert caption.main(["x.pth", *given]) == 2
 
 
-def test_several_gpus_are_ray_s_where_it_is_there(monkeypatch, capsys):
+def test_several_gpus_use_ray_if_it_is_installed(monkeypatch, capsys):
     def engine(*given):
         arguments = caption.parse_arguments(["x.pth", "photos", "--out", "a.jsonl", *given])
         cluster = caption.cluster_of(arguments)

@@ -77,7 +77,7 @@ def run(server, tmp_path, capsys):
     return lambda *given, **named: call(*given, "--concurrency", "1", **named)
 
 
-def test_photos_are_sent_as_they_are_and_captioned(run, server, photos, tmp_path, monkeypatch):
+def test_photos_are_sent_unchanged_and_captioned(run, server, photos, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, SECRET)
     lines, log = run(photos, "--prefix", "see ", "--max_length", "30", "--prompt", "What?")
     paths = sorted(photos.rglob("*.png"))
@@ -101,7 +101,7 @@ def test_photos_are_sent_as_they_are_and_captioned(run, server, photos, tmp_path
     assert len(run(photos)[0]) == 10 and len(server.asked) == 11  # nothing is requested
 
 
-def test_sampling_has_the_fields_and_a_seed_an_image(run, server, photos, tmp_path):
+def test_sampling_fields_and_a_seed_per_image(run, server, photos, tmp_path):
     flags = ["--do_sample", "--temperature", "0.5", "--top_p", "0.9", "--top_k", "20", "--min_p"]
     flags += ["0.1", "--repetition_penalty", "1.2", "--num_return", "2", "--sidecar"]
     lines, _ = run(photos, *flags)
@@ -122,7 +122,7 @@ def test_sampling_has_the_fields_and_a_seed_an_image(run, server, photos, tmp_pa
 
 
 @pytest.mark.parametrize("division", ["--batch_size", "--shard_size"])
-def test_many_are_asked_at_once_and_no_more(division, server, photos, tmp_path, monkeypatch):
+def test_the_concurrency_is_used_and_not_exceeded(division, server, photos, tmp_path, monkeypatch):
     """The server answers only once four requests are there."""
     together, now, most = threading.Barrier(4), [], []
 
@@ -157,7 +157,7 @@ BUSY = (503, {}, "busy")
         [(200, {}, '{"error": "none"}'), (200, {}, '{"choices": [{}]}'), None],
     ],
 )
-def test_passing_trouble_is_waited_out(run, server, photos, monkeypatch, faults):
+def test_temporary_errors_are_retried(run, server, photos, monkeypatch, faults):
     monkeypatch.setattr(served, "TIMEOUT_S", 0.5)
     asked, trouble = len(faults) - 1, list(faults)
     server.faults["scene_000001"] = trouble
@@ -195,9 +195,7 @@ def test_retry_after_is_waited_for(server, monkeypatch):
         ((200, {}, '{"choices": []}'), "the answer is not of OpenAI's chat interface"),
     ],
 )
-def test_what_one_image_makes_fail_costs_that_image_alone(
-    run, server, photos, tmp_path, fault, reason
-):
+def test_an_image_that_fails_does_not_end_the_run(run, server, photos, tmp_path, fault, reason):
     (photos / "broken.png").write_bytes(b"no image")
     server.faults["scene_000001"] = [fault]
     lines, log = run(photos)
@@ -232,7 +230,7 @@ def test_a_server_that_goes_away_loses_nothing(run, server, photos, tmp_path):
     assert len(made) < 10  # what had been captioned was not asked again
 
 
-def test_where_reading_ends_what_was_to_be_asked_is_not(server):
+def test_after_a_read_error_queued_requests_are_cancelled(server):
     model = served.ServedModel(served.ChatPrompt("m", "What?", {}, 1, None), server.url, 1, 2, 0)
     begun, over = threading.Event(), threading.Event()
 
@@ -255,7 +253,7 @@ def test_where_reading_ends_what_was_to_be_asked_is_not(server):
     assert len(server.asked) == 2  # the grey image, and the request in flight
 
 
-def test_an_unfinished_run_goes_on_elsewhere_but_not_with_another_question(
+def test_an_unfinished_run_continues_at_another_url_but_not_with_another_prompt(
     run, server, photos, monkeypatch
 ):
     add = Part.add
@@ -292,7 +290,7 @@ def test_an_unfinished_run_goes_on_elsewhere_but_not_with_another_question(
         (BUSY, BUSY, "503 Service Unavailable, after 4 tries"),
     ],
 )
-def test_a_server_that_does_not_serve_the_model_is_one_line_at_once(
+def test_a_server_without_the_model_is_one_line_at_once(
     run, server, photos, tmp_path, monkeypatch, models, answer, reason
 ):
     monkeypatch.setenv(KEY, SECRET)
@@ -309,7 +307,7 @@ def test_an_address_nobody_answers(run, photos):
     assert line.startswith("error: http://127.0.0.1:9/v1: ") and "refused" in line
 
 
-def test_a_server_that_gives_one_caption_where_three_are_asked_for(run, server, photos):
+def test_a_server_that_ignores_n(run, server, photos):
     server.faults["grey"] = [said("one")]
     [line] = run(photos, "--do_sample", "--num_return", "3", code=2)[1].splitlines()
     assert line.endswith("the answer has 1 captions: use --num_return 1")
@@ -350,7 +348,7 @@ def sent(path):
     return kind.rpartition("/")[2], data, Image.open(io.BytesIO(data))
 
 
-def test_what_endpoints_do_not_take_becomes_a_jpeg(tmp_path):
+def test_unsupported_images_are_sent_as_jpeg(tmp_path):
     square = Image.new("RGB", (40, 20), (200, 100, 50))
     for name in ("a.jpg", "a.png", "a.webp"):
         square.save(tmp_path / name)

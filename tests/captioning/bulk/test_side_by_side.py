@@ -9,7 +9,7 @@ from captioning.files.writing import atomic_write, locked, write_lines
 from tests.captioning.bulk.conftest import read_lines
 
 
-def test_what_another_output_has_begun_to_write_is_left(run, photos, tmp_path):
+def test_partial_files_of_another_output_stay(run, photos, tmp_path):
     """Also if its name begins like that of this one."""
     out = tmp_path / "out"
     out.mkdir()
@@ -26,7 +26,7 @@ def test_what_another_output_has_begun_to_write_is_left(run, photos, tmp_path):
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_failures_that_another_writes_meanwhile_stay(start, photos, tmp_path, there):
+def test_failures_that_another_run_writes_meanwhile_stay(start, photos, tmp_path, there):
     (photos / "bad.png").write_text("no image")
     failed, out = tmp_path / "out/failed.jsonl", tmp_path / "out/captions.jsonl"
     failed.parent.mkdir()

@@ -13,7 +13,7 @@ from captioning.bulk.shards import Part
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_asked_to_stop_it_ends_after_the_batch_and_goes_on(
+def test_a_signal_ends_it_after_the_batch_and_it_continues(
     run, photos, monkeypatch, tmp_path, workers
 ):
     whole, _ = run(photos)
@@ -55,11 +55,11 @@ def test_out_of_memory_it_goes_on_with_smaller_batches(run, photos, monkeypatch)
     monkeypatch.setattr(BlipCaptioner, "generate_details", short_of_memory)
     lines, log = run(photos, "--existing", "overwrite", "--batch_size", "6")
     assert lines == whole and made == [1] * 10
-    told = [line for line in log.splitlines() if "out of GPU memory" in line]
-    assert len(told) == 2 and told[0].endswith("6 images at once; from now on 3")
+    notices = [line for line in log.splitlines() if "out of GPU memory" in line]
+    assert len(notices) == 2 and notices[0].endswith("6 images at once; from now on 3")
 
 
-def test_a_single_image_that_does_not_fit_ends_in_a_line(run, photos, monkeypatch):
+def test_a_single_image_without_memory_is_one_line(run, photos, monkeypatch):
     def no_memory(self, image, settings):
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -55,7 +55,7 @@ def failures(tmp_path):
 
 
 @pytest.mark.parametrize("given", [0, 1, 6])
-def test_a_store_that_gives_nothing_any_more_ends_the_run(run, s3, stored, tmp_path, given):
+def test_a_store_that_returns_nothing_any_more_ends_the_run(run, s3, stored, tmp_path, given):
     """For example when credentials expire: no image is reported as failed."""
     undisturbed, _ = run(stored)
     (tmp_path / "out/captions.jsonl").unlink()
@@ -71,7 +71,7 @@ def test_a_store_that_gives_nothing_any_more_ends_the_run(run, s3, stored, tmp_p
 
 
 @pytest.mark.parametrize("place", [0, 4, 9])
-def test_one_photo_that_a_store_withholds_costs_itself_alone(run, s3, stored, tmp_path, place):
+def test_a_photo_that_a_store_refuses_fails_alone(run, s3, stored, tmp_path, place):
     name = sorted(name for name in s3.files.find("bucket/photos") if "scene_" in name)[place]
     s3.withheld = lambda path: path.endswith(name)
     lines, log = run(stored)
@@ -80,7 +80,7 @@ def test_one_photo_that_a_store_withholds_costs_itself_alone(run, s3, stored, tm
     assert failed["image"] == f"s3://{name}" and "not allowed" in failed["error"]
 
 
-def test_a_tar_that_is_withheld_is_not_a_damaged_one(run, s3, photos, tmp_path):
+def test_a_tar_that_a_store_refuses_is_not_reported_as_damaged(run, s3, photos, tmp_path):
     found = sorted(photos.glob("*.png"))
     for number in range(3):
         path = tmp_path / f"{number}.tar"
@@ -174,7 +174,7 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://bucket/photos", ["--root", "s3://bucket"], "--root is for a list"),
     ],
 )
-def test_what_cannot_be_is_one_line(run, stored, no_captioner, source, flags, line):
+def test_invalid_addresses_are_one_line(run, stored, no_captioner, source, flags, line):
     _, log = run(source, *flags, code=2)
     (error,) = (text for text in log.splitlines() if text.startswith("error:"))
     assert line in error and "S3CR3T" not in log

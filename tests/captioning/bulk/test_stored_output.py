@@ -61,7 +61,7 @@ def in_store():
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_killed_it_goes_on_here_or_elsewhere(s3, call, on_disk, elsewhere):
+def test_killed_it_continues_here_or_elsewhere(s3, call, on_disk, elsewhere):
     s3.faults += FAULTS * 2
     dice, kills = random.Random(4), 0
     while call(f"m{kills if elsewhere else 0}", hook=kill_before(dice.randint(4, 12)))[0] != 0:
@@ -172,7 +172,7 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
     assert code == 0 and "done 10" in log and sidecars() == expected()
 
 
-def test_what_is_left_of_an_earlier_plan_is_not_taken_for_the_next_ones(s3, call, photos, tmp_path):
+def test_files_of_an_earlier_plan_are_not_mixed_with_the_next(s3, call, photos, tmp_path):
     """The first machine is killed while it removes its plan, the second during its own."""
     assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
     (header,) = (tmp_path / "one").rglob("plan.json")
@@ -196,7 +196,7 @@ def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
 
 
 @pytest.mark.parametrize("step", ["upload_part", "before_merging", "upload_captions"])
-def test_a_machine_that_was_overtaken_writes_nothing(s3, call, on_disk, step):
+def test_a_machine_whose_plan_was_replaced_writes_nothing(s3, call, on_disk, step):
     def hook(rank):
         original = getattr(stored_output, step)
 

@@ -49,7 +49,7 @@ def lines_in(path):
         return [json.load(tar.extractfile(m)) for m in tar if m.name.endswith(".json")]
 
 
-def test_another_run_leaves_what_a_killed_one_wrote(call, tmp_path):
+def test_another_run_is_refused_in_the_folder_of_a_killed_one(call, tmp_path):
     a, b, folder = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "tars"
     assert call(tmp_path / "whole.jsonl", "--write-shards", tmp_path / "whole")[0] == 0
     assert call(a, "--write-shards", folder, hook=killed_at("/00004.tar"))[0] == -signal.SIGKILL
@@ -83,7 +83,7 @@ def test_of_two_runs_at_once_one_is_refused(start, tmp_path):
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_restarted_none_of_the_former_tars_stay(call, tmp_path, elsewhere):
+def test_restart_removes_the_abandoned_tars(call, tmp_path, elsewhere):
     out, folder = tmp_path / "a.jsonl", tmp_path / "tars"
     assert call(out, "--write-shards", folder, hook=killed_at("/00004.tar"))[0] == -signal.SIGKILL
     new = tmp_path / "other" if elsewhere else folder
@@ -98,7 +98,7 @@ def test_restarted_none_of_the_former_tars_stay(call, tmp_path, elsewhere):
         assert call(tmp_path / "b.jsonl", "--write-shards", folder)[0] == 0
 
 
-def test_restarted_without_tars_a_run_owns_none_but_those_it_has_finished(call, photos, tmp_path):
+def test_restart_without_tars_keeps_only_finished_ones(call, photos, tmp_path):
     out, flags = tmp_path / "a.jsonl", ["--write-shards", tmp_path / "tars"]
     assert call(out, *flags, hook=killed_at("/00004.tar"))[0] == -signal.SIGKILL
     assert call(out, "--restart")[0] == 0
@@ -113,7 +113,7 @@ def test_restarted_without_tars_a_run_owns_none_but_those_it_has_finished(call, 
     assert code == 2 and f"has the tars of {out}" in log
 
 
-def test_tars_of_captions_that_are_written_outlive_a_restart(call, photos, tmp_path):
+def test_restart_keeps_tars_whose_captions_are_written(call, photos, tmp_path):
     out, flags = tmp_path / "a.jsonl", ["--write-shards", tmp_path / "tars"]
     # The captions are written, the marker is not.
     assert call(out, *flags, hook=killed_at(".done"))[0] == -signal.SIGKILL  # of the first shard
@@ -124,7 +124,7 @@ def test_tars_of_captions_that_are_written_outlive_a_restart(call, photos, tmp_p
     assert tars(tmp_path / "tars") == before and len(before) == 5
 
 
-def test_a_tar_that_went_amid_the_run_is_written_again(call, tmp_path):
+def test_a_tar_removed_during_the_run_is_written_again(call, tmp_path):
     out, folder = tmp_path / "a.jsonl", tmp_path / "tars"
     assert call(out, "--write-shards", folder, hook=killed_at("/00003.tar"))[0] == -signal.SIGKILL
     before = tars(folder)
@@ -134,7 +134,7 @@ def test_a_tar_that_went_amid_the_run_is_written_again(call, tmp_path):
     assert len(after) == 5 and {name: after[name] for name in before} == before
 
 
-def test_verify_tells_of_tars_that_are_missing_changed_or_foreign(call, photos, tmp_path):
+def test_verify_reports_missing_changed_and_foreign_tars(call, photos, tmp_path):
     out, folder = tmp_path / "a.jsonl", tmp_path / "tars"
     flags = ["--write-shards", folder]
     assert call(out, *flags)[0] == 0
@@ -187,7 +187,7 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
     assert code == 2 and "1 tars are missing or not as they were written" in log
 
 
-def test_in_a_store_the_first_of_two_at_once_is_told_later(s3, monkeypatch):
+def test_in_a_store_the_first_of_two_claims_is_refused_later(s3, monkeypatch):
     """Without locks both may find the folder free."""
     first, second = (TarFolder("s3://bucket/tars", f"s3://bucket/{n}.jsonl") for n in "ab")
     first.claim()

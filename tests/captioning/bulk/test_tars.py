@@ -71,7 +71,7 @@ def test_every_image_of_every_tar(run, photos, shards, expected, tmp_path, monke
 
 
 @pytest.mark.parametrize("source", ["pipe:touch ran; cat {}", "file:{}"])
-def test_a_tar_is_a_file_and_nothing_is_run_for_it(source, tmp_path, monkeypatch):
+def test_a_tar_name_runs_no_command(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_tar(tmp_path / "00.tar", [])
     with pytest.raises(UserError, match="1 of 1 tars are missing"):
@@ -134,7 +134,7 @@ def test_a_header_that_is_huge_is_not_read(photos, tmp_path, what):
         next(found)
 
 
-def test_records_for_all_members_are_not_kept(photos, tmp_path):
+def test_global_records_are_not_kept(photos, tmp_path):
     first = sorted(photos.rglob("*.png"))[0]
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz", compresslevel=1) as tar:
         for number in range(40):
@@ -148,7 +148,7 @@ def test_records_for_all_members_are_not_kept(photos, tmp_path):
     assert found.data == first.read_bytes()
 
 
-def test_of_a_sample_one_image_alone_is_read(photos, tmp_path):
+def test_only_one_image_of_a_sample_is_read(photos, tmp_path):
     first = sorted(photos.rglob("*.png"))[0]
     huge = bytes(SIZE)
     more = [(f"{first.stem}.{suffix}", huge) for suffix in ("json", "txt", "mask.png", "seg")]
@@ -201,7 +201,7 @@ def test_tars_may_be_in_a_folder_of_such_a_name(run, photos, tmp_path):
     assert again == lines and "skipped 3, failed 1" in log
 
 
-def test_a_tar_that_breaks_off_is_read_on_when_it_is_whole(run, photos, shards, tmp_path):
+def test_a_truncated_tar_is_continued_when_it_is_whole(run, photos, shards, tmp_path):
     tar = tmp_path / "shards" / "00.tar"
     whole = tar.read_bytes()
     tar.write_bytes(whole[: len(whole) * 2 // 5])
@@ -302,7 +302,7 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch
         assert sample["png"] == (photos / "new.png").read_bytes()
 
 
-def test_photos_gone_before_a_shard_is_written_are_left_out(run, photos, tmp_path, monkeypatch):
+def test_photos_removed_before_a_tar_is_written_are_left_out(run, photos, tmp_path, monkeypatch):
     seal = Part.seal
 
     def lose(self):
@@ -324,7 +324,7 @@ def test_sidecars_and_files_of_captions_are_for_photos(run, shards):
     assert "--captions is for photos, and a .tar has its own" in log
 
 
-def test_the_number_of_images_is_told_from_the_first_tar(shards, tmp_path):
+def test_the_number_of_images_is_estimated_from_the_first_tar(shards, tmp_path):
     urls = expand(shards)
     assert [url[-6:] for url in urls] == ["00.tar", "01.tar", "02.tar"]
     assert 8 <= tars.estimate(urls) <= 13

@@ -9,7 +9,7 @@ from captioning.bulk.model import CheckpointModel
 from captioning.data import read_annotations
 
 
-def test_damage_is_told_and_mended(run, photos, tmp_path):
+def test_damage_is_reported_and_repaired(run, photos, tmp_path):
     (photos / "text.jpg").write_text("no image")
     whole, _ = run(photos, "--sidecar")
     out = tmp_path / "out" / "captions.jsonl"
@@ -35,7 +35,7 @@ def test_damage_is_told_and_mended(run, photos, tmp_path):
     assert "verify: 10 have a caption, 0 have none, 1 failed before; 0 damaged" in log
 
 
-def test_captions_of_another_checkpoint_are_pointed_out(run, photos, tmp_path):
+def test_captions_of_another_checkpoint_are_reported(run, photos, tmp_path):
     lines, _ = run(photos)
     out = tmp_path / "out" / "captions.jsonl"
     out.write_text(out.read_text().replace(lines[0]["checkpoint"], "old.pth"))
@@ -43,7 +43,7 @@ def test_captions_of_another_checkpoint_are_pointed_out(run, photos, tmp_path):
     assert "has captions of old.pth, which stay; --existing overwrite" in log
 
 
-def test_captions_of_other_settings_are_pointed_out(run, photos):
+def test_captions_of_other_settings_are_reported(run, photos):
     lines, _ = run(photos, "--max_length", "8")
     again, log = run(photos, "--num_beams", "1", "--max_length", "9")
     assert "has captions of another max_length, another num_beams, which stay; --existing" in log
@@ -52,7 +52,7 @@ def test_captions_of_other_settings_are_pointed_out(run, photos):
     assert "which stay" not in run(photos, "--num_beams", "1", "--existing", "overwrite")[1]
 
 
-def test_captions_of_earlier_weights_are_pointed_out(run, photos, tmp_path, checkpoint):
+def test_captions_of_earlier_weights_are_reported(run, photos, tmp_path, checkpoint):
     """The checkpoint has been rewritten since."""
     run(photos)
     assert "which stay" not in run(photos)[1]

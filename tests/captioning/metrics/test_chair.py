@@ -165,8 +165,8 @@ def test_counted_by_hand(options, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "says of no image what is in it"),
-        ("{}", "says of no image what is in it"),
+        ("[]", "names the objects of no image"),
+        ("{}", "names the objects of no image"),
         ('{"1": "dog"}', "no list of objects under '1'"),
         ('{"1": ["hovercraft"]}', "image '1' has the object 'hovercraft', which the synonyms"),
         ('{"annotations": [{"image_id": 1}]}', "not a file of instances"),

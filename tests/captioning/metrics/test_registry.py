@@ -57,7 +57,7 @@ def test_a_metric_of_images_without_them_is_refused(name):
 
 def test_an_impossible_option_is_one_line():
     with pytest.raises(
-        UserError, match=r"^spice_timeout: found -1; Input should be greater than 0"
+        UserError, match=r"^spice_timeout: found -1; input should be greater than 0"
     ):
         build_evaluators(["coco"], spice_timeout=-1)
 

@@ -31,10 +31,7 @@ def test_page(runs, tmp_path):
     assert "init_lr 1e-05 1e-05 0.0003" in text
     assert "python -m captioning.train --config three.yaml" in text
     assert "torch 2.8.0" in text and "timm" not in text
-
-
-def test_nothing_is_loaded(runs):
-    page = render(compare(runs))
+    # Nothing is loaded.
     assert not re.search(r"<(script|link|iframe|object|base)\b", page)
     sources = re.findall(r'\b(?:src|href|srcset|poster|data)="([^"]*)"', page)
     assert sources and all(source.startswith(("data:", "#")) for source in sources)
@@ -64,14 +61,17 @@ def test_marks(make_run, world, monkeypatch):
     assert 'class="wrong"' not in render(without)
 
 
-def test_tokens_in_the_page(runs):
+def test_tokens_and_what_was_skipped(runs):
     text = text_of(render(compare(runs)))
     assert re.search(r"The whole caption costs \d+\.\d\d nats under MLE", text)
     assert "MLE charges" in text and "first_token_mle" in text
     for run in runs:
         (run / "checkpoint_best.pth").unlink()
+    scores = {"metrics": {}, "skipped": {"METEOR": "no Java", "SPICE": "no Java"}}
+    (runs[1] / "result" / "test" / "metrics.json").write_text(json.dumps(scores))
     text = text_of(render(compare(runs)))
     assert "not shown: no run has its best checkpoint in its folder." in text
+    assert "Not computed for SMILE: METEOR, SPICE (no Java)." in text
 
 
 def test_what_is_missing_is_said(make_run, tmp_path):
@@ -111,14 +111,6 @@ def test_which_epoch_is_scored(runs):
     assert "<strong>0.167</strong>" in page and page.count("<strong>0.080</strong>") == 1
     assert "scored was selected is not recorded for MLE+SMILE 0.3:0.7." in text
     assert "not recorded for" not in text_of(render(compare(runs[:2])))
-
-
-def test_skipped_metrics(runs):
-    path = runs[1] / "result" / "test" / "metrics.json"
-    path.write_text(
-        json.dumps({"metrics": {}, "skipped": {"METEOR": "no Java", "SPICE": "no Java"}})
-    )
-    assert "Not computed for SMILE: METEOR, SPICE (no Java)." in text_of(render(compare(runs)))
 
 
 def test_program(runs, tmp_path, capsys, monkeypatch):

@@ -114,7 +114,7 @@ def test_running_statistics_are_those_of_rank_0(tmp_path):
 
 
 def test_an_error_on_one_process_ends_both(scenes, scenes_config, tmp_path):
-    """Each image is in an epoch once, so that one of them alone meets the damaged one."""
+    """An epoch has each image once: a single process reads the damaged one."""
     broken = shutil.copytree(scenes, tmp_path / "scenes")
     (broken / "images" / "scene_000007.png").write_bytes(b"")
     launched = Launched(

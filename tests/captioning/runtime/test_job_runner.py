@@ -48,7 +48,7 @@ def run(*given, parallel=2, slots=None, keep_going=False, poll=lambda: None):
 
 
 def ask_when(there, number=signal.SIGTERM):
-    """Return a `poll` that asks this process to stop once `there` is true."""
+    """Return a `poll` that requests a stop once `there` is true."""
 
     def poll():
         if not signals.stop_requested() and there():
@@ -210,7 +210,7 @@ def test_jobs_end_with_the_program_that_is_killed(tmp_path, repository):
 
 
 def test_a_job_that_nobody_listens_to_stops():
-    """The program is dead; who forked the job may take seconds to end after it."""
+    """The program is dead; the server may end seconds later."""
     reports, telling = multiprocessing.Pipe(duplex=False)
     with signals.watch():
         job_runner._send(telling, ("epoch 1/2", 0.5))

@@ -1,4 +1,4 @@
-"""How a program of one process ends: its exit code, and what it says."""
+"""How a program of one process ends: its exit code and output."""
 
 import logging
 import subprocess

@@ -1,4 +1,4 @@
-"""A sweep from the command line to its figure: what is done is not done again."""
+"""A sweep from the command line to its figure; finished runs are kept."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
     for name in ("smile", "mle0.5", without):
         config = load_config(folder / name / "config.yaml")
         assert config.pretrained == str(folder / "pretrain" / "checkpoint_best.pth")
-        # And what is captioned with is their own.
+        # But they caption with their own checkpoint.
         record = json.loads((folder / name / "result/test/run.json").read_text())
         assert record["checkpoint"] == str(folder / name / "checkpoint_best.pth")
     table = (folder / "table.md").read_text()
@@ -59,7 +59,7 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
     assert swept("--mle", "0", "pretrained=other.pth", code=2) == ["smile"]
     told = capsys.readouterr().err
     assert "had other settings (pretrained was" in told and "smile failed: it said why" in told
-    # Another number of epochs is more to do, for that run which is asked for.
+    # With more epochs, the requested run has more to do.
     assert swept("--mle", "0", "max_epoch=2", *command[-2:]) == ["pretrain", "smile"]
 
     given = [str(folder / name) for name in ("mle0.5", without)]

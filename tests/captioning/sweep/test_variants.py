@@ -63,7 +63,7 @@ def test_what_two_ablations_share_is_run_once(settings_of):
     told = [variant.name for variant in variants]
     assert len(told) == len(set(told)) == 10
     assert len({str(settings_of(variant)) for variant in variants}) == 10
-    assert told[:3] == ["smile", "mle0.01", "mle"]  # and these keep their place on the frontier
+    assert told[:3] == ["smile", "mle0.01", "mle"]  # mixtures first
     assert [variant.weight is None for variant in variants] == [False] * 3 + [True] * 7
 
 
