@@ -14,7 +14,7 @@ from torch import nn
 from captioning.rewards.cider import CiderD
 from captioning.rewards.workers import Rewards
 from captioning.runtime.errors import UserError
-from captioning.training import fine_tuning
+from captioning.training import fine_tuning, setup
 from captioning.training.self_critical import SelfCritical, start_of
 from decoding import Generated
 from smile import ObjectiveOutput
@@ -303,13 +303,13 @@ def test_an_image_without_facts_is_missed_before_anything_is_loaded(run, scenes,
     del content["scenes"][str(number)]
     fewer = scenes / "fewer.json"
     fewer.write_text(json.dumps(content))
-    monkeypatch.setattr(fine_tuning, "captioner_from", lambda *_: 1 / 0)
+    monkeypatch.setattr(setup, "captioner_from", lambda *_: 1 / 0)
     with pytest.raises(UserError, match=r"fewer\.json does not say what is in training image"):
         run("facts_file=fewer.json")
 
 
 def test_a_missing_clip_is_missed_before_anything_is_loaded(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(fine_tuning, "captioner_from", lambda *_: 1 / 0)
+    monkeypatch.setattr(setup, "captioner_from", lambda *_: 1 / 0)
     with pytest.raises(UserError, match="clip_model") as error:
         run("reward={clipscore: 1}", f"clip_model={tmp_path}")
     assert "\n" not in str(error.value)
