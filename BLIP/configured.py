@@ -36,8 +36,8 @@ class Keys(BaseModel):
             raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
         if self.model == "blip" and self.reward and self.objective and self.vit_grad_ckpt:
             raise ValueError(
-                "vit_grad_ckpt is true, which cannot stand beside a reward and an objective, since "
-                "an image is then encoded twice; set it to false"
+                "vit_grad_ckpt is true, which cannot be combined with a reward and an objective, "
+                "since an image is then encoded twice; set it to false"
             )
         patch = self.vit.patch_size if isinstance(self.vit, VitSizes) else 16
         if self.model == "blip" and self.image_size % patch:
@@ -46,15 +46,15 @@ class Keys(BaseModel):
 
 
 def build(config: Any, context: Any) -> BlipCaptioner:
-    """See `captioning.captioners.interface`, as for the other functions."""
-    # The other arguments are keys of the same names.
+    """See `captioning.captioners.interface`, also for the functions below."""
+    # All other arguments are keys of the same names.
     names = signature(build_captioner).parameters.keys() - {"objective"}
     values = {name: getattr(config, name) for name in names}
     captioner = build_captioner(objective=config.build_objective(), **values)
     if config.lora is None:
         return captioner
     if context.content is None:
-        raise ValueError("lora is set, and pretrained is not: name the weights that stay")
+        raise ValueError("lora is set, but pretrained is not: it names the frozen base weights")
     address = config.pretrained or ""
     if CONFIG not in context.content and address != without_secrets(address):
         raise ValueError(

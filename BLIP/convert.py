@@ -139,7 +139,7 @@ def settings_of(config: Mapping) -> dict:
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     parts = [config.get(f"{part}_config") for part in ("text", "vision")] if kind == "blip" else []
     if not parts or not all(isinstance(part, Mapping) for part in parts):
-        raise CheckpointError(f"it is of a {kind!r} model, or not whole; a 'blip' is needed")
+        raise CheckpointError(f"its model_type is {kind!r}, or it is incomplete; expected 'blip'")
     # A missing key has transformers' default; those of most sizes are bert-base's.
     sizes = {**asdict(MedConfig()), "hidden_act": "gelu"}
     undropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -152,7 +152,7 @@ def settings_of(config: Mapping) -> dict:
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
     named = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
     return {
-        "vit": next(named, vit),  # a name also stands for a drop path rate
+        "vit": next(named, vit),  # a named size also sets the drop path rate
         "image_size": vision["image_size"],
         "med_config": {field.name: text[field.name] for field in fields(MedConfig)},
     }

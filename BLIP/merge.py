@@ -25,7 +25,7 @@ from BLIP.weights.download import without_secrets
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool) -> str:
     """Write the file or folder, which must be new; return a line about it. Raises ValueError."""
     if target.exists():
-        raise ValueError(f"{target} is there already: name what is new")
+        raise ValueError(f"{target} exists already: choose another path")
     content = read_checkpoint(checkpoint)
     base = base_of(content, without_secrets(checkpoint))
     if base is None:

@@ -17,7 +17,7 @@ from BLIP.kernels.recompute_linear import recompute_linear
 
 
 class VitSizes(BaseModel):
-    """The sizes of a vision transformer, those of timm's and two more.
+    """Hyperparameters of a vision transformer: timm's names and two more.
 
     initializer_range: the standard deviation of the blocks' random weights, 0.02 by default; narrow
     encoders learn faster with about embed_dim**-0.5. With it the position embedding has a standard

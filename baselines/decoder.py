@@ -69,7 +69,7 @@ class RecurrentDecoder(nn.Module, ABC):
     def read(self, tokens: Tensor, annotations: Tensor, prompt: int) -> Read:
         """The head's inputs (B, k, n, O) and the attention, word by word.
 
-        Guesses come from the outputs that the loss uses, under the same dropout.
+        Scheduled sampling takes the argmax of the outputs that the loss uses, dropout included.
         """
         memory, state = self.begin(annotations)
         state = tuple(part.unsqueeze(1).expand(-1, tokens.size(1), -1) for part in state)
@@ -93,7 +93,7 @@ def _check_tied(_, state: dict[str, Tensor], prefix: str, *__) -> None:
     words, head = (state.get(f"{prefix}{part}.weight") for part in ("embedding", "head"))
     if words is not None and head is not None and not torch.equal(words, head):
         raise ValueError(
-            "tie_embeddings is true, but the checkpoint's word vectors and output weights are two: "
+            "tie_embeddings is true, but the checkpoint's word vectors and output weights differ: "
             "it was trained without"
         )
 

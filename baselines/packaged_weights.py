@@ -39,7 +39,7 @@ def packaged_weights(name: str) -> tuple[Path, Callable[[str], str]]:
     """
     if name != ENCODER:
         raise ValueError(
-            f"encoder_weights: package has those of encoder timm/{ENCODER} alone, not of {name}; "
+            f"encoder_weights: package has weights for timm/{ENCODER} only, not for {name}; "
             "change encoder, or give default, none or a file"
         )
     try:

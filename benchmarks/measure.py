@@ -57,7 +57,7 @@ def compare(
 def alternate(contenders: Mapping[str, Work], rounds: int) -> dict[str, list[float]]:
     """Seconds of each contender in each round; all are called in turn in every round.
 
-    Other load on the machine so affects all alike.
+    Interleaving lets other load on the machine affect all of them alike.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):

@@ -43,9 +43,9 @@ def names_of(images: int) -> Iterator[str]:
 
 
 def sleeper(shard_s: float, failures: float) -> type:
-    """The class of an actor that takes so long for a shard, and ends in so many of them.
+    """The class of an actor that sleeps `shard_s` a shard and dies in a share `failures` of them.
 
-    It is defined here, as Ray sends it to processes that cannot import this module.
+    Defined in a function, so that Ray pickles it for processes that cannot import this module.
     """
 
     class Sleeper:

@@ -53,7 +53,7 @@ def parse(argv: Optional[Sequence[str]], description: str, rounds: int) -> argpa
 def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
     """Measure each case, print it and write all so far, with the machine, to <topic>.json.
 
-    A case that fails costs itself alone. Returns 1 where one failed.
+    A failed case does not stop the others. Returns 1 if one failed.
     """
     content = {
         "topic": topic,

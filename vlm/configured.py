@@ -35,7 +35,7 @@ class Keys(BaseModel):
         groups = self.num_beam_groups
         if groups > 1:
             raise ValueError(
-                f"num_beam_groups is {groups}; transformers 5 draws beams in one group"
+                f"num_beam_groups is {groups}; transformers 5 has beams of one group only"
             )
         if self.reward:
             raise ValueError(
@@ -60,8 +60,8 @@ def build(config: Any, context: Any):
     content, lora = context.content, config.lora
     if lora is not None and content is not None and CONFIG not in content:
         raise ValueError(
-            f"{context.name} holds a whole model, and lora is trained beside the one that vlm "
-            "names: name what python -m vlm.export makes of it"
+            f"{context.name} holds a whole model, but lora trains beside the model that vlm "
+            "names: export it with python -m vlm.export, and set vlm to the result"
         )
     four_bit = config.precision if lora and lora.load_in_4bit else None
     model = model_of(config.vlm, content is None or lora is not None, four_bit)

@@ -114,7 +114,7 @@ class PromptProcessor:
                 "(chat_template.jinja)"
             )
         if not self.prompt:
-            raise ValueError(f"prompt is empty, but {name} is asked in a chat: say what for")
+            raise ValueError(f"prompt is empty, but {name} is a chat model, which needs one")
         return self._chat_turn()
 
     def _chat_turn(self) -> Turn:

@@ -54,9 +54,9 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
 class Int8Linear(nn.Module):
     """x of any floating type (..., in) -> `dtype` (..., out), without gradients.
 
-    Each row of the weight has a scale. So has each vector of x, at each call: a caption does not
-    depend on the other images of its batch. of_gelu: x is the output of a GELU, hardly below 0, so
-    that nearly all quantised values stand for positive numbers.
+    Each row of the weight has a scale. Each vector of x gets one at each call, so that a caption
+    does not depend on the other images of its batch. of_gelu: x is the output of a GELU, at least
+    -0.17, so that an asymmetric range represents it better.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Int8Linear(nn.Module):
 class HalfLinear(nn.Module):
     """x float32 (..., in) -> float32 (..., out): weights in float16, sums and x in float32.
 
-    before_mkl: MKL computes a large product next. Directly after FBGEMM it takes twice as long,
-    unless all threads run an operator of torch's own in between.
+    before_mkl: a large matmul by MKL follows. Directly after FBGEMM it takes twice as long, unless
+    another operator of torch runs on all threads in between.
     """
 
     def __init__(self, linear: nn.Linear, before_mkl: bool = False):

@@ -32,7 +32,7 @@ DERIVED = {
 }
 
 
-# Layers of one weight, which the objective reads without calling them: no adapter fits there.
+# Layers with tied weights: the loss reads the weight without calling them, so LoRA does not fit.
 TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
 
 
@@ -104,7 +104,7 @@ def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
         return None
     base = content[CONFIG].get("base_model_name_or_path")
     if not base:
-        raise CheckpointError(f"{name} holds an adapter, but does not say of which weights")
+        raise CheckpointError(f"{name} holds an adapter, but not the path of its base weights")
     return base
 
 
@@ -194,7 +194,7 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
         # A finite sum proves that all values are finite, and is much faster to compute.
         if value.is_floating_point() and not (value.sum().isfinite() or value.isfinite().all()):
             raise CheckpointError(
-                f"{name} is of a run that broke: {key} holds values that are not finite; take an "
+                f"{name} holds values that are not finite in {key}: its run diverged; take an "
                 "earlier checkpoint"
             )
 

@@ -247,5 +247,5 @@ def hub_file(
     if hashed and str(path) != cached and _sha256(path) != stated.etag:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
-        raise ValueError(f"{path.name} has not the sha256 that the hub states; removed it")
+        raise ValueError(f"{path.name} does not have the sha256 that the hub states; removed it")
     return path

@@ -25,9 +25,9 @@ def required() -> dict[str, str]:
 
 
 def install(wheels: Path, folder: Path) -> list[str]:
-    """Install into `folder` the wheels of which no version is there; return pip's errors.
+    """Install missing packages into `folder`; return pip's errors.
 
-    Nothing that is installed gets another version.
+    Installed packages are never upgraded.
     """
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-compile", "--upgrade"]

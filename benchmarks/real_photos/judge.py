@@ -24,10 +24,10 @@ _IMAGES_AT_ONCE = 10
 
 
 def found(seed: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Of each run of a seed, and of HUMANS: 100 by image id where the judge finds the caption's
-    own photo likeliest, else 0.
+    """By run of a seed, and for HUMANS: by image id 100 if the judge ranks the caption's photo
+    first, else 0.
 
-    What has been judged is kept in the judge's folder, and used while the captions are the same.
+    Results are cached in the judge's folder, and used as long as the captions are the same.
     """
     config, captioner = load_trained(str(seed / JUDGE / BEST), None, torch.device("cpu"))
     samples = read_split(config, "test")
@@ -56,10 +56,10 @@ def captions_of(run: Path) -> Captions:
 def places(
     captioner: nn.Module, config: Config, samples: Sequence[Sample], captions: Mapping[str, str]
 ) -> dict[str, float]:
-    """The place of each caption's own photo, 1 for the best, by image id.
+    """The rank of each caption's own photo, 1 for the best, by image id.
 
-    The photos are put into crowds at random, always the same; a caption is tried on those of its
-    own photo's. Photos with the same likelihood share a place in the middle.
+    Photos are split into fixed random groups. A caption is scored against all photos of its group;
+    ties get their mean rank.
     """
     samples = [sample for sample in samples if str(sample.image_id) in captions]
     order = permutation(len(samples), derived_seed("crowds"))
@@ -77,7 +77,7 @@ def places(
 def _loglikelihoods(
     captioner: nn.Module, config: Config, photos: Sequence[Sample], texts: Sequence[str]
 ) -> Tensor:
-    """Of every caption under every photo: float64 (photos, captions), sums over tokens."""
+    """Log-likelihoods of all captions given all photos: float64 (photos, captions), token sums."""
     at_once = config.model_copy(update={"eval_batch_size": _IMAGES_AT_ONCE})
     rows = []
     for batch in Prefetcher(images_of(photos, at_once)[0], torch.device("cpu")):

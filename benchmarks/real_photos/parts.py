@@ -17,8 +17,8 @@ START, JUDGE = "start", "judge"  # the folders of a seed's captioner, before tun
 def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
     """Write the annotation files of a seed's captioner and judge, and return their paths.
 
-    Seeds take turns in which part of the training photos is the judge's. The judge has those of the
-    validation split, too: its captioner has seen none of its photos. Raises UserError.
+    The part of the training photos that the judge gets rotates with the seed. The judge is also
+    trained on the validation split, so the captioner has seen none of its photos. Raises UserError.
     """
     samples = read_split(config, "train")
     if len(samples) < PARTS:

@@ -16,8 +16,8 @@ from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
 
 TRIES = 3  # to start an actor on a machine, and to advance a shard
-LOOK_S = 2  # between two looks at the machines of the cluster
-WAIT_NOTICE_S = 60  # after which the user is told what is waited for
+POLL_MACHINES_S = 2
+WAIT_NOTICE_S = 60  # before it logs what it waits for
 POLL_S = 0.2
 
 
@@ -27,7 +27,7 @@ class Worker:
     def __init__(self, actor: Any, machine: Machine, loading: Any):
         self.actor, self.machine, self.loading = actor, machine, loading
         self.capacity = 0  # shards at once; 0 until the captioner is loaded
-        self.exclusive = False  # captions a single shard, which may be what actors die of
+        self.exclusive = False  # captions one suspect shard alone: it may have killed other actors
         self.lost = False
         self.requested = time.monotonic()
         self.parts: dict[Any, Part] = {}
@@ -63,7 +63,7 @@ class ActorPool:
             log_line(
                 f"waiting for a machine with a free {kind}, and for the captioner to be loaded"
             )
-        if now - self._looked < LOOK_S:
+        if now - self._looked < POLL_MACHINES_S:
             return
         self._looked = now
         machines = self.cluster.machines()

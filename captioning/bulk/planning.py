@@ -156,7 +156,7 @@ def _tars(
 ) -> Iterator[dict[str, Any]]:
     require("webdataset", "a .tar")
     if request.sidecar:
-        raise UserError("--sidecar is for photos, and a .tar has none beside it: --write-shards")
+        raise UserError("--sidecar does not work with a .tar: use --write-shards")
     if request.captions:
         raise UserError("--captions is for photos, and a .tar has its own: give a folder or a list")
     done = next(read_lines(request.marker), {}).get("tars", {})

@@ -40,8 +40,8 @@ class ShardImages(IterableDataset):
     entries: returns those of a shard. shards: (number, images that are done already). read: makes
     the captioner's input of an image file, given its path and, if it is not on disk, its content.
 
-    Each worker process reads whole shards, so that a tar is read once and in order. A batch begins
-    where the plan and the images done say, so that captions made again are the same.
+    Each worker process reads whole shards, so that a tar is read once and in order. Batch
+    boundaries depend only on the plan and the finished images, so repeated captions are the same.
     """
 
     entries: Callable[[int], list[dict[str, Any]]]

@@ -44,8 +44,8 @@ class TarFolder:
         found = self._read()  # without a lock in a store, another run may have claimed it, too
         if found["out"] != self.out:
             raise UserError(
-                f"--write-shards: {self.place} has the tars of {found['out']}: name another folder "
-                f"for those of {self.out}; remove {self.owner} only if that run is no more"
+                f"--write-shards: {self.place} has the tars of {found['out']}: choose another "
+                f"folder for {self.out}; remove {self.owner} only if that run is obsolete"
             )
 
     def release(self) -> None:

@@ -74,7 +74,7 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
     @field_validator("first_token_mle")
     @classmethod
     def _as_in_the_original(cls, value: Optional[bool], info: ValidationInfo) -> Optional[bool]:
-        """By default the original's value for the objectives; None where they differ in it."""
+        """By default the original's value for these objectives; None if it differs between them."""
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
@@ -125,7 +125,9 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
                 "samples; raise it, or set reward_baseline=greedy"
             )
         if self.sharding != "none":
-            raise ValueError(f"sharding is {self.sharding}, which reward has not; set it to none")
+            raise ValueError(
+                f"sharding is {self.sharding}, which reward does not support; set it to none"
+            )
 
     def _check_data(self) -> None:
         files = self.train_file or []

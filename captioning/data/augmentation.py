@@ -60,7 +60,7 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
 
 
 def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
-    """Return what `augmented` does, to the very pixel of the original BLIP's code.
+    """Return what `augmented` does, pixel-identical to the original BLIP's code.
 
     The image is decoded whole, its crop resized by Pillow, and RandAugment is the original's, which
     needs OpenCV; see `check_opencv`. The same draws choose the same crop, flip and operations.

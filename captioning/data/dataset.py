@@ -120,7 +120,7 @@ class TrainingDataset(Dataset):
         sample, chosen = self._sample(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
-                chosen = _draw(len(sample.captions), self.captions_per_image)
+                chosen = _sample(len(sample.captions), self.captions_per_image)
             image = self._image(sample)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
         ids = {"image_id": sample.image_id, "index": candidate}
@@ -189,7 +189,7 @@ def locate(up_to: Sequence[int], index: int) -> tuple[int, int]:
     return group, index - (up_to[group - 1] if group else 0)
 
 
-def _draw(size: int, count: int) -> list[int]:
-    """Return `count` random integers below `size`, each repeated as rarely as `size` allows."""
-    drawn = torch.randperm(size)[:count]
-    return torch.cat([drawn, torch.randint(size, (count - len(drawn),))]).tolist()
+def _sample(size: int, count: int) -> list[int]:
+    """Return `count` random integers below `size`: the first `size` of them all differ."""
+    distinct = torch.randperm(size)[:count]
+    return torch.cat([distinct, torch.randint(size, (count - len(distinct),))]).tolist()

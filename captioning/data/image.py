@@ -50,7 +50,7 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
                 image.close()
                 raise UserError(
                     f"{path}: not a readable image (more than {MOST_SCANS} scans or "
-                    f"{MOST_SEGMENTS} segments): save it anew"
+                    f"{MOST_SEGMENTS} segments): save it again"
                 )
             image.fp.seek(position)
         return image

@@ -1,7 +1,7 @@
 """BLIP's variant of RandAugment (Cubuk et al. 2020), on PIL images.
 
-OPERATIONS are fast. EXACT_OPERATIONS return the very pixels of the original's code: they warp with
-OpenCV, and stretch the contrast as the original does. The same draws choose the same operation and
+OPERATIONS are fast. EXACT_OPERATIONS are pixel-identical to the original's code: they warp with
+OpenCV and stretch the contrast as the original does. The same draws choose the same operation and
 sign in both.
 """
 

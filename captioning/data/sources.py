@@ -60,8 +60,8 @@ def annotation_paths(config, split: str) -> list[Path]:
     names = name if isinstance(name, list) else [name]
     for tars in filter(is_tars, names):
         raise UserError(
-            f"{split}_file: {tars} is for training, and alone: name annotation files, or tars as "
-            "train_file"
+            f"{split}_file: {tars}: tars are for training only, and not beside other files: name "
+            "annotation files, or tars as train_file"
         )
     return [_located(config.ann_root, each, known_name) for each in names]
 
@@ -80,7 +80,7 @@ def training_tars(config) -> list[str]:
     tars = [tar for name in names for tar in expand(joined(config.ann_root, name))]
     packed = [tar for tar in tars if not tar.endswith(".tar")]
     if packed:
-        raise UserError(f"train_file: {packed[0]}: unpack it with gunzip: its samples lie anywhere")
+        raise UserError(f"train_file: {packed[0]}: unpack it with gunzip: it has no random access")
     if len({tar.partition("://")[0] for tar in tars if is_store(tar)}) > 1:
         raise UserError("train_file: tars are in stores of two kinds: name those of one")
     if len(set(tars)) < len(tars):

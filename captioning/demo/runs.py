@@ -61,9 +61,7 @@ class Demo:
         self.overrides = list(overrides)
         for key in (override.partition("=")[0] for override in overrides):
             if key in OWN_KEYS:
-                raise UserError(
-                    f"{key} is what the demo's runs differ in or share: it sets it itself"
-                )
+                raise UserError(f"{key} is set by the demo itself and cannot be overridden")
         for config in (PRETRAIN, FINETUNE):
             chosen = load_config(REPOSITORY / config, self.overrides, self.flags)
         self.on_gpu = chosen.device != "cpu" and torch.cuda.is_available()

@@ -73,9 +73,11 @@ class ChatServer:
             raise UserError(f"{setting}{shown} no address: expected https://host/v1")
         self.key_name, self.key = key, os.environ.get(key, "").strip()
         if not self.key.isascii() or not self.key.isprintable():
-            raise UserError(f"{key} in the environment holds what no key has: set it again")
+            raise UserError(
+                f"{key} in the environment has characters that no key has: set it again"
+            )
         if self.key and parts.scheme == "http" and parts.hostname not in _LOCAL:
-            raise UserError(f"{setting}: {key} is set, and is sent over https:// alone")
+            raise UserError(f"{setting}: {key} is set, and is sent over https:// only")
         self.url, self.timeout = url.rstrip("/"), timeout
         self.opener = urllib.request.build_opener(_NoRedirects)
 

@@ -233,9 +233,9 @@ def stamp(address: str) -> list[Any]:
 
 
 def size_of(address: str, stamp: Sequence[Any]) -> int:
-    """Return the size in a file's stamp. Raises UserError if its server does not tell it."""
+    """Return the size in a file's stamp. Raises UserError if its server does not report it."""
     if stamp[0] is None:
-        raise UserError(f"{address}: its server does not tell its size, nor serve parts of it")
+        raise UserError(f"{address}: its server reports neither its size nor range support")
     return stamp[0]
 
 
@@ -343,7 +343,7 @@ def retried(address: str, ask: Callable[[], T]) -> T:
             break
     patience.end(problem)
     raise StoreError(
-        f"{address}: asked {attempt} times in vain ({type(problem).__name__}): check the address "
+        f"{address}: {attempt} requests failed ({type(problem).__name__}): check the address "
         "and the network, then give the same command again"
     )
 

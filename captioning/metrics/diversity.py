@@ -44,9 +44,9 @@ class DiversityOptions(Options):
 class Diversity(Evaluator):
     """Distinct words and captions of the set, from the tokens that coco counts.
 
-    lex_div: distinct words in thousands; ttr: distinct words by words; distinct_1, distinct_2:
-    distinct words and word pairs by words (Li et al. 2016), the former equal to ttr;
-    distinct_captions: distinct captions by captions; vocab_use: the share of the references'
+    lex_div: distinct words in thousands; ttr: distinct words / words; distinct_1, distinct_2:
+    distinct words and word pairs / words (Li et al. 2016), the former equal to ttr;
+    distinct_captions: distinct captions / captions; vocab_use: the share of the references'
     distinct words that the captions use. With `train_captions`: seen_captions, the share of the
     captions that are among them, and train_vocab_use, the share of their distinct words. The values
     depend on the number of captions. There are no intervals, since a resample repeats images and so

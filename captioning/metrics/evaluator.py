@@ -102,7 +102,7 @@ class Evaluator(ABC):
     needs_images: whether it needs `Settings.images`; model: the option that names the model it
     runs; on_every_rank: whether all processes have to call `evaluate` and share its work (rank 0
     has the result); costly: whether it may cost money, so that it only runs where a user names it.
-    An exception of `evaluate` costs its own metrics alone.
+    If `evaluate` raises, only its own metrics are skipped.
     """
 
     metrics: tuple[Metric, ...]

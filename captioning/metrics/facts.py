@@ -71,7 +71,7 @@ class Facts(Evaluator):
         scenes = [known[image_id] for image_id in captions.ids]
         if not all(scenes):
             unknown = next(i for i in captions.ids if not known[i])
-            raise UserError(f"{self.options.facts_file} does not say what is in image {unknown!r}")
+            raise UserError(f"{self.options.facts_file} has no entry for image {unknown!r}")
         statements = [read_caption(captions.predictions[image_id]) for image_id in captions.ids]
         counts = [stated_and_true(s, scene) for s, scene in zip(statements, scenes)]
         stated, true = (list(of_all) for of_all in zip(*counts))

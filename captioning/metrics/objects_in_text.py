@@ -16,15 +16,15 @@ _ANIMALS = (
     *("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe"),
     *("animal", "cub"),
 )
-# Pairs of words that mean one object, and not what the other word means alone.
-_MEANT = {
+# Word pairs that mean one object, unlike their second word alone.
+_COMPOUNDS = {
     **{f"{age} {animal}": animal for animal in _ANIMALS for age in ("baby", "adult")},
     **{f"passenger {vehicle}": vehicle for vehicle in ("jet", "train")},
     "bow tie": "tie",
     "toilet seat": "toilet",
     "wine glas": "wine glass",  # the singular by `by_rules`
 }
-_NO_OBJECTS = ("home plate", "train track")  # pairs whose single words would be objects
+_NON_OBJECTS = ("home plate", "train track")  # pairs whose single words would be objects
 
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 
@@ -70,7 +70,7 @@ class ObjectReader:
         self.objects, self.singular = objects, singular
         # As published: a name with odd blanks is not found, but its two words are still joined.
         pairs = {word.strip() for word in objects if len(word.split()) == 2}
-        self.pairs = {**{pair: pair for pair in (*pairs, *_NO_OBJECTS)}, **_MEANT}
+        self.pairs = {**{pair: pair for pair in (*pairs, *_NON_OBJECTS)}, **_COMPOUNDS}
 
     @cached_property
     def _tokenize(self):

@@ -60,7 +60,7 @@ def captioner_from(
         if config.lora is not None and CONFIG not in content:  # `build` has loaded them
             return captioner, f"loaded {name}: its weights stay, lora's are new"
         report = load_weights(captioner, content["model"], name)
-    except ValueError as error:  # packages raise it for what a user can mend
+    except ValueError as error:  # packages raise ValueError for user errors
         raise UserError(str(error)) from error
     return captioner, f"loaded {name}: {report}"
 

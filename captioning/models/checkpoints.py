@@ -254,7 +254,7 @@ def _check_parts(content: Any) -> None:
     if not holds_tensors(content["model"]):
         raise ValueError("it is no checkpoint of a run: model holds more than tensors")
     if within and not (isinstance(within, dict) and "steps" in within):
-        raise ValueError("it is no checkpoint of a run: within has no place in the epoch")
+        raise ValueError("it is no checkpoint of a run: within has no steps")
 
 
 def read_newest(folder: Path) -> Optional[tuple[Path, dict[str, Any], list[str]]]:

@@ -36,6 +36,5 @@ def check_trains(config: Config) -> None:
     """Raise UserError for a precision without gradients."""
     if config.precision == "int8":
         raise UserError(
-            "precision is int8, in which captions are made and nothing is learnt; train in fp32, "
-            "bf16 or fp16"
+            "precision is int8, which is for inference only; train in fp32, bf16 or fp16"
         )

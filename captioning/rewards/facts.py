@@ -24,9 +24,7 @@ class TrueFacts(Reward):
         self.scenes = by_id(images.files, read_scenes(Path(path)))
         unknown = [image_id for image_id, scene in self.scenes.items() if not scene]
         if unknown:
-            raise UserError(
-                f"reward: facts: {path} does not say what is in training image {unknown[0]!r}"
-            )
+            raise UserError(f"reward: facts: {path} has no entry for training image {unknown[0]!r}")
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         values = []

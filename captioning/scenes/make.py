@@ -124,7 +124,7 @@ def read_scenes(path: Path) -> dict[int, Scene]:
         }
     except (TypeError, ValueError, AttributeError):
         raise UserError(
-            f"{path}: says of no scene what is in it: make it with captioning.scenes"
+            f"{path}: has no contents of scenes: make it with captioning.scenes"
         ) from None
 
 

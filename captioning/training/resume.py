@@ -69,7 +69,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
-            f"{_named(config)} has settings that are none here, the first is {key!r}; give "
+            f"{_named(config)} has settings that are unknown here, the first is {key!r}; give "
             "another output_dir, or resume=never, which moves that run aside"
         ) from error
     now = config.model_dump()
@@ -114,7 +114,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
 def _check_batches(config: Config, content: dict[str, Any]) -> None:
     """Refuse another number of images a step, which would change the remaining batches."""
     before, now = saved_batch_sizes(content), batch_sizes(config)
-    if before is None:  # of an older version, which saved it within an epoch only
+    if before is None:  # older versions saved batch sizes only within an epoch
         return
     loaded = [b["batch_size"] * b["processes"] for b in (before, now)]
     taken = [size * b["accumulation_steps"] for size, b in zip(loaded, (before, now))]

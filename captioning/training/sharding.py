@@ -37,10 +37,8 @@ def check_sharding(config: Config) -> None:
         "there is one process to divide the captioner over; start more (NPROC_PER_NODE=2)": (
             distributed.world_size() == 1
         ),
-        "compile is true, which cannot trace weights that come and go; set compile=false": (
-            config.compile
-        ),
-        "precision is fp16, whose loss scaling it has not; set precision=bf16": (
+        "compile is true, which cannot trace gathered weights; set compile=false": (config.compile),
+        "precision is fp16, whose loss scaling it does not support; set precision=bf16": (
             config.precision == "fp16"
         ),
     }
@@ -172,7 +170,10 @@ def load_sharded(
     known, state = sizes(folder), {}
     other = sorted(own.keys() ^ {name for name in known if name.startswith(MODEL)})
     if other:
-        raise ValueError(f"{len(other)} keys are not of both, such as {other[0][len(MODEL) :]}")
+        first = other[0].removeprefix(MODEL)
+        raise ValueError(
+            f"{len(other)} keys are in only one of checkpoint and model, such as {first}"
+        )
     for name, (size, dtype) in known.items():
         if name.startswith(OPTIMIZER):  # moments and the number of steps
             number, key = name[len(OPTIMIZER) :].split(".")

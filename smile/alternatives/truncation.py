@@ -15,8 +15,8 @@ from smile.labels import count
 class Truncation(TokenLoss):
     """The mean over captions of MLE's mean over their tokens, 0 for a dropped caption.
 
-    A caption is dropped whose mean is at or above the quantile 1 - `drop` of the last `window`
-    captions' means, in training alone, and not before the window is full. Tokens are weighted so
+    Training drops captions whose mean is at or above the quantile 1 - `drop` of the last `window`
+    captions' means, once the window is full. Tokens are weighted so
     that the mean over tokens is this mean over captions. Source: arXiv 2004.14589,
     ddkang/loss_dropper.
     """

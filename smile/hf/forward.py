@@ -55,10 +55,10 @@ def use_smile(
     The forward takes besides labels (B, N): `shift_labels` (B, N) instead, whose n-th is the next
     token of position n; `segments` and `weights`, aligned with them, as `smile_loss` has them;
     `num_items_in_batch`, by which the sum over tokens is divided; `keep_logits`, which overrides
-    `from_hidden`. Without segments a text that `seq_idx`, `cu_seq_lens_q` or `position_ids` begin
-    anew, and in it each unbroken run of labels, is a caption. Raises ValueError for a row that
-    seems to be packed without any of them, where the model would let a text of a row change the
-    next, and in training for a call or a gradient of another loss.
+    `from_hidden`. Without segments, rows are split into texts at `seq_idx`, `cu_seq_lens_q` or
+    `position_ids`, and each contiguous run of labels within a text is a caption. Raises
+    ValueError for a row that seems packed without any of them, if the model would let one text of a
+    row change the next, and in training for a call or a gradient of another loss.
     """
     given, model = model, _inside(model)
     undo(model)

@@ -65,10 +65,10 @@ class LinearHead(NamedTuple):
 
 
 def linear_head(model: nn.Module) -> Optional[LinearHead]:
-    """The head whose input the objective can be made of; None where logits are needed.
+    """The head from whose input the objective can be computed; None if it needs logits.
 
-    They are for a class that the table lacks or that adds a loss of its logits, a head that is not
-    linear or was changed, and one that DeepSpeed ZeRO-3 divides.
+    It needs logits for a class that is not in the table or that adds a loss on its logits, for a
+    head that is not linear or was changed, and for one that DeepSpeed ZeRO-3 partitions.
     """
     part, head = _output_layer(model)
     row = None if part is None or head_row(model) is None else head_row(part)

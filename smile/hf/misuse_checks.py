@@ -1,7 +1,7 @@
-"""One line instead of another loss: what would train a model of `use_smile` past its objective.
+"""Raises an error when a model of `use_smile` would be trained with another loss.
 
-A hook on decoder and head refuses to run them in training outside of the model's forward. Another
-loss that is made of the forward's output alone is refused when its gradient comes.
+A hook on decoder and head refuses to run them in training outside of the model's forward. A loss
+that is computed from the forward's output is refused when its gradient arrives.
 """
 
 import threading

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def refuse(wrong: Tensor, lines: Sequence[str], through: Tensor) -> Tensor:
-    """`through`; ValueError with the first of the lines for which `wrong` is true.
+    """Returns `through`. Raises ValueError with the first line for which `wrong` is true.
 
     wrong: bool (K, B), for each line the rows, the first of which replaces {row}; K may be larger
     than the number of lines. A compiled program drops the check unless its result is used.

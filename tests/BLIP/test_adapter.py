@@ -126,7 +126,7 @@ def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, cap
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    line = "lora is set, and pretrained is not: name the weights that stay"
+    line = "lora is set, but pretrained is not: it names the frozen base weights"
     assert message([LORA], None) == line
     signed = [LORA, "pretrained=https://host/a.pth?SECRET"]
     assert message(signed, str(base)).startswith("pretrained is an address with a user or query")

@@ -81,8 +81,8 @@ MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
     [
         (lambda path: (path / "config.json").unlink(), "config.json cannot be used"),
         (rewritten(lambda config: {"model_type": "git"}), "it is of a 'git' model"),
-        (rewritten(lambda config: [config]), "it is of a None model, or not whole"),
-        (rewritten(lambda config: {**config, "text_config": None}), "or not whole"),
+        (rewritten(lambda config: [config]), "its model_type is None, or it is incomplete"),
+        (rewritten(lambda config: {**config, "text_config": None}), "or it is incomplete"),
         (
             rewritten(lambda c: {**c, "text_config": {**c["text_config"], "intermediate_size": 7}}),
             "in the file and (7,) in the model",

@@ -57,7 +57,7 @@ def test_without_a_network_a_cached_file_is_used_and_nothing_is_retried(stated, 
 
 def test_a_file_with_another_hash_is_refused(stated, tmp_path):
     stated.etag = "0" * 64
-    with pytest.raises(ValueError, match=r"b\.json has not the sha256 that the hub states"):
+    with pytest.raises(ValueError, match=r"b\.json does not have the sha256 that the hub states"):
         hub.hub_file("some/model", "a/b.json")
     assert not (tmp_path / "a" / "b.json").exists()
 

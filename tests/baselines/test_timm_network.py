@@ -94,9 +94,9 @@ def test_weights_from_a_file(tmp_path, suffix):
         (
             "timm/mobilenetv2_035",
             "package",
-            "encoder_weights: package has those of encoder timm/tf",
+            "encoder_weights: package has weights for timm/tf",
         ),
-        ("resnet18", "package", "encoder_weights: package has those of encoder timm/tf"),
+        ("resnet18", "package", "encoder_weights: package has weights for timm/tf"),
         ("mobilenetv2_035", "none", "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME"),
     ],
 )

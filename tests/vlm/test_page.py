@@ -46,7 +46,7 @@ def test_a_prompt_is_the_question_of_one_caption(checkpoint, vlm_photos):
 
 def test_an_empty_question_is_refused(checkpoint, vlm_photos):
     service = CaptionService([checkpoint], Limits())
-    with pytest.raises(UserError, match=r"^prompt is empty, but .* is asked in a chat"):
+    with pytest.raises(UserError, match=r"^prompt is empty, but .* is a chat model"):
         caption_of(service, vlm_photos[0], checkpoint, read_options({"prompt": " "}))
 
 

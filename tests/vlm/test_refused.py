@@ -54,7 +54,7 @@ def error_of(write):
         ),
         (
             ["vlm=a/b", "num_beams=4", "num_beam_groups=2"],
-            "num_beam_groups is 2; transformers 5 draws beams in one group",
+            "num_beam_groups is 2; transformers 5 has beams of one group only",
         ),
         (
             ["vlm=a/b", "reward={cider: 1}"],
@@ -208,7 +208,7 @@ class TestFolders:
 
     def test_prompts_that_do_not_fit(self, vlm_folder, error_of):
         folder, _ = vlm_folder(CHAT)
-        line = f"prompt is empty, but {folder} is asked in a chat: say what for"
+        line = f"prompt is empty, but {folder} is a chat model, which needs one"
         assert error_of(vlm=folder, prompt="") == error_of(vlm=folder, prompt=" ") == line
         folder, _ = vlm_folder(PLAIN)
         line = f"prompt is 'what', but {folder} reads no text: set prompt to ''"

@@ -177,7 +177,7 @@ KEY = "visual_encoder.norm.weight"
 OTHERS = {
     "not finite": (
         lambda state: state[KEY].fill_(float("nan")),
-        f"f.pth is of a run that broke: {KEY} holds values that are not finite; take an earlier "
+        f"f.pth its run diverged: {KEY} holds values that are not finite; take an earlier "
         "checkpoint",
     ),
     "another width": (
@@ -226,11 +226,11 @@ RESUMED = {
     "another's": ({"model": STATE}, NO_RUN + "optimizer is no dict"),
     "a list": ([1], NO_RUN + "model is no dict"),
     "no epoch": (OWN | {"epoch": "1"}, NO_RUN + "epoch is no int"),
-    "no place": (OWN | {"within": {"at": 3}}, NO_RUN + "within has no place in the epoch"),
+    "no place": (OWN | {"within": {"at": 3}}, NO_RUN + "within has no steps"),
     "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "model holds more than tensors"),
     "NaN": (
         OWN | {"model": {"w": torch.tensor([float("nan")])}},
-        "cannot be read: the file is of a run that broke: w holds values that are not finite",
+        "cannot be read: the file its run diverged: w holds values that are not finite",
     ),
 }
 

@@ -95,10 +95,13 @@ LINES = [
     ),
     (
         "reward={cider: 1} objective=smile vit_grad_ckpt=true",
-        "vit_grad_ckpt is true, which cannot stand beside a reward and an objective, since an "
+        "vit_grad_ckpt is true, which cannot be combined with a reward and an objective, since an "
         "image is then encoded twice; set it to false",
     ),
-    ("reward={cider: 1} sharding=fsdp", "sharding is fsdp, which reward has not; set it to none"),
+    (
+        "reward={cider: 1} sharding=fsdp",
+        "sharding is fsdp, which reward does not support; set it to none",
+    ),
     ("objective=", "objective: found None; input should be a valid string or a mapping"),
     (
         "objective=smlie",

@@ -57,8 +57,8 @@ def test_another_run_is_refused_in_the_folder_of_a_killed_one(call, tmp_path):
     assert list(before) == [f"0000{n}.tar" for n in range(4)]
     code, log = call(b, "--write-shards", folder)
     assert code == 2 and log.splitlines() == [
-        f"error: --write-shards: {folder} has the tars of {a}: name another folder for those of "
-        f"{b}; remove {folder}/owner.json only if that run is no more"
+        f"error: --write-shards: {folder} has the tars of {a}: choose another folder for "
+        f"{b}; remove {folder}/owner.json only if that run is obsolete"
     ]
     assert tars(folder) == before and not b.exists()
     assert call(b, "--write-shards", tmp_path / "others")[0] == 0
@@ -173,7 +173,7 @@ def test_a_folder_in_a_store_is_one_runs(s3, call, tmp_path, monkeypatch):
     before = stores.stamps(folder)
     assert len(before) == 5
     code, log = call(b, "--write-shards", folder)
-    assert code == 2 and f"{folder} has the tars of {a}: name another folder" in log
+    assert code == 2 and f"{folder} has the tars of {a}: choose another folder" in log
     assert stores.stamps(folder) == before
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))  # machine
     assert call(a, "--write-shards", folder, hook=hook)[0] == -signal.SIGKILL

@@ -74,7 +74,7 @@ def test_an_address_that_nobody_answers(s3, monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(stores.StoreError) as error:
         stores.stamp("s3://bucket/a.bin")
-    assert "s3://bucket/a.bin: asked 2 times in vain" in str(error.value)
+    assert "s3://bucket/a.bin: 2 requests failed" in str(error.value)
     assert "S3CR3T" not in str(error.value) and error.value.__cause__ is None
 
 

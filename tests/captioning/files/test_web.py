@@ -113,7 +113,7 @@ def test_a_refusal_is_told_by_its_type_and_not_by_its_name(monkeypatch):
         raise type("Refused", (Exception,), {})("S3CR3T")
 
     for address in ("s3://bucket/a.jpg", "https://host/a.jpg"):
-        with pytest.raises(stores.StoreError, match=r"asked 1 times in vain \(Refused\)"):
+        with pytest.raises(stores.StoreError, match=r"1 requests failed \(Refused\)"):
             stores.retried(address, ask)
 
 
@@ -124,7 +124,7 @@ def test_a_bucket_gets_all_tries_for_each_file(monkeypatch):
         raise asyncio.TimeoutError
 
     for name in "abc":
-        with pytest.raises(stores.StoreError, match="asked 6 times in vain"):
+        with pytest.raises(stores.StoreError, match="6 requests failed"):
             stores.retried(f"gs://bucket/{name}", time_out)
 
 
@@ -148,7 +148,7 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
     names = [f"{server.url}/{number}.jpg" for number in range(9)]
     server.answers.update({f"/{number}.jpg": 1.0 for number in range(6)})
     for name in names[:2]:
-        with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
+        with pytest.raises(stores.StoreError, match="2 requests failed"):
             stores.whole(name)
     assert len(server.requests) == 4
     for name in names[2:]:
@@ -156,13 +156,13 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
             stores.whole(name)
     assert len(server.requests) == 4
     web.patience_with(names[0]).until = 0.0  # a minute later
-    with pytest.raises(stores.StoreError, match="asked 1 times in vain"):
+    with pytest.raises(stores.StoreError, match="1 requests failed"):
         stores.whole(names[2])
     with pytest.raises(stores.StoreError, match="its server does not answer"):
         stores.whole(names[7])
     web.patience_with(names[0]).until = 0.0  # a minute later
     assert stores.whole(names[7]) == DATA
-    with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
+    with pytest.raises(stores.StoreError, match="2 requests failed"):
         stores.whole(names[3])
     assert stores.whole(names[8]) == DATA
 
@@ -171,7 +171,7 @@ def test_how_long_a_server_may_take_is_its_users_to_say(server, monkeypatch):
     settings = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.1)}}
     monkeypatch.setitem(fsspec.config.conf, "http", settings)
     server.answers["/a.jpg"] = 1.0
-    with pytest.raises(stores.StoreError, match="asked 2 times in vain"):
+    with pytest.raises(stores.StoreError, match="2 requests failed"):
         stores.whole(f"{server.url}/a.jpg")
     assert stores.whole(f"{server.url}/b.jpg") == DATA
 
@@ -188,7 +188,7 @@ def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypat
     minutes = []
     for number, name in enumerate(names[:9]):
         if number in tries:
-            with pytest.raises(stores.StoreError, match=f"asked {tries[number]} times in vain"):
+            with pytest.raises(stores.StoreError, match=f"{tries[number]} requests failed"):
                 stores.whole(name)
         else:
             assert stores.whole(name) == DATA
@@ -211,9 +211,7 @@ def test_a_server_that_is_not_there_is_no_missing_file(server, monkeypatch):
     server.shutdown()
     server.server_close()
     for ask in (stores.stamp, stores.whole):
-        with pytest.raises(
-            stores.StoreError, match=r"asked 6 times in vain \(ClientConnectorError"
-        ):
+        with pytest.raises(stores.StoreError, match=r"6 requests failed \(ClientConnectorError"):
             ask(f"{server.url}/a.jpg")
     with pytest.raises(stores.StoreError, match="its server does not answer"):
         stores.whole(f"{server.url}/b.jpg")

@@ -204,7 +204,7 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
         ("https://a b/v1", "is no address"),
         ("https://me:secret@host/v1", "give the address alone"),
         ("https://host/v1?key=secret", "give the address alone"),
-        ("http://host.example/v1", "is sent over https:// alone"),
+        ("http://host.example/v1", "is sent over https:// only"),
     ],
 )
 def test_addresses_that_are_refused(monkeypatch, url, message):

@@ -112,7 +112,7 @@ def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
 def test_truth_of_another_kind_is_refused(tmp_path, content):
     path = tmp_path / "truth.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"truth\.json: says of no scene what is in it"):
+    with pytest.raises(UserError, match=r"truth\.json: has no contents of scenes"):
         read_scenes(path)
 
 

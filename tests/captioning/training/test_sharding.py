@@ -169,13 +169,13 @@ def test_its_checkpoint_is_read_as_any_other(finished, config):
         (
             "compile=true",
             2,
-            "sharding is fsdp, but compile is true, which cannot trace weights that come and go; "
+            "sharding is fsdp, but compile is true, which cannot trace gathered weights; "
             "set compile=false, or sharding=none",
         ),
         (
             "precision=fp16",
             2,
-            "sharding is fsdp, but precision is fp16, whose loss scaling it has not; set "
+            "sharding is fsdp, but precision is fp16, whose loss scaling it does not support; set "
             "precision=bf16, or sharding=none",
         ),
     ],
