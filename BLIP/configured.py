@@ -13,7 +13,7 @@ from BLIP.vit import VitSizes
 from BLIP.weights.checkpoint import TIED, base_weights, load_weights
 from BLIP.weights.download import without_secrets
 
-ASKS = False
+PROMPT_IS_QUESTION = False
 
 
 class Keys(BaseModel):

@@ -55,8 +55,8 @@ class MedConfig:
             )
 
 
-# Keys of BERT's configuration without an effect: the tokeniser has the vocabulary, the image
-# encoder the width of the image embeddings, and the other values are fixed in a captioning decoder.
+# Ignored keys of BERT's configuration: vocab_size comes from the tokeniser, encoder_width from the
+# image encoder, and the other values are fixed in a captioning decoder.
 IGNORED_KEYS = {
     *("architectures", "model_type", "type_vocab_size", "pad_token_id", "vocab_size"),
     *("encoder_width", "add_cross_attention", "hidden_act"),
@@ -84,13 +84,13 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
         )
     if values.get("hidden_act", "gelu") != "gelu":
         raise ValueError(
-            f"med_config: hidden_act is {values['hidden_act']!r}; only 'gelu' is built"
+            f"med_config: hidden_act is {values['hidden_act']!r}; only 'gelu' is supported"
         )
     return MedConfig(**{key: value for key, value in values.items() if key in known})
 
 
 class Embeddings(nn.Module):
-    """Tokens (R, n) at positions from `start` on, a number or int64 (), -> (R, n, H)."""
+    """Tokens (R, n) -> (R, n, H). start: the first token's position, an int or int64 ()."""
 
     def __init__(self, config: MedConfig, vocab_size: int):
         super().__init__()
@@ -122,7 +122,7 @@ class AddAndNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of hidden states over given keys and values, with its output block."""
+    """Attention over precomputed keys and values, with output projection, residual, LayerNorm."""
 
     def __init__(self, config: MedConfig, source_width: int):
         super().__init__()
@@ -182,7 +182,7 @@ class Layer(nn.Module):
         mask: Tensor,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """The whole layer in one forward, as FSDP needs it of a shard."""
+        """The whole layer, so that FSDP finds all its parameters used in one forward."""
         own = self.attention.keys_values(hidden, unpadding)
         image = self.crossattention.keys_values(image_embeds)
         return self.attend(hidden, own, image, mask, unpadding=unpadding)
@@ -196,7 +196,7 @@ class Layer(nn.Module):
         is_causal: bool = False,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """The layer on given keys and values, its own and the image's."""
+        """The layer with precomputed keys and values of self-attention and cross-attention."""
         hidden = self.attention(hidden, own, mask, is_causal, unpadding)
         hidden = self.crossattention(hidden, image, unpadding=unpadding)
         return self.output(recompute_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
@@ -269,7 +269,7 @@ class TextDecoder(nn.Module):
     def logits(
         self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
     ) -> Tensor:
-        """Logits (R, n - start, V) that positions `start` to n - 1 give for their next tokens.
+        """Next-token logits (R, n - start, V) of positions `start` to n - 1.
 
         The other arguments are those of `hidden_states`.
         """

@@ -12,14 +12,14 @@ from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
 
 ATTENDING = ("attn", "sat")
-ASKS = False
+PROMPT_IS_QUESTION = False
 
 
 class Keys(BaseModel):
-    """The keys of the classic captioners alone; docs/settings.md documents each."""
+    """The keys that only the classic captioners use; docs/settings.md documents each."""
 
     encoder: Annotated[str, Field(min_length=1), "run"] = "regnet_x_400mf"
-    # Of role "data": a resumed run has its weights from the checkpoint.
+    # Of role "data", so it may change: a resumed run loads these weights from its checkpoint.
     encoder_weights: Annotated[str, Field(min_length=1), "data"] = "default"
     encoder_lr: Annotated[float, "run"] = Field(0.0, ge=0)
     encoder_dim: Annotated[Optional[int], "run"] = Field(None, gt=0, le=65_536)
@@ -50,17 +50,17 @@ class Keys(BaseModel):
         return value or None
 
     @model_validator(mode="after")
-    def _suit_the_model(self):
+    def _check_combinations(self):
         if self.lora is not None and self.model in MODELS:
             raise ValueError(f"lora is for models blip and vlm; this one is {self.model}")
         if self.attention_penalty and self.model not in ATTENDING:
             raise ValueError(
                 f"attention_penalty is {self.attention_penalty}, but model {self.model} has no "
-                f"attention to weigh; it is for {' and '.join(ATTENDING)}"
+                f"attention; it is for {' and '.join(ATTENDING)}"
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        deep = self.model == "sat" and self.deep_output  # the output has the width of word vectors
+        deep = self.model == "sat" and self.deep_output  # its output is embed_dim wide
         tied = self.tie_embeddings and self.model in MODELS
         if tied and not deep and self.hidden_dim != self.embed_dim:
             raise ValueError(
@@ -69,8 +69,8 @@ class Keys(BaseModel):
             )
         if self.encoder_features and (self.encoder_lr or self.augmentation != "none"):
             raise ValueError(
-                f"encoder_features is {self.encoder_features}, but an encoder that is trained or "
-                "sees augmented images never sees the same twice; set encoder_lr to 0 and "
+                f"encoder_features is {self.encoder_features}, but cached features are invalid if "
+                "the encoder is trained or images are augmented; set encoder_lr to 0 and "
                 "augmentation to none"
             )
         k = self.teacher_forcing_k
@@ -82,15 +82,15 @@ class Keys(BaseModel):
         if middle is not None and self.teacher_forcing != "inverse_sigmoid":
             raise ValueError(
                 f"teacher_forcing_middle is {middle}, but teacher_forcing is "
-                f"{self.teacher_forcing}; it is the middle of inverse_sigmoid"
+                f"{self.teacher_forcing}; it applies only to inverse_sigmoid"
             )
         return self
 
 
 def build(config: Any, context: Any) -> ClassicCaptioner:
-    """See `captioning.captioners.interface`, as for the other functions.
+    """See `captioning.captioners.interface`, also for the functions below.
 
-    The vocabulary is that of a checkpoint; without one the training captions' words are counted.
+    The vocabulary comes from the checkpoint, or else from the training captions.
     """
     restored = context.content is not None
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
@@ -122,12 +122,12 @@ def build(config: Any, context: Any) -> ClassicCaptioner:
 
 
 def _tokenizer(config: Any, context: Any):
-    """The checkpoint's, BERT's, or one of the training captions' words."""
+    """The checkpoint's vocabulary, BERT's tokeniser, or a vocabulary of the training captions."""
     words = context.content.get("vocabulary") if context.content else None
     if words is not None and not (
         isinstance(words, list) and all(isinstance(word, str) for word in words)
     ):
-        raise ValueError(f"{context.name}: its vocabulary is no list of words")
+        raise ValueError(f"{context.name}: its vocabulary is not a list of words")
     if config.vocabulary == "wordpiece":
         return context.word_pieces(config.tokenizer)
     if words is not None:
@@ -140,7 +140,7 @@ def _tokenizer(config: Any, context: Any):
 def origin(config: Any) -> str:
     if config.encoder_weights == "none":
         return "the weights are random"
-    return f"the weights are random, but for the image encoder's ({config.encoder_weights})"
+    return f"the weights are random, except the image encoder's ({config.encoder_weights})"
 
 
 def title(config: Any) -> str:
@@ -149,7 +149,9 @@ def title(config: Any) -> str:
 
 def check_device(config: Any, device: torch.device) -> None:
     if config.precision == "int8":
-        raise ValueError(f"precision is int8, which {config.model} has not; try fp32 or bf16")
+        raise ValueError(
+            f"precision is int8, which {config.model} does not support; try fp32 or bf16"
+        )
 
 
 def preprocessing(config: Any) -> None:

@@ -26,9 +26,9 @@ def encoder_names() -> list[str]:
 
 
 def torchvision_network(name: str, weights: str) -> nn.Module:
-    """Images (B, 3, S, S), normalised with IMAGENET_MEAN and IMAGENET_STD, to a map (B, C, h, w).
+    """Maps images (B, 3, S, S), normalised by IMAGENET_MEAN and IMAGENET_STD, to (B, C, h, w).
 
-    name: of `encoder_names`; weights: as in `baselines.image_encoder`. Raises ValueError for an
+    name: one of `encoder_names`; weights: as in `baselines.image_encoder`. Raises ValueError for an
     unknown name, and for weights that cannot be read or do not fit.
     """
     if name not in encoder_names():
@@ -42,7 +42,7 @@ def torchvision_network(name: str, weights: str) -> nn.Module:
 def _load(name: str, weights: str) -> nn.Module:
     get_model = torchvision.models.get_model
     if weights == "default":
-        # Without it torchvision unpickles downloads, which runs their code.
+        # Forces weights_only loading: unpickling a download could run code.
         with patch.dict(os.environ, {SAFE_LOADING: "1"}):
             return fetched("torchvision", name, lambda: get_model(name, weights="DEFAULT"))
     network, state = get_model(name, weights=None), state_of(weights, name)

@@ -1,4 +1,4 @@
-"""The vocabulary of a classic captioner, counted in its training captions, and word vectors."""
+"""Builds the vocabulary from word counts of training captions; loads pre-trained word vectors."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
-UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # in captions with words replaced
+UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # which captioning.unpack writes for unknown words
 _WORD = regex.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in lower case; apostrophes and hyphens within a word stay, and <unk>."""
+    """The lower-case words of a text, with inner apostrophes and hyphens, and <unk>."""
     return _WORD.findall(text.lower())
 
 
@@ -42,24 +42,26 @@ class Vocabulary:
     ) -> "Vocabulary":
         """The most frequent words that occur `min_count` times, at most `size` ids in all.
 
-        Ties are broken alphabetically. A prompt's words are always included. Raises ValueError
-        where no word of the captions fits, or none is frequent enough.
+        Ties are broken alphabetically. A prompt's words are always included. Raises ValueError if
+        `size` has no slot for caption words, or no word is frequent enough.
         """
         counts = Counter(word for caption in captions for word in split_words(caption))
         del counts[UNKNOWN_WORD]
-        always = dict.fromkeys(split_words(prompt))
-        room = size - len(SPECIAL_TOKENS) - len(always)
-        if room < 1:
-            raise ValueError(f"vocabulary_size is {size}; it must be {size - room + 1} or more")
+        of_prompt = dict.fromkeys(split_words(prompt))
+        available = size - len(SPECIAL_TOKENS) - len(of_prompt)
+        if available < 1:
+            raise ValueError(
+                f"vocabulary_size is {size}; it must be {size - available + 1} or more"
+            )
         ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-        frequent = [word for word, n in ranked if n >= min_count and word not in always]
+        frequent = [word for word, n in ranked if n >= min_count and word not in of_prompt]
         if not frequent:
             raise ValueError(f"min_word_count is {min_count}; no word occurs so often")
-        return cls([*always, *frequent[:room]])
+        return cls([*of_prompt, *frequent[:available]])
 
     @property
     def words(self) -> list[str]:
-        """The arguments of an equal `Vocabulary`."""
+        """The words without special tokens; Vocabulary(words) is an equal vocabulary."""
         return self.tokens[len(SPECIAL_TOKENS) :]
 
     def __len__(self) -> int:
@@ -93,11 +95,11 @@ class Vocabulary:
 def load_word_vectors(
     embedding: nn.Embedding, tokens: Sequence[str], path: Union[str, Path]
 ) -> int:
-    """Copy a file's vectors of tokens into an embedding; return how many it had.
+    """Copy pre-trained vectors of `tokens` into an embedding; return the number of tokens found.
 
-    The file has GloVe's format (Pennington et al. 2014): a line a word, the word and its numbers
-    separated by spaces. Raises ValueError, naming the line, for another format or width, and for a
-    file that cannot be read or has none of the words.
+    The file has GloVe's format (Pennington et al. 2014): one word per line, followed by its
+    numbers, separated by spaces. Raises ValueError, naming the line, for another format or width,
+    and for a file that cannot be read or has none of the words.
     """
     numbers = {token: number for number, token in enumerate(tokens)}
     width, found = embedding.embedding_dim, 0

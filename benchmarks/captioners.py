@@ -1,4 +1,4 @@
-"""The measured captioners, with the same weights: ours, transformers' and the original's way."""
+"""The captioners to measure, with equal weights: ours, transformers', the original's decoding."""
 
 import tempfile
 from pathlib import Path
@@ -16,8 +16,8 @@ from decoding import Decoded, DecodingSettings, decode
 from smile import Objective
 
 PROMPT = ("a", "picture", "of")
-BERT_WORDS = 30522
-SMOOTHING = 0.1  # of labels in MLE, as BLIP's configurations have it
+BERT_VOCAB_SIZE = 30522
+SMOOTHING = 0.1  # label smoothing of MLE, as in BLIP's configurations
 TINY = {
     "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4},
     "image_size": 48,
@@ -32,10 +32,10 @@ TINY = {
 
 
 def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -> BlipCaptioner:
-    """BLIP-base at 384 pixels with random weights and words, always the same; or a tiny one."""
+    """BLIP-base at 384 pixels, or a tiny one, with fixed random weights and a dummy vocabulary."""
     torch.manual_seed(0)
     words = [*SPECIAL_TOKENS, *PROMPT]
-    words += [f"w{index}" for index in range(len(words), 60 if tiny else BERT_WORDS)]
+    words += [f"w{index}" for index in range(len(words), 60 if tiny else BERT_VOCAB_SIZE)]
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Path(folder) / "vocab.txt"
         vocabulary.write_text("\n".join(words) + "\n")
@@ -46,8 +46,8 @@ def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -
 def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
     """transformers' BlipForConditionalGeneration of the same sizes, dropout and label smoothing.
 
-    It holds copies of the weights, or, to train in turn with ours, the very parameters. Raises
-    ImportError where transformers has no BLIP.
+    share: use our Parameter objects, so that both can be trained in turn, instead of copies. Raises
+    ImportError if transformers has no BLIP.
     """
     from transformers import BlipConfig, BlipForConditionalGeneration
 
@@ -57,15 +57,15 @@ def their_captioner(ours: BlipCaptioner, share: bool = False) -> nn.Module:
     missing, unknown = theirs.load_state_dict(state, strict=False, assign=share)
     if unknown or not set(missing) <= set(DERIVED):
         raise ValueError(f"transformers' BLIP has other names: {unknown or missing}")
-    theirs.tie_weights()  # the names that are derived
+    theirs.tie_weights()  # restores what the state dict omits, see DERIVED
     return theirs
 
 
 class NaiveCaptioner:
-    """Our weights, captioning as the original did.
+    """Our weights with the decoding of the original BLIP.
 
     The image's embeddings are repeated for each beam. Each step computes the cross-attention's keys
-    and values again, and reorders the captions' cached keys and values by their beams. The
+    and values again, and reorders the cached self-attention keys and values by beam. The
     decoder's attention is unfused, since torch had no fused kernel then.
     """
 

@@ -1,12 +1,12 @@
-"""Captions a second beside transformers' BLIP with the same weights, and beside the original's way.
+"""Captions per second beside transformers' BLIP and the original's decoding, with equal weights.
 
     bash scripts/benchmark.sh captioning [--quick]
 
-BLIP-base at 384 pixels with random weights, 3 beams. In all rows but a CPU's last no caption can
-end before its full length. "ours" is the copy for inference, made once before; "as it is" the
-captioner itself; "encoder" the copy's image encoder alone, the floor under all captioning with it.
-On a CPU "int8" is a copy in 8 bits, beside fp32. On a GPU "compiled" is a copy whose encoder and
-step are compiled, the step into a CUDA graph.
+BLIP-base at 384 pixels with random weights, 3 beams. The end token is suppressed, so that every
+caption has full length, except in the last two CPU rows, one per precision. "ours" is the
+inference copy, created before timing; "as it is" the captioner itself; "encoder" the copy's image
+encoder, a lower bound. On a CPU "int8" is an 8-bit copy. On a GPU "compiled" is a copy with a
+compiled encoder and a step that is a CUDA graph.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Captioners:
         self.naive = NaiveCaptioner(self.ours)
         self.side = 48 if tiny else 384
 
-    @functools.lru_cache(1)  # noqa: B019 - the copies of one bias at a time
+    @functools.lru_cache(1)  # noqa: B019 - caches the copies of the current bias only
     def copies(self, end_bias: float) -> dict[str, Any]:
         """Copies for inference by precision, after setting the bias of the end token in all."""
         end = self.ours.tokenizer.end
@@ -56,15 +56,15 @@ class Captioners:
     @torch.inference_mode()
     def their_tokens(self, image: Tensor, settings: DecodingSettings) -> Tensor:
         prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
-        prompts = prompt.to(image.device).expand(len(image), -1)  # it cuts the last token
+        prompts = prompt.to(image.device).expand(len(image), -1)  # generate removes the last one
         limits = {"max_length": settings.max_length, "min_length": settings.min_length}
         beams = {"num_beams": settings.num_beams, "do_sample": False}
         return self.theirs.generate(pixel_values=image, input_ids=prompts, **limits, **beams)
 
-    def row(
+    def measure(
         self, rounds: int, precision: str, batch: int, length: int, bias: float, compiled: bool
     ) -> dict[str, Any]:
-        """One row. In fp32 all of ours must make the same tokens, or RuntimeError is raised."""
+        """One row. Raises RuntimeError if ours, compiled or original differ in fp32."""
         settings = DecodingSettings(num_beams=3, max_length=length, min_length=5)
         copies = self.copies(bias)
         generator = torch.Generator().manual_seed(1)
@@ -74,33 +74,35 @@ class Captioners:
         def tokens(captioner: Any) -> Any:
             return lambda: captioner.generate_details(image, settings).token_ids[:, 0]
 
-        works = {
+        candidates = {
             "ours": tokens(copies[precision]),
             "as it is": autocast(tokens(self.ours)),
             "transformers": autocast(lambda: self.their_tokens(image, settings)),
             "encoder": torch.inference_mode()(lambda: copies[precision].visual_encoder(image)),
         }
         if batch == 2 or self.device.type == "cuda":  # slow on a CPU
-            works["original"] = autocast(tokens(self.naive))
+            candidates["original"] = autocast(tokens(self.naive))
         if precision == "fp32" and "int8" in copies:
-            works["int8"] = tokens(copies["int8"])
+            candidates["int8"] = tokens(copies["int8"])
         if compiled:
-            torch._dynamo.reset()  # compilations of earlier rows count towards its limit
-            works["compiled"] = tokens(inference_copy(self.ours, DTYPES[precision], compiled=True))
-        expected = works["as it is"]()
+            torch._dynamo.reset()  # otherwise earlier rows count towards the recompilation limit
+            candidates["compiled"] = tokens(
+                inference_copy(self.ours, DTYPES[precision], compiled=True)
+            )
+        expected = candidates["as it is"]()
         agreement = {
-            who: agreeing(works[who](), expected)
+            who: agreeing(candidates[who](), expected)
             for who in ("ours", "compiled", "original")
-            if who in works
+            if who in candidates
         }
         if precision == "fp32" and set(agreement.values()) != {1.0}:
             raise RuntimeError(f"the tokens differ: {agreement}")
-        facts = {"precision": precision, "length": length, "agreement": agreement}
-        return compare(works, PEERS, rounds, (batch, "captions"), **facts)
+        details = {"precision": precision, "length": length, "agreement": agreement}
+        return compare(candidates, PEERS, rounds, (batch, "captions"), **details)
 
 
 def agreeing(tokens: Tensor, expected: Tensor) -> float:
-    """The share of captions that are the same."""
+    """The share of captions with identical token ids."""
     agree = [ids.tolist() == other.tolist() for ids, other in zip(tokens, expected)]
     return sum(agree) / len(agree)
 
@@ -110,8 +112,8 @@ def cases(options: argparse.Namespace) -> Cases:
     batches, lengths = TINY if options.quick else GPU if on_gpu else CPU
     captioners = functools.cache(lambda: Captioners(options.quick, options.device))
 
-    def row(*case: Any) -> dict[str, Any]:
-        return captioners().row(options.rounds, *case)
+    def measure(*case: Any) -> dict[str, Any]:
+        return captioners().measure(options.rounds, *case)
 
     usual = list(itertools.product(DTYPES, batches, lengths, [NEVER_ENDS], [False]))
     if on_gpu:  # compiling takes longer than all other contenders: those rows come last
@@ -122,7 +124,7 @@ def cases(options: argparse.Namespace) -> Cases:
     return {
         f"{case[0]}, batch {case[1]}, length {case[2]}"
         + ", may end sooner" * (case[3] == SOMETIMES_ENDS)
-        + ", compiled" * case[4]: functools.partial(row, *case)
+        + ", compiled" * case[4]: functools.partial(measure, *case)
         for case in usual
     }
 

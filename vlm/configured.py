@@ -11,7 +11,7 @@ from vlm.image_batch import ImageBatch
 from vlm.library import check_library, recompute
 from vlm.prompt import prompt_processor_of
 
-ASKS = True
+PROMPT_IS_QUESTION = True
 
 
 class Keys(BaseModel):

@@ -11,9 +11,9 @@ from torch.autograd.function import once_differentiable
 
 from BLIP.kernels import matmul
 
-FEW_QUERIES = 32  # per image, as in decoding steps; an image encoder has hundreds
-IN_CACHE = 2**20  # scores; more of them at once leave the cache and are slower to read again
-MANY_QUERIES = 128  # from here on oneDNN, one head at a time, takes half of torch's time for all
+FEW_QUERIES = 32  # of an image, at most: a decoding step
+MAX_SCORES = 2**20  # of a block, so that they fit in the CPU's cache
+MANY_QUERIES = 128  # or more: oneDNN, one head per call, takes half the time of torch's matmul
 
 
 def attention(
@@ -26,8 +26,8 @@ def attention(
 ) -> Tensor:
     """query (b, heads, q, d) over key and value (b, heads, n, d) -> (b, heads, q, d).
 
-    The query is cast to the precision of the keys. mask: bool, True where a query may look, of a
-    shape that broadcasts to (b, heads, q, n).
+    The query is cast to the precision of the keys. mask: bool, True where a query may attend; its
+    shape broadcasts to (b, heads, q, n).
     """
     query = query.to(key.dtype)
     if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
@@ -37,7 +37,7 @@ def attention(
         learns = torch.is_grad_enabled()
         few = not learns and query.size(2) <= FEW_QUERIES
         slow = half and not few and (learns or not _fused_is_fast(query))
-        if mask is None and (dropout > 0 or slow or _by_head(query)):
+        if mask is None and (dropout > 0 or slow or _one_head_per_block(query)):
             return _BlockAttention.apply(query, key, value, dropout)
         if few or (slow and not learns):
             scores = _scaled(query) @ key.mT
@@ -53,7 +53,7 @@ def attention(
 class _BlockAttention(torch.autograd.Function):
     """Attention of a few heads at a time, so that their scores stay in the cache.
 
-    Of the probabilities only the dropout mask is kept; backward recomputes them.
+    Only the dropout mask is saved; backward recomputes the probabilities.
     """
 
     @staticmethod
@@ -64,7 +64,7 @@ class _BlockAttention(torch.autograd.Function):
         if kept is None and _fused_is_fast(query):
             context = F.scaled_dot_product_attention(query, key, value)
         else:
-            context = _heads_inside(query, value.size(3))
+            context = _empty_head_minor(query, value.size(3))
             for at, query_, key_, value_ in _blocks(query, key, value):
                 probabilities = _probabilities(_scaled(query_), key_)
                 if kept is not None:
@@ -78,7 +78,7 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, kept = ctx.saved_tensors
-        of_query, of_key, of_value = (_heads_inside(x, x.size(3)) for x in (query, key, value))
+        of_query, of_key, of_value = (_empty_head_minor(x, x.size(3)) for x in (query, key, value))
         for at, query_, key_, value_, gradient_ in _blocks(query, key, value, gradient):
             scaled = _scaled(query_)
             probabilities = dropped = _probabilities(scaled, key_)
@@ -103,10 +103,10 @@ def _fused_is_fast(query: Tensor) -> bool:
 
 
 def _dropout_mask(shape: tuple[int, ...], dropout: float, device: torch.device) -> Tensor:
-    """Bool, False with the probability `dropout`, rounded to 16 bits.
+    """Bool keep mask, False with the probability `dropout`, a multiple of 2**-16.
 
-    Four values come from one random number: on a CPU torch generates these one after another, and
-    four times as many would take 6 times as long.
+    Four values come from one random number: torch generates them sequentially on a CPU, and one for
+    each value would be 6 times slower.
     """
     count = math.prod(shape)
     random = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
@@ -114,25 +114,25 @@ def _dropout_mask(shape: tuple[int, ...], dropout: float, device: torch.device) 
     return (random.view(torch.int16)[:count] >= round(dropout * 2**16) - 2**15).view(shape)
 
 
-def _by_head(query: Tensor) -> bool:
-    """Whether a block is one head of query (b, heads, q, d), as oneDNN needs it."""
+def _one_head_per_block(query: Tensor) -> bool:
+    """Whether to process query (b, heads, q, d) one head per block, as oneDNN requires."""
     return matmul.uses_onednn(query.device, query.dtype) and query.size(2) >= MANY_QUERIES
 
 
 def _blocks(*inputs: Tensor) -> Iterator[tuple]:
     """Yield each block: its index and its part ([heads,] n, d) of the inputs (b, heads, n, d)."""
     query, key = inputs[:2]
-    by_head = _by_head(query)
-    heads = 1 if by_head else max(IN_CACHE // (query.size(2) * key.size(2)), 1)
+    by_head = _one_head_per_block(query)
+    heads = 1 if by_head else max(MAX_SCORES // (query.size(2) * key.size(2)), 1)
     for image in range(len(query)):
-        here = [x[image].contiguous() for x in inputs]  # once, not in every product
+        of_image = [x[image].contiguous() for x in inputs]  # once per image, not in every matmul
         for first in range(0, query.size(1), heads):
             some = first if by_head else slice(first, first + heads)
-            yield ((image, some), *(x[some] for x in here))
+            yield ((image, some), *(x[some] for x in of_image))
 
 
-def _heads_inside(rows: Tensor, width: int) -> Tensor:
-    """Uninitialised (b, heads, n, width), laid out so that joining a token's heads is free."""
+def _empty_head_minor(rows: Tensor, width: int) -> Tensor:
+    """Empty (b, heads, n, width) in layout (b, n, heads, width): merging heads needs no copy."""
     b, heads, n, _ = rows.shape
     return rows.new_empty(b, n, heads, width).transpose(1, 2)
 

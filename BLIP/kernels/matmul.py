@@ -1,8 +1,8 @@
 """Matrix products and linear layers on a CPU, by oneDNN where that is faster than torch's choice.
 
-torch gives float32 products to MKL, which uses only AVX2 on an AVX-512 processor that is not
-Intel's: half of its speed. On Intel's processors MKL is the faster one, two to three times for the
-gradient of a weight. Of oneDNN torch exposes the linear layer, without its gradients.
+torch uses MKL for float32. On AVX-512 processors of other vendors than Intel, MKL uses only AVX2
+and has half of the possible speed. On Intel's, MKL is faster, two to three times for the gradient
+of a weight. torch exposes only oneDNN's linear op, without autograd.
 """
 
 import os
@@ -27,11 +27,11 @@ def has_bf16() -> bool:
 
 
 def is_intel(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether Intel made the processor; cpuinfo: where Linux says so."""
+    """Whether the CPU is Intel's. cpuinfo: Linux's file that names the vendor."""
     try:
         with cpuinfo.open() as lines:
             vendor = next((line for line in lines if line.startswith("vendor_id")), "")
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         vendor = platform.processor()
     return "GenuineIntel" in vendor
 
@@ -43,12 +43,12 @@ ONEDNN_BF16 = HAS_ONEDNN and has_bf16()
 
 
 def uses_onednn(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether matrix products of this kind are oneDNN's. They have no gradients."""
+    """Whether matrix products of this kind use oneDNN, whose ops do not support autograd."""
     return ONEDNN_FP32 and device.type == "cpu" and dtype == torch.float32
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """F.linear without gradients. In bfloat16 torch's own writes the bias before it adds to it."""
+    """F.linear without autograd; torch's own in bfloat16 first copies the bias to the output."""
     bf16 = ONEDNN_BF16 and x.device.type == "cpu" and x.dtype == torch.bfloat16
     if not (bf16 or uses_onednn(x.device, x.dtype)):
         return F.linear(x, weight, bias)
@@ -56,7 +56,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """([heads,] n, k) @ ([heads,] k, m) without gradients; oneDNN serves single matrices."""
+    """([heads,] n, k) @ ([heads,] k, m) without autograd; oneDNN computes 2-D inputs only."""
     if a.dim() > 2 or not uses_onednn(a.device, a.dtype):
         return a @ b
     # oneDNN needs a contiguous input; it takes a weight of any layout.

@@ -12,9 +12,12 @@ from BLIP.med import KeysValues, TextDecoder
 class StaticCache(NamedTuple):
     """What a compiled step reads and writes, for S images with k rows each.
 
-    tokens: int64 (S, k); position: int64 (), of the tokens; slots: int64 (k,), of their keys; mask:
-    bool (S, k, capacity), and own: (S, heads, capacity, d), see `CachedStep`; image: (S, heads, P,
-    d). own and image have a pair for each layer.
+    tokens: int64 (S, k), the input.
+    position: int64 (), the tokens' position.
+    slots: int64 (k,), the columns of `own` that get the tokens' keys and values.
+    mask: bool (S, k, capacity), the columns that each row attends to.
+    own: keys and values of self-attention, (S, heads, capacity, d), a pair for each layer.
+    image: keys and values of cross-attention, (S, heads, P, d), a pair for each layer.
     """
 
     tokens: Tensor
@@ -26,30 +29,30 @@ class StaticCache(NamedTuple):
 
 
 class StaticSteps:
-    """Makes the step function of each batch of images, like the class `CachedStep`.
+    """Factory of step functions, called like `CachedStep`, with one cache for all batches.
 
-    On a GPU a step of few rows is bound by kernel launches; a CUDA graph launches all at once. It
-    needs fixed shapes and addresses: an image whose captions have ended keeps its rows, attention
-    covers the whole capacity, and all batches share one cache. A smaller batch uses a part of it.
+    On a GPU a step of few rows is bound by kernel launches; a CUDA graph replays all kernels in one
+    launch. It needs fixed shapes and addresses. Therefore finished images keep their rows, and
+    attention covers the whole capacity. A smaller batch uses a part of the cache.
     """
 
     def __init__(self, **options: Any):
         """options: those of torch.compile."""
         self.append = torch.compile(_append, dynamic=False, **options)
         self.cache: Optional[StaticCache] = None
-        self._kind: tuple = ()
+        self._layout: tuple = ()
 
     def __call__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int) -> "StaticStep":
         return StaticStep(self, decoder, image_embeds, max_length)
 
     def cache_for(self, own: list[KeysValues], image: list[KeysValues], rows: int, steps: int):
-        """A cache for at least as many images as in `image`; own: the prompts' keys and values."""
+        """The cache, reallocated if too small or of another layout; own: of the prompts."""
         images, heads, prompt, d = own[0][0].shape
         key, capacity = image[0][0], prompt + steps * rows
-        kind = (heads, capacity, rows, key.shape[1:], own[0][0].dtype, key.dtype, key.device)
-        if self.cache is None or kind != self._kind or len(self.cache.tokens) < images:
+        layout = (heads, capacity, rows, key.shape[1:], own[0][0].dtype, key.dtype, key.device)
+        if self.cache is None or layout != self._layout or len(self.cache.tokens) < images:
             new = key.new_zeros
-            self.cache, self._kind = None, kind  # frees the old one before allocating
+            self.cache, self._layout = None, layout  # frees the old one before allocating
             self.cache = StaticCache(
                 new(images, rows, dtype=torch.int64),
                 new((), dtype=torch.int64),
@@ -61,14 +64,14 @@ class StaticSteps:
             # The first four are tensors, the others a pair for each layer.
             pairs = [x for pair in (*self.cache.own, *self.cache.image) for x in pair]
             for tensor in (*self.cache[:4], *pairs):
-                # Lets a CUDA graph write to it. For another cache only the graph is recorded anew;
-                # the compiled code stays.
+                # The CUDA graph may change the tensor in place. With guard=False a new cache needs
+                # a new graph, but no new compilation.
                 torch._dynamo.mark_static_address(tensor, guard=False)
         return self.cache
 
 
 class StaticStep(CachedStep):
-    """See `decoding.Step`. `live`, int64 (b,): the indices of the batch's images in the cache."""
+    """See `decoding.Step`. live: int64 (b,), the unfinished images' indices in the cache."""
 
     def __init__(
         self, steps: StaticSteps, decoder: TextDecoder, image_embeds: Tensor, max_length: int
@@ -107,7 +110,7 @@ class StaticStep(CachedStep):
         """One token for each row, (b, k, 1) -> hidden (b * k, H)."""
         cache = self.steps.cache
         cache.tokens[self.live] = tokens.squeeze(2)
-        torch.compiler.cudagraph_mark_step_begin()  # the last step's output is no longer needed
+        torch.compiler.cudagraph_mark_step_begin()  # the previous output's memory may be reused
         hidden = self.steps.append(self.decoder, cache)  # (S, k, H)
         cache.position.add_(1)
         cache.slots.add_(tokens.size(1))

@@ -68,9 +68,10 @@ class Captioner(Protocol):
     is the configuration's `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
 
     prompt, prompt_ids: the beginning of every caption, neither scored nor part of the output, and
-    its ids, int64 (p,); both empty where the package ASKS. The page changes both temporarily.
-    max_positions: the maximum number of tokens of a row, None for no limit. min_batch_size: of a
-    training step. has_unused_parameters: a step may leave some parameters without a gradient.
+    its ids, int64 (p,); both empty if the package has PROMPT_IS_QUESTION. The page changes
+    both temporarily. max_positions: the maximum number of tokens of a row, None for no limit.
+    min_batch_size: of a training step. has_unused_parameters: a step may leave some parameters
+    without a gradient.
     """
 
     tokenizer: Tokenizer
@@ -159,14 +160,14 @@ class BuildContext(NamedTuple):
 class CaptionerPackage(Protocol):
     """The members of a module that the registry names. They raise ValueError for users' mistakes.
 
-    ASKS: whether the prompt is a question to the model, instead of the beginning of each caption.
+    PROMPT_IS_QUESTION: whether the prompt is an input of the model, not the beginning of a caption.
 
     Keys: its configuration keys, each with its role (`captioning.config.keys`). Their names must be
     unique among all keys: begin them with the package's name.
     """
 
     Keys: type[BaseModel]
-    ASKS: bool
+    PROMPT_IS_QUESTION: bool
 
     def build(self, config: Any, context: BuildContext) -> Captioner:
         """The captioner of a configuration, with random weights."""

@@ -97,7 +97,11 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
     @classmethod
     def _ends_with_a_space(cls, value: str, info: ValidationInfo) -> str:
         model = info.data.get("model")
-        if value and not value.endswith(" ") and not (model and package_of(model).ASKS):
+        if (
+            value
+            and not value.endswith(" ")
+            and not (model and package_of(model).PROMPT_IS_QUESTION)
+        ):
             raise ValueError("end it with a space, or a caption's first word runs into it")
         return value
 

@@ -28,10 +28,10 @@ from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.options import Options
 from captioning.runtime.errors import UserError, one_line
 
-# Part of the cache key of image features: change it with whatever changes them.
+# Part of the cache key of image features: change it whenever the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 
-LONGEST_STRIP = 64  # the largest aspect ratio at which an image is scaled whole
+LONGEST_STRIP = 64  # the largest aspect ratio; longer images are cropped before resizing
 
 
 class ClipOptions(Options):
@@ -47,7 +47,7 @@ class Clip:
 
     source: a hub id, a folder as transformers saves it, or a file of weights in OpenAI's layout.
     Raises UserError for files that are missing or wrong.
-    name: the source and the beginning of a hash of the image tower's weights.
+    name: source@hash, of the image encoder's weights.
     """
 
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
@@ -85,7 +85,7 @@ class Clip:
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """Return the ids of each text, special tokens included, and whether it was too long.
 
-        A text that is too long keeps its beginning and the end token, whose state stands for it.
+        A long text is truncated. The end token stays, as its hidden state is the text embedding.
         """
         most = self.max_tokens - 2
         ids = self.tokens.encode(texts)
@@ -96,8 +96,8 @@ class Clip:
     def text_features(self, ids: list[list[int]]) -> Tensor:
         """Return unit vectors (B, D) of B encoded texts.
 
-        The model takes the state of the first end token. Its attention is causal, so that the
-        padding after it changes nothing.
+        The embedding is the hidden state at the first end token. Attention is causal, so padding
+        after it has no effect.
         """
         padded = torch.full((len(ids), max(map(len, ids))), self.end)  # (B, N)
         for row, text in zip(padded, ids):
@@ -111,18 +111,18 @@ class Clip:
     @torch.inference_mode()
     def image_features(self, images: Tensor) -> Tensor:
         """Return unit vectors (B, D) of images (B, 3, S, S)."""
-        # By default a GPU's convolutions use TF32, less than float32.
+        # cuDNN's convolutions use TF32 by default, which is less precise than float32.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return _unit(self.model.get_image_features(images.to(self.device)))
 
 
 def _unit(features: Any) -> Tensor:
-    """Normalised features, which newer versions of transformers wrap."""
+    """Normalised features; newer versions of transformers return an output object."""
     return F.normalize(getattr(features, "pooler_output", features), dim=-1)
 
 
 def _middle(image: Image.Image) -> Image.Image:
-    """The middle of a strip; scaled whole it would fill the memory, and the rest is cropped off."""
+    """Centre crop of a very long image, to limit memory; the later crop removes more anyway."""
     width, height = image.size
     most = LONGEST_STRIP * min(image.size)
     left, top = max(0, width - most) // 2, max(0, height - most) // 2
@@ -144,14 +144,14 @@ def _build(sizes: dict[str, Any], files: ModelFiles, marks: dict[str, int]):
     from transformers import CLIPConfig, CLIPModel
 
     if not {"text_config", "vision_config"} <= sizes.keys():
-        raise UserError(f"{files.config}: clip_model: this is no CLIP model")
+        raise UserError(f"{files.config}: clip_model: this is not a CLIP model")
     try:
-        # Some files have the sizes under both names, of which the second then counts.
+        # If a file has both names, the second takes precedence.
         text, vision = (
             {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
             for tower in ("text", "vision")
         )
-        # transformers 4.15.0 knows these argument names alone.
+        # transformers 4.15.0 supports these argument names only.
         config = CLIPConfig(
             text_config_dict={**text, **marks},
             vision_config_dict=vision,
@@ -159,5 +159,5 @@ def _build(sizes: dict[str, Any], files: ModelFiles, marks: dict[str, int]):
         )
         return CLIPModel(config)
     except Exception as error:  # newer versions check the sizes, with exceptions of their own
-        problem = f"no sizes of a CLIP ({one_line(error)})"
+        problem = f"invalid CLIP configuration ({one_line(error)})"
         raise UserError(f"{files.config}: clip_model: {problem}") from None

@@ -60,7 +60,7 @@ def test_captioning(needs_peer, quick_rows):
 
 def test_a_compiled_copy_takes_part_on_a_gpu(needs_peer, quick_compiler):
     captioners = captioning.Captioners(True, torch.device("cpu"))
-    row = captioners.row(1, "fp32", 3, 6, captioning.NEVER_ENDS, compiled=True)
+    row = captioners.measure(1, "fp32", 3, 6, captioning.NEVER_ENDS, compiled=True)
     assert "compiled" in row["contenders"] and quick_compiler.frame_count == 2
     assert row["agreement"]["compiled"] == 1
 

@@ -155,8 +155,7 @@ LINES = [
     ("typical_p=0", "typical_p is 0.0; it must be above 0"),
     (
         "attention_penalty=4",
-        "attention_penalty is 4.0, but model blip has no attention to weigh; it is for attn and "
-        "sat",
+        "attention_penalty is 4.0, but model blip has no attention; it is for attn and sat",
     ),
     (
         "model=lstm tie_embeddings=true",

@@ -9,7 +9,7 @@ from torch import nn
 from baselines import Vocabulary
 from decoding import generate_captions, until_end
 
-ASKS = False
+PROMPT_IS_QUESTION = False
 
 
 class Keys(BaseModel):

@@ -100,10 +100,10 @@ def test_what_is_missing_is_one_line(clip_folder, gpt2_folder, tmp_path):
     torch.save({"wte.weight": torch.zeros(3)}, tmp_path / "pytorch_model.bin")
     refused("the weights of another model")
     (tmp_path / "config.json").write_text((gpt2_folder / "config.json").read_text())
-    refused("this is no CLIP model")
+    refused("this is not a CLIP model")
     sizes = json.loads((clip_folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "text_config": None}))
-    refused("clip_model: no sizes of a CLIP")
+    refused("clip_model: invalid CLIP configuration")
 
 
 def test_a_strip_does_not_fill_the_memory(clip, tmp_path):
