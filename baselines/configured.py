@@ -4,7 +4,7 @@ from inspect import signature
 from typing import Annotated, Any, Literal, Optional
 
 import torch
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from baselines.captioner import MODELS, ClassicCaptioner
 from baselines.decoder import SCHEDULES, k_of_middle
@@ -43,11 +43,6 @@ class Keys(BaseModel):
     teacher_forcing: Annotated[Literal[SCHEDULES], "run"] = "always"
     teacher_forcing_k: Annotated[float, "run"] = Field(10.0, gt=0)
     teacher_forcing_middle: Annotated[Optional[float], "run"] = Field(None, gt=0)
-
-    @field_validator("word_vectors", "encoder_features")
-    @classmethod
-    def _empty_is_none(cls, value: Optional[str]) -> Optional[str]:
-        return value or None
 
     @model_validator(mode="after")
     def _check_combinations(self):

@@ -109,6 +109,8 @@ def _run(arguments, argv):
     predictions, *others = [_read(path, references, ids, is_main) for path in files]
     if is_main and arguments.output_dir:
         require_folder(Path(arguments.output_dir))  # before the work, not after it
+    for kind in option_classes(EVALUATORS.values()):  # also those of metrics that are not chosen
+        kind.checked({name: getattr(arguments, name) for name in kind.model_fields})
     evaluators = _evaluators(arguments, predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
     if others:

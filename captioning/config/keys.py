@@ -1,4 +1,4 @@
-"""The configuration keys that all captioners share, each with its role (`roles.py`).
+"""The configuration keys that all captioners share, each with its role.
 
 The keys of one captioner are declared in its package, those of a metric or reward on its class.
 """

@@ -10,7 +10,7 @@ from typing import Callable, Optional
 import torch
 
 from captioning import train
-from captioning.config import Config, keys_of, load_config
+from captioning.config import Config, config_class, keys_of, load_config
 from captioning.demo.shown import Shown, Step, slowdown
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
@@ -45,7 +45,7 @@ IN_TRAINING = "metrics=[length, facts]"
 # Keys that the demo sets itself. One eval_every would not suit both pre-training and fine-tuning.
 OWN_KEYS = (
     *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
-    *("output_dir", "eval_every", *keys_of("data"), *keys_of("length")),
+    *("output_dir", "eval_every", *keys_of("data", config_class()), *keys_of("length")),
 )
 
 

@@ -96,13 +96,17 @@ class Clip:
     def text_features(self, ids: list[list[int]]) -> Tensor:
         """Return unit vectors (B, D) of B encoded texts.
 
-        The embedding is the hidden state at the first end token. Attention is causal, so padding
-        after it has no effect.
+        The embedding is the hidden state at the end token. Attention is causal, so padding after it
+        has no effect.
         """
         padded = torch.full((len(ids), max(map(len, ids))), self.end)  # (B, N)
         for row, text in zip(padded, ids):
             row[: len(text)] = torch.tensor(text)
-        return _unit(self.model.get_text_features(padded.to(self.device)))
+        states = self.model.text_model(input_ids=padded.to(self.device))[0]  # (B, N, W)
+        # transformers 4.15.0's get_text_features takes the highest id for the end token.
+        ends = torch.tensor([len(text) - 1 for text in ids], device=states.device)
+        pooled = states[torch.arange(len(ids), device=states.device), ends]
+        return F.normalize(self.model.text_projection(pooled), dim=-1)
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
         """Return an image file as the tower's input, (3, S, S). Raises UserError."""

@@ -9,7 +9,7 @@ import sys
 def tune_process() -> None:
     """Set the garbage collector, the threads and the allocator for speed.
 
-    Environment variables of the user's take precedence. `run_program` turns the collector on again.
+    Environment variables of the user's take precedence. `exit_code` turns the collector on again.
     """
     # Imports make no garbage: to look for it takes a fifth of their time.
     gc.disable()

@@ -169,7 +169,13 @@ class OutputFolder:
     def _upload(self, here: dict[str, list[int]]) -> None:
         changed = {name for name, stamp in here.items() if self._uploaded.get(name) != stamp}
         gone = self._uploaded.keys() - here.keys()
-        outdated = {name for name in gone if not is_checkpoint(name.partition("/")[0])}
+        # What changes between a file and a folder is removed before it is written.
+        tops = {name.partition("/")[0] for name in changed}
+        outdated = {
+            name
+            for name in gone
+            if name.partition("/")[0] in tops or not is_checkpoint(name.partition("/")[0])
+        }
         # A sharded checkpoint that is rewritten is not complete until its marker comes again.
         rewritten = {n for n in changed & self._uploaded.keys() if n.endswith(f".pth/{REST}")}
         for name in _markers_first(outdated | rewritten):
@@ -221,7 +227,10 @@ class OutputFolder:
 
     def _read_record(self) -> dict[str, list[int]]:
         try:
-            return dict(read_json(self._record)["uploaded"])
+            record = read_json(self._record)
+            if "files" in record:  # of an older version
+                return {name: of["here"] for name, of in record["files"].items()}
+            return dict(record["uploaded"])
         except (UserError, KeyError, TypeError):  # then every file is uploaded again
             return {}
 

@@ -54,9 +54,11 @@ class TrainingStep:
         Every labelled token has the same weight, whichever batch or process it is in: the mean of a
         batch is weighted by its tokens over all processes, relative to the first batch that has
         any, and the gradient is corrected at the end where there were further batches. Raises
-        NotFiniteError on all ranks.
+        NotFiniteError on all ranks, with weights and buffers as before the step.
         """
         self.batches = []
+        buffers = list(self.learner.buffers())  # BatchNorm's statistics, an objective's window
+        before = [buffer.clone() for buffer in buffers]
         if self.model is self.learner:
             begin_step(self.learner)
         totals: list[Tensor] = []  # of each batch, over all ranks
@@ -80,6 +82,8 @@ class TrainingStep:
         sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]
         problem = what_is_not_finite(sums, norm, self.scaler)
         if problem:
+            for buffer, value in zip(buffers, before):
+                buffer.copy_(value)
             raise NotFiniteError(problem)
         self._apply()
         whole = {name: sum(of_batch[name] for of_batch in sums) for name in names}

@@ -168,10 +168,13 @@ LINES = [
     ),
     (
         "encoder_features=kept",
-        "encoder_features is kept, but an encoder that is trained or sees augmented images never "
-        "sees the same twice; set encoder_lr to 0 and augmentation to none",
+        "encoder_features is kept, but cached features are invalid if the encoder is trained or images "
+        "are augmented; set encoder_lr to 0 and augmentation to none",
     ),
-    ("encoder_features=kept augmentation=none encoder_lr=1e-5", "encoder_features is kept, but an"),
+    (
+        "encoder_features=kept augmentation=none encoder_lr=1e-5",
+        "encoder_features is kept, but cached",
+    ),
     ("model=lstm num_layers=2", "num_layers is 2; lstm has one layer"),
     (
         "model=sat teacher_forcing=exponential",
@@ -183,7 +186,7 @@ LINES = [
     ),
     (
         "teacher_forcing_middle=2",
-        "teacher_forcing_middle is 2.0, but teacher_forcing is always; it is the middle of "
+        "teacher_forcing_middle is 2.0, but teacher_forcing is always; it applies only to "
         "inverse_sigmoid",
     ),
     ("model=lstm first_token_shift=true", "first_token_shift is for model blip; this one is lstm"),
@@ -285,9 +288,10 @@ def test_every_size_of_the_text_decoder_has_a_row():
     assert {row[0] for row in MED} == {field.name for field in fields(MedConfig)}
 
 
-def test_an_empty_name_of_an_optional_file_is_none(path):
-    keys = config_class("blip").model_fields
+@pytest.mark.parametrize("model", ["blip", "sat"])
+def test_an_empty_name_of_an_optional_file_is_none(path, model):
+    keys = config_class(model).model_fields
     names = [name for name in keys if name.endswith(("_file", "_root"))]
     optional = [name for name in names if not keys[name].is_required()]
-    config = load_config(path, [f"{name}=''" for name in optional])
+    config = load_config(path, [f"model={model}", *(f"{name}=''" for name in optional)])
     assert len(optional) >= 7 and not any(getattr(config, name) for name in optional)

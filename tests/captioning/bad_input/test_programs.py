@@ -74,7 +74,10 @@ ROWS = [  # arguments, {f} being the folder of bad files, and a part of what is 
     ([*EVALUATE, "image_root={f}/nowhere"], ": no such image: check image_root"),
     ([*EVALUATE, "pretrained={f}/attack.pth"], "attack.pth holds objects that could run code ("),
     ([*EVALUATE, "pretrained={f}/pickle.pth", "trust_checkpoint=true"], "pickle.pth "),
-    ([*EVALUATE, "pretrained={f}/nan.pth"], "nan.pth its run diverged: visual_encoder.norm"),
+    (
+        [*EVALUATE, "pretrained={f}/nan.pth"],
+        "nan.pth holds values that are not finite in visual_encoder.norm",
+    ),
     ([*EVALUATE, "pretrained=http://127.0.0.1/a.pth"], "is not fetched: only https:// is"),
 ]
 

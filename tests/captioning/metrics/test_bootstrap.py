@@ -43,6 +43,13 @@ def test_ends_are_percentiles_of_whole_resamples():
     assert (rare.low, rare.high) == (0.0, 3 / 200)
 
 
+def test_a_median_and_its_interval():
+    estimate = median(np.random.default_rng(1).permutation(np.arange(1, 402)))
+    assert estimate.value == 201 and estimate.n == 401
+    half = 1.96 * 401 / (2 * np.sqrt(401))  # of a uniform distribution
+    assert [201 - estimate.low, estimate.high - 201] == pytest.approx([half, half], rel=0.15)
+
+
 def test_a_score_that_is_not_defined():
     nothing = ratio([0, 0], [0, 0])
     assert math.isnan(nothing.value) and nothing.low is nothing.high is None

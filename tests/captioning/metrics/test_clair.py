@@ -214,7 +214,7 @@ def test_addresses_that_are_refused(monkeypatch, url, message):
     assert "secret" not in str(caught.value)
     assert Clair(judge_url="http://localhost:1/v1", judge_model="wise").server.key == SECRET
     monkeypatch.setenv(KEY, "sk\nsecret")
-    with pytest.raises(UserError, match="what no key has") as caught:
+    with pytest.raises(UserError, match="has characters that no key has") as caught:
         Clair(judge_url="https://host/v1", judge_model="wise")
     assert "secret" not in str(caught.value)
 
