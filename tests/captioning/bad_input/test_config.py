@@ -168,8 +168,8 @@ LINES = [
     ),
     (
         "encoder_features=kept",
-        "encoder_features is kept, but cached features are invalid if the encoder is trained or images "
-        "are augmented; set encoder_lr to 0 and augmentation to none",
+        "encoder_features is kept, but cached features are invalid if the encoder is trained or "
+        "images are augmented; set encoder_lr to 0 and augmentation to none",
     ),
     (
         "encoder_features=kept augmentation=none encoder_lr=1e-5",
