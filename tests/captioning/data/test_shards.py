@@ -152,9 +152,12 @@ def test_a_tar_is_looked_into_once_and_again_when_it_has_changed(tars, photos, m
     assert len(Shards(tars)) == 7 and opened == [tars[0]]
     with pytest.raises(UserError, match=r"0\.tar: it has changed since training began"):
         of_tars[0, 0]
-    with pytest.raises(UserError, match=r"0\.tar: it has changed") as caught:
+    # `pytest.raises(...) as` would keep the error, with its frames and the worker, in a cycle.
+    try:
         list(training_loader(of_tars, 2, 0, 0, 1, 1))  # from a worker
-    assert "\n" not in str(caught.value)
+    except UserError as error:
+        line = str(error)
+    assert "0.tar: it has changed" in line and "\n" not in line
 
 
 def test_a_tar_that_has_the_name_on_another_machine_is_not_this_one(tars, photos, tmp_path):
