@@ -33,7 +33,8 @@ def serve(function: Callable[..., Any]) -> Iterator[str]:
         finally:
             ended.set()
             with suppress(*_LOST):
-                _connect(listener.address).close()  # wakes `_accept`
+                # Wakes `_accept`. Without the key, as nobody may be left to check it.
+                Client(listener.address).close()
 
 
 def call(address: str, seconds: float, *arguments) -> Any:
