@@ -9,7 +9,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import Z_LOSSES, masks_by_labels, value_of
+from smile.hf.head_table import masks_by_labels, value_of, z_loss_weight
 
 # Losses by their names in outputs, with the names of their weights.
 ROUTERS = {
@@ -48,7 +48,7 @@ def auxiliary(model: nn.Module, output: Mapping) -> tuple[Optional[Tensor], dict
             f"{type(model).__name__} has the losses of its routers only where it has labels; "
             "use_smile needs output_router_logits=False for it"
         )
-    if z_weight := value_of(model, Z_LOSSES.get(type(model).__name__)):
+    if z_weight := z_loss_weight(model):
         add("z_loss", z_weight, output["logits"].logsumexp(dim=-1).pow(2).mean())
     if output.get("loss") is not None and not masks_by_labels(model):
         add("own_loss", 1.0, output["loss"])

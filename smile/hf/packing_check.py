@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import version_of
+from smile.hf.head_table import class_of, version_of
 
 # Classes whose attention transformers masks by position_ids that start again. Recurrent and
 # convolutional layers, and attention that reads no positions, carry one text into the next.
@@ -48,8 +48,9 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
 
 
 def _keeps_apart(model: nn.Module, inputs: dict, rows: int) -> bool:
-    name, positions = type(model).__name__, inputs.get("position_ids")
-    if name not in MASKED:
+    kind, positions = class_of(model), inputs.get("position_ids")
+    name = kind.__name__
+    if name not in MASKED or not kind.__module__.startswith("transformers."):
         return False
     config = getattr(model.config, "text_config", model.config)
     attention = getattr(config, "_attn_implementation", None) or "eager"

@@ -13,6 +13,7 @@ from smile.hf import compute_loss_func, last_parts, use_smile
 from smile.hf.auxiliary import auxiliary
 from smile.hf.families import in_step
 from smile.hf.head import linear_head
+from smile.hf.head_table import masks_by_labels
 from tests.smile import hf_models
 
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
@@ -212,7 +213,7 @@ def test_a_scale_that_was_set_on_the_model_is_the_one_that_it_uses():
 class PaliGemmaForConditionalGeneration(torch.nn.Module):
     """As of transformers 4.41 to 4.57, where words see all words unless labels are given."""
 
-    __module__ = "old_transformers.models"
+    __module__ = "transformers.models"
 
     def __init__(self):
         super().__init__()
@@ -230,8 +231,7 @@ class PaliGemmaForConditionalGeneration(torch.nn.Module):
 
 
 def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
-    version = types.SimpleNamespace(__version__="4.50.3")
-    monkeypatch.setitem(sys.modules, "old_transformers", version)
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.50.3")
     model = PaliGemmaForConditionalGeneration()
     tokens = torch.randint(9, (2, 5))
     with torch.no_grad():
@@ -246,6 +246,23 @@ def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
         model(input_ids=tokens, labels=tokens)
     with pytest.raises(ValueError, match=f"{named} its labels; call use_smile"):
         compute_loss_func(model)
+
+
+@pytest.mark.skipif("BambaForCausalLM" not in hf_models.HERE, reason="no Bamba")
+def test_a_users_subclass_keeps_the_loss_of_its_logits():
+    family = hf_models.make("BambaForCausalLM")
+    family.model.__class__ = type("Mine", (type(family.model),), {"__module__": "mine"})
+    own = family.model(**family.batch).loss
+    use_smile(family.model, Objective("mle", label_smoothing=0.0))
+    torch.testing.assert_close(family.model(**family.batch).loss.to(own), own)
+
+
+@pytest.mark.parametrize("subclass", ["Mine", "FSDPPaliGemma"])
+def test_a_subclass_masks_by_labels_as_its_base_does(subclass, monkeypatch):
+    kind = type(subclass, (PaliGemmaForConditionalGeneration,), {"__module__": "mine"})
+    for version, masks in (("4.50.3", True), ("5.0.0", False)):
+        monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+        assert masks_by_labels(kind()) == masks
 
 
 @pytest.mark.parametrize(
