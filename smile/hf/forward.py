@@ -155,6 +155,11 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     if twice := named.keys() & kwargs.keys():
         raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}; give one")
     inputs = {**named, **kwargs}
+    if inputs.get("fused_lm_head"):
+        raise ValueError(
+            f"{type(model).__name__}: SFTTrainer of TRL asks for its own loss (fused_lm_head), "
+            f"{REMEDY}"
+        )
     labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
     segments, weights = inputs.pop("segments", None), inputs.pop("weights", None)
     keep_logits = inputs.pop("keep_logits", None)
@@ -170,6 +175,12 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     from_hidden = from_hidden if keep_logits is None else not keep_logits
     head = linear_head(model) if from_hidden else None
     num_items_in_batch = inputs.pop("num_items_in_batch", None)
+    trls = "use_cache" in kwargs and num_items_in_batch is not None  # SFTTrainer's before 1.15
+    if head is not None and keep_logits is None and trls:
+        raise ValueError(
+            f"{type(model).__name__}: SFTTrainer of TRL reads logits, which from_hidden=True does "
+            "not make; use class Mine(SmileLossMixin, SFTTrainer) of smile.hf, or from_hidden=False"
+        )
     return_dict = inputs.pop("return_dict", None)
     inputs["return_dict"] = True
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels

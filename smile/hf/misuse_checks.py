@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 REMEDY = (
-    "so that the objective of use_smile is not trained; use class SmileSFTTrainer(SmileLossMixin, "
-    "SFTTrainer) of smile.hf, or undo(model) for the other loss"
+    "so that the objective of use_smile is not trained; use class Mine(SmileLossMixin, "
+    "YourTrainer) of smile.hf, of Liger also "
+    'liger_kernel_config={"fused_linear_cross_entropy": False}, or undo(model) for the other loss'
 )
 # Fields of an output that another loss could be made of.
 STATES = ("logits", "hidden_states", "decoder_hidden_states", "last_hidden_state")
