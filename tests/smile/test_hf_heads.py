@@ -15,6 +15,7 @@ from smile.hf.families import in_step
 from smile.hf.head import linear_head
 from smile.hf.head_table import masks_by_labels
 from tests.smile import hf_models
+from tests.smile.families.batches import DECODER
 
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
 
@@ -324,6 +325,22 @@ def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
         auxiliary(family.model, output)
     del output["router_logits"]
     assert auxiliary(family.model, output) == (None, {})
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Llama4ForCausalLM"), reason="no Llama 4")
+def test_routers_without_a_loss_are_taken():
+    sizes = {
+        **DECODER,
+        "intermediate_size_mlp": 8,
+        "num_local_experts": 2,
+        "attention_chunk_size": 8,
+    }
+    model = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**sizes))
+    batch = {**hf_models.make("LlamaForCausalLM").batch, "output_router_logits": True}
+    own = model(**batch)
+    assert own.router_logits is not None
+    use_smile(model, Objective("mle", label_smoothing=0.0))
+    torch.testing.assert_close(model(**batch).loss, own.loss)
 
 
 class Regularised(transformers.GPT2LMHeadModel):
