@@ -39,6 +39,7 @@ class _Settings:
     arguments: list[str]  # of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_checked: bool = False
+    is_warned: bool = False  # that the head's input is not read
 
 
 def use_smile(
@@ -63,12 +64,11 @@ def use_smile(
     given, model = model, _inside(model)
     undo(model)
     objective, original = _checked(objective), type(model)
-    if from_hidden and linear_head(model) is None:
-        line = "is trained from logits: smile.hf.head_table lacks its class or its kind of head"
-        warnings.warn(f"{type(model).__name__} {line}", stacklevel=2)
     watch_parts(model)
     arguments = list(inspect.signature(original.forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments)
+    if from_hidden and linear_head(model) is None:
+        _warn_of_logits(model, model._smile)
     # A forward that is set on the model from now on is above the objective, these are below.
     model._smile_below = (*getattr(model, "_smile_below", ()), model.__dict__.pop("forward", None))
     model.__class__ = _with_objective(original, len(model._smile_below) - 1)
@@ -174,6 +174,8 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     from_hidden = settings.from_hidden and model.training
     from_hidden = from_hidden if keep_logits is None else not keep_logits
     head = linear_head(model) if from_hidden else None
+    if from_hidden and head is None and not torch.compiler.is_compiling():
+        _warn_of_logits(model, settings)  # changed later: a hook, DoRA, ZeRO-3
     num_items_in_batch = inputs.pop("num_items_in_batch", None)
     trls = "use_cache" in kwargs and num_items_in_batch is not None  # SFTTrainer's before 1.15
     if head is not None and keep_logits is None and trls:
@@ -211,6 +213,14 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     output = type(output)(**fields)
     wants_dict = model.config.return_dict if return_dict is None else return_dict
     return output if wants_dict else output.to_tuple()
+
+
+def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
+    """Once, that `from_hidden` is not possible."""
+    if not settings.is_warned:
+        line = "smile.hf.head_table lacks its class or its kind of head, or the head was changed"
+        warnings.warn(f"{type(model).__name__} is trained from logits: {line}", stacklevel=3)
+    settings.is_warned = True
 
 
 def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, ObjectiveOutput]:
