@@ -9,7 +9,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import Z_LOSSES, masks_by_labels, value_of
+from smile.hf.head_table import class_of, masks_by_labels, value_of, z_loss_weight
 
 # Losses by their names in outputs, with the names of their weights.
 ROUTERS = {
@@ -19,6 +19,7 @@ ROUTERS = {
     "encoder_z_loss": ("router_z_loss_coef",),
     "decoder_z_loss": ("router_z_loss_coef",),
 }
+NO_ROUTER_LOSS = ("Llama4ForCausalLM",)  # has the weight of one in its configuration alone
 ROUTER_LOGITS = ("router_logits", "encoder_router_logits", "decoder_router_logits")
 
 
@@ -43,12 +44,13 @@ def auxiliary(model: nn.Module, output: Mapping) -> tuple[Optional[Tensor], dict
         if found and output.get(name) is not None:
             add(name, found[0], output[name])
     routed = any(output.get(name) is not None for name in ROUTER_LOGITS)
-    if routed and not parts and value_of(model, "router_aux_loss_coef"):
+    has_loss = class_of(model).__name__ not in NO_ROUTER_LOSS
+    if routed and not parts and has_loss and value_of(model, "router_aux_loss_coef"):
         raise ValueError(
             f"{type(model).__name__} has the losses of its routers only where it has labels; "
             "use_smile needs output_router_logits=False for it"
         )
-    if z_weight := value_of(model, Z_LOSSES.get(type(model).__name__)):
+    if z_weight := z_loss_weight(model):
         add("z_loss", z_weight, output["logits"].logsumexp(dim=-1).pow(2).mean())
     if output.get("loss") is not None and not masks_by_labels(model):
         add("own_loss", 1.0, output["loss"])

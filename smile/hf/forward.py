@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class _Settings:
     arguments: list[str]  # of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # of the last step
     head_is_checked: bool = False
+    number: int = field(default_factory=itertools.count().__next__)
+    is_warned: bool = False  # that the head's input is not read
 
 
 def use_smile(
@@ -63,12 +66,11 @@ def use_smile(
     given, model = model, _inside(model)
     undo(model)
     objective, original = _checked(objective), type(model)
-    if from_hidden and linear_head(model) is None:
-        line = "is trained from logits: smile.hf.head_table lacks its class or its kind of head"
-        warnings.warn(f"{type(model).__name__} {line}", stacklevel=2)
     watch_parts(model)
     arguments = list(inspect.signature(original.forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments)
+    if from_hidden and linear_head(model) is None:
+        _warn_of_logits(model, model._smile)
     # A forward that is set on the model from now on is above the objective, these are below.
     model._smile_below = (*getattr(model, "_smile_below", ()), model.__dict__.pop("forward", None))
     model.__class__ = _with_objective(original, len(model._smile_below) - 1)
@@ -155,6 +157,11 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     if twice := named.keys() & kwargs.keys():
         raise TypeError(f"forward() got multiple values for {', '.join(sorted(twice))}; give one")
     inputs = {**named, **kwargs}
+    if inputs.get("fused_lm_head"):
+        raise ValueError(
+            f"{type(model).__name__}: SFTTrainer of TRL asks for its own loss (fused_lm_head), "
+            f"{REMEDY}"
+        )
     labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
     segments, weights = inputs.pop("segments", None), inputs.pop("weights", None)
     keep_logits = inputs.pop("keep_logits", None)
@@ -169,7 +176,15 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     from_hidden = settings.from_hidden and model.training
     from_hidden = from_hidden if keep_logits is None else not keep_logits
     head = linear_head(model) if from_hidden else None
+    if from_hidden and head is None and not torch.compiler.is_compiling():
+        _warn_of_logits(model, settings)  # changed later: a hook, DoRA, ZeRO-3
     num_items_in_batch = inputs.pop("num_items_in_batch", None)
+    trls = "use_cache" in kwargs and num_items_in_batch is not None  # SFTTrainer's before 1.15
+    if head is not None and keep_logits is None and trls:
+        raise ValueError(
+            f"{type(model).__name__}: SFTTrainer of TRL reads logits, which from_hidden=True does "
+            "not make; use class Mine(SmileLossMixin, SFTTrainer) of smile.hf, or from_hidden=False"
+        )
     return_dict = inputs.pop("return_dict", None)
     inputs["return_dict"] = True
     shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
@@ -202,6 +217,14 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     return output if wants_dict else output.to_tuple()
 
 
+def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
+    """Once, that `from_hidden` is not possible."""
+    if not settings.is_warned:
+        line = "smile.hf.head_table lacks its class or its kind of head, or the head was changed"
+        warnings.warn(f"{type(model).__name__} is trained from logits: {line}", stacklevel=3)
+    settings.is_warned = True
+
+
 def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, ObjectiveOutput]:
     """The output with logits of the last position alone, and the objective of hidden states.
 
@@ -230,7 +253,7 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
     if torch.compiler.is_compiling() or not settings.head_is_checked:
         line = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
         changed = head.changed(last, call.seen.detach().to(last.device))
-        loss = refuse(changed.unsqueeze(0), [f"{line} for it"], loss)
+        loss = refuse(changed.unsqueeze(0), [f"{line} for it"], loss, settings.number)
         settings.head_is_checked = not torch.compiler.is_compiling()
     return output, ObjectiveOutput(loss, parts, tokens)
 

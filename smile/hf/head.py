@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smile.head import Transform
-from smile.hf.head_table import Z_LOSSES, HeadRow, head_row, masks_by_labels, value_of
+from smile.hf.head_table import HeadRow, head_row, masks_by_labels, value_of, z_loss_weight
 from smile.objective import Objective, ObjectiveOutput
 
 
@@ -72,7 +72,7 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
     """
     part, head = _output_layer(model)
     row = None if part is None or head_row(model) is None else head_row(part)
-    if row is None or type(model).__name__ in Z_LOSSES or masks_by_labels(model):
+    if row is None or z_loss_weight(model) or masks_by_labels(model):
         return None
     if hasattr(getattr(head, "weight", None), "ds_id") or not (_is_linear(head) or _is_lora(head)):
         return None

@@ -90,13 +90,25 @@ HEADS: dict[str, HeadRow] = {
     **_rows(_PADDED, ANY, "Inkling Inkling2"),
 }
 # Classes whose loss has the mean square of all logits' logsumexp, with the name of its weight.
+# Subclasses have it too.
 Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
+
+
+def class_of(model: nn.Module) -> type:
+    """The model's class, without those of torch around it: FSDP2 adds a subclass."""
+    return next(kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch."))
 
 
 def head_row(part: nn.Module) -> Optional[HeadRow]:
     """The row of a model of transformers; None for any other class, subclasses included."""
-    kind = type(part)
+    kind = class_of(part)
     return HEADS.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
+
+
+def z_loss_weight(model: nn.Module) -> Optional[float]:
+    """The weight of the z-loss that the model's loss has; None if it has none."""
+    names = [kind.__name__ for kind in type(model).__mro__ if kind.__name__ in Z_LOSSES]
+    return value_of(model, Z_LOSSES[names[0]]) if names else None
 
 
 def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
@@ -111,12 +123,15 @@ def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
 
 
 def version_of(model: nn.Module) -> tuple[int, int]:
-    """(major, minor) of the library that the model's class is from; (0, 0) of an unknown one."""
-    library = sys.modules.get(type(model).__module__.split(".")[0])
-    numbers = getattr(library, "__version__", "0.0").split(".")
+    """(major, minor) of transformers, whose model it or a base class is; (0, 0) of no such one."""
+    if not any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
+        return 0, 0
+    numbers = sys.modules["transformers"].__version__.split(".")
     return int(numbers[0]), int(numbers[1])
 
 
 def masks_by_labels(model: nn.Module) -> bool:
-    """Whether words see later words unless the model has labels: PaliGemma's before 5.0."""
-    return type(model).__name__.startswith("PaliGemma") and version_of(model) < (5, 0)
+    """Whether words see later words unless the model has labels: PaliGemma's before 5.0, and its
+    subclasses'."""
+    named = any(kind.__name__.startswith("PaliGemma") for kind in type(model).__mro__)
+    return named and version_of(model) < (5, 0)

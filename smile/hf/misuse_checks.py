@@ -5,6 +5,7 @@ that is computed from the forward's output is refused when its gradient arrives.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 REMEDY = (
-    "so that the objective of use_smile is not trained; use class SmileSFTTrainer(SmileLossMixin, "
-    "SFTTrainer) of smile.hf, or undo(model) for the other loss"
+    "so that the objective of use_smile is not trained; use class Mine(SmileLossMixin, "
+    "YourTrainer) of smile.hf, of Liger also "
+    'liger_kernel_config={"fused_linear_cross_entropy": False}, or undo(model) for the other loss'
 )
 # Fields of an output that another loss could be made of.
 STATES = ("logits", "hidden_states", "decoder_hidden_states", "last_hidden_state")
@@ -49,6 +51,9 @@ class _Calls(threading.local):
 
 
 _CALLS = _Calls()
+# Autograd's numbers of the last backward passes in which an objective had a gradient, of all
+# threads.
+_BACKWARDS: deque[int] = deque(maxlen=8)
 
 
 def is_running(model: nn.Module) -> bool:
@@ -61,8 +66,9 @@ def _before(part: nn.Module, args: tuple) -> Optional[tuple]:
         if call.head is part:
             return (call.take(args[0]), *args[1:])
     in_training = part.training and torch.is_grad_enabled()
-    # Activation checkpointing runs parts again in backward.
-    if in_training and not _CALLS.stack and torch._C._current_graph_task_id() == -1:
+    # Activation checkpointing runs parts again in the objective's backward.
+    outside = in_training and not _CALLS.stack
+    if outside and torch._C._current_graph_task_id() not in _BACKWARDS:
         raise ValueError(f"{type(part).__name__} was run outside of its model's forward, {REMEDY}")
     return None
 
@@ -127,6 +133,10 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
     """
     compiling, name, with_loss = torch.compiler.is_compiling(), type(model).__name__, []
 
+    def has_gradient(gradient: Tensor) -> None:
+        with_loss.append(gradient)
+        _BACKWARDS.append(torch._C._current_graph_task_id())
+
     def check(_: Tensor) -> None:
         if not with_loss:
             raise ValueError(f"{name}: a loss was made of its logits or hidden states, {REMEDY}")
@@ -145,5 +155,5 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
     states = {key: watched(fields[key]) for key in STATES if fields.get(key) is not None}
     if loss.requires_grad and not compiling:
         loss = loss.clone()
-        loss.register_hook(with_loss.append)
+        loss.register_hook(has_gradient)
     return {**fields, **states, "loss": loss}

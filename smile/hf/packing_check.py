@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from smile.hf.head_table import version_of
+from smile.hf.head_table import class_of, version_of
 
 # Classes whose attention transformers masks by position_ids that start again. Recurrent and
 # convolutional layers, and attention that reads no positions, carry one text into the next.
@@ -48,15 +48,18 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
 
 
 def _keeps_apart(model: nn.Module, inputs: dict, rows: int) -> bool:
-    name, positions = type(model).__name__, inputs.get("position_ids")
-    if name not in MASKED:
+    kind, positions = class_of(model), inputs.get("position_ids")
+    name = kind.__name__
+    if name not in MASKED or not kind.__module__.startswith("transformers."):
+        return False
+    since = (5, 0) if name.startswith(SINCE_5) else (4, 53)
+    if version_of(model) < since:
         return False
     config = getattr(model.config, "text_config", model.config)
     attention = getattr(config, "_attn_implementation", None) or "eager"
     if "flash" in attention:  # reads boundaries too, and finds texts in a single row alone
         return rows == 1 and (positions is not None or inputs.get("cu_seq_lens_q") is not None)
-    since = (5, 0) if name.startswith(SINCE_5) else (4, 53)
-    if positions is None or version_of(model) < since:
+    if positions is None:
         return False
     of_text = len(positions) == 4 if positions.dim() == 3 else not name.startswith(THREE_AXES)
     return of_text and attention in ("eager", "sdpa", "flex_attention")

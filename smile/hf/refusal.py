@@ -5,19 +5,26 @@ accelerator has to be waited for.
 """
 
 from collections.abc import Sequence
+from typing import Optional
 
 import torch
 from torch import Tensor
 
+_CHECKED: set[tuple[Optional[int], str]] = set()  # models and lines of a first batch
 
-def refuse(wrong: Tensor, lines: Sequence[str], through: Tensor) -> Tensor:
+
+def refuse(
+    wrong: Tensor, lines: Sequence[str], through: Tensor, once: Optional[int] = None
+) -> Tensor:
     """Returns `through`. Raises ValueError with the first line for which `wrong` is true.
 
     wrong: bool (K, B), for each line the rows, the first of which replaces {row}; K may be larger
-    than the number of lines. A compiled program drops the check unless its result is used.
+    than the number of lines. once: the number of a model, of which a compiled program checks the
+    first batch alone, except on the CPU, which need not be waited for. A compiled program drops the
+    check unless its result is used.
     """
     if torch.compiler.is_compiling():
-        return _operator(through, wrong, "\n".join(lines))
+        return _operator(through, wrong, "\n".join(lines), once)
     _raise_where(wrong, lines)
     return through
 
@@ -29,16 +36,18 @@ def _raise_where(wrong: Tensor, lines: Sequence[str]) -> None:
 
 
 @torch.library.custom_op("smile::refuse", mutates_args=())
-def _operator(through: Tensor, wrong: Tensor, lines: str) -> Tensor:
+def _operator(through: Tensor, wrong: Tensor, lines: str, once: Optional[int]) -> Tensor:
+    checked = once is not None and not wrong.is_cpu and (once, lines) in _CHECKED
     # A CUDA graph is recorded and replayed without the check.
-    if not (wrong.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if not (checked or (wrong.is_cuda and torch.cuda.is_current_stream_capturing())):
         _raise_where(wrong, lines.split("\n"))
+        _CHECKED.add((once, lines))
     return through.clone()
 
 
 @_operator.register_fake
-def _(through, wrong, lines):
+def _(through, wrong, lines, once):
     return torch.empty_like(through)
 
 
-_operator.register_autograd(lambda ctx, gradient: (gradient, None, None))
+_operator.register_autograd(lambda ctx, gradient: (gradient, None, None, None))

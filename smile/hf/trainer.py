@@ -12,7 +12,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from smile.hf.conflicts import conflicts, losses, other_losses
+from smile.hf.conflicts import conflicts, losses, other_losses, reads_logits
 from smile.hf.families import IGNORED
 from smile.hf.forward import ObjectiveLike, last_parts, use_smile
 from smile.hf.interval import Interval
@@ -26,9 +26,10 @@ class SmileLossMixin:
 
     For `Trainer` and `Seq2SeqTrainer` of transformers and `SFTTrainer` of TRL. Adds two keywords to
     the trainer's. objective: an Objective, or its spec, such as {"mle": 0.01, "smile": 0.99}; SMILE
-    with first-token MLE if none is given. from_hidden: as in `use_smile`. A batch may have
-    `segments` and `weights`, as `use_smile` takes them. ValueError where the trainer's settings ask
-    for another loss, or for captions cut in pieces.
+    with first-token MLE if none is given. from_hidden: as in `use_smile`; a trainer of the user's
+    with its own compute_loss gets logits anyway. A batch may have `segments` and `weights`, as
+    `use_smile` takes them. ValueError where the trainer's settings ask for another loss, or for
+    captions cut in pieces.
 
     Logs have the parts of a mixture (`loss_smile`, `loss_mle`) and the losses that a model adds
     (`aux_loss`), and lack those that TRL computes from logits: entropy and mean_token_accuracy.
@@ -168,7 +169,8 @@ class SmileLossMixin:
                 )
         if getattr(self, "aux_loss_enabled", False):  # TRL's; some models read it here alone
             inputs["output_router_logits"] = True
-        wanted = self._logits_wanted and not training
+        base = losses(type(self), SmileLossMixin)[0]
+        wanted = (self._logits_wanted and not training) or reads_logits(base)
         inputs["keep_logits"] = wanted or not self._from_hidden
         steps, items = self._steps if training else 1, num_items_in_batch
         if items is not None:
@@ -176,7 +178,6 @@ class SmileLossMixin:
             # is divided by the count of all steps and processes; other losses are averaged.
             inputs["num_items_in_batch"] = _divided(items, steps * self._processes())
         before = last_parts(self._inner)
-        base = losses(type(self), SmileLossMixin)[0]
         loss, outputs = base.compute_loss(self, model, inputs, return_outputs=True)
         parts = last_parts(self._inner)
         if parts is before or not self.smile_objective.weights.keys() <= parts.keys():

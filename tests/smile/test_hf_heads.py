@@ -13,7 +13,9 @@ from smile.hf import compute_loss_func, last_parts, use_smile
 from smile.hf.auxiliary import auxiliary
 from smile.hf.families import in_step
 from smile.hf.head import linear_head
+from smile.hf.head_table import masks_by_labels
 from tests.smile import hf_models
+from tests.smile.families.batches import DECODER
 
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
 
@@ -212,7 +214,7 @@ def test_a_scale_that_was_set_on_the_model_is_the_one_that_it_uses():
 class PaliGemmaForConditionalGeneration(torch.nn.Module):
     """As of transformers 4.41 to 4.57, where words see all words unless labels are given."""
 
-    __module__ = "old_transformers.models"
+    __module__ = "transformers.models"
 
     def __init__(self):
         super().__init__()
@@ -230,8 +232,7 @@ class PaliGemmaForConditionalGeneration(torch.nn.Module):
 
 
 def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
-    version = types.SimpleNamespace(__version__="4.50.3")
-    monkeypatch.setitem(sys.modules, "old_transformers", version)
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.50.3")
     model = PaliGemmaForConditionalGeneration()
     tokens = torch.randint(9, (2, 5))
     with torch.no_grad():
@@ -246,6 +247,23 @@ def test_a_model_that_masks_by_its_labels_gets_them(monkeypatch):
         model(input_ids=tokens, labels=tokens)
     with pytest.raises(ValueError, match=f"{named} its labels; call use_smile"):
         compute_loss_func(model)
+
+
+@pytest.mark.skipif("BambaForCausalLM" not in hf_models.HERE, reason="no Bamba")
+def test_a_users_subclass_keeps_the_loss_of_its_logits():
+    family = hf_models.make("BambaForCausalLM")
+    family.model.__class__ = type("Mine", (type(family.model),), {"__module__": "mine"})
+    own = family.model(**family.batch).loss
+    use_smile(family.model, Objective("mle", label_smoothing=0.0))
+    torch.testing.assert_close(family.model(**family.batch).loss.to(own), own)
+
+
+@pytest.mark.parametrize("subclass", ["Mine", "FSDPPaliGemma"])
+def test_a_subclass_masks_by_labels_as_its_base_does(subclass, monkeypatch):
+    kind = type(subclass, (PaliGemmaForConditionalGeneration,), {"__module__": "mine"})
+    for version, masks in (("4.50.3", True), ("5.0.0", False)):
+        monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
+        assert masks_by_labels(kind()) == masks
 
 
 @pytest.mark.parametrize(
@@ -309,6 +327,22 @@ def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     assert auxiliary(family.model, output) == (None, {})
 
 
+@pytest.mark.skipif(not hasattr(transformers, "Llama4ForCausalLM"), reason="no Llama 4")
+def test_routers_without_a_loss_are_taken():
+    sizes = {
+        **DECODER,
+        "intermediate_size_mlp": 8,
+        "num_local_experts": 2,
+        "attention_chunk_size": 8,
+    }
+    model = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**sizes))
+    batch = {**hf_models.make("LlamaForCausalLM").batch, "output_router_logits": True}
+    own = model(**batch)
+    assert own.router_logits is not None
+    use_smile(model, Objective("mle", label_smoothing=0.0))
+    torch.testing.assert_close(model(**batch).loss, own.loss)
+
+
 class Regularised(transformers.GPT2LMHeadModel):
     """A model of somebody's own, whose loss has a part that no labels are needed for."""
 
@@ -355,6 +389,7 @@ def test_a_head_that_was_changed_is_not_read(change, later):
     if not later:
         assert_from_logits(model, batch)
         return
-    output = model(**batch)
-    assert output.logits is not None
-    torch.testing.assert_close(output.loss, use_smile(model, MIXTURE)(**batch).loss)
+    with pytest.warns(UserWarning, match="trained from logits.*the head was changed") as warned:
+        outputs = [model(**batch) for _ in range(2)]
+    assert len(warned) == 1 and outputs[0].logits is not None
+    torch.testing.assert_close(outputs[0].loss, use_smile(model, MIXTURE)(**batch).loss)

@@ -103,3 +103,17 @@ def test_a_whole_step_that_is_run_again(from_hidden, reentrant):
     expected, expected_gradients = definition(GPT2)
     torch.testing.assert_close(loss.detach(), expected)
     torch.testing.assert_close(gradients(model), expected_gradients)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_step_past_the_objective_that_is_run_again_is_refused(reentrant):
+    """The first run of a reentrant one has no gradient, and is not refused."""
+    model = use_smile(made(GPT2).model)
+    model(**made(GPT2).batch).loss.backward()  # which allows what is run again in it alone
+    own = type(model)._without_smile.forward
+    words = model.transformer.wte(made(GPT2).batch["input_ids"])
+    with pytest.raises(ValueError, match="GPT2Model was run outside of its model's forward"):
+        logits = checkpoint(
+            lambda words: own(model, inputs_embeds=words).logits, words, use_reentrant=reentrant
+        )
+        logits.square().mean().backward()

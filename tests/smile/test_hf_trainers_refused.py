@@ -110,6 +110,23 @@ def test_a_trainer_of_ones_own_may_change_the_loss(tmp_path):
     assert twice == pytest.approx(2 * single)
 
 
+def test_a_trainer_of_ones_own_with_another_loss_is_refused(tmp_path):
+    """In its first step: it reads the logits that it needs for its loss."""
+
+    class Own(transformers.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            outputs = model(**inputs)
+            loss = outputs.logits.square().mean()
+            return (loss, outputs) if return_outputs else loss
+
+    class SmileOwn(SmileLossMixin, Own):
+        pass
+
+    with pytest.raises(ValueError, match="a loss was made of its logits") as error:
+        make(SmileOwn, tmp_path).train()
+    assert "\n" not in str(error.value)
+
+
 def test_weights_that_a_collator_drops(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, data=[{**row, "weights": 2.0} for row in rows()])
     with pytest.raises(ValueError, match="weights of the data set is not in its batches"):

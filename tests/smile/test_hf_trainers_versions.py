@@ -107,9 +107,27 @@ def test_use_smile_with_an_sft_trainer_that_reads_logits(tmp_path):
     assert trainer.figures.shape[-1] == 24
 
 
+def test_use_smile_is_refused_where_it_lacks_the_logits_that_are_read(tmp_path):
+    trainer = make(SFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE, from_hidden=True))
+    with pytest.raises(
+        ValueError, match=r"reads logits.*SmileLossMixin.*from_hidden=False"
+    ) as error:
+        trainer.train()
+    assert "\n" not in str(error.value)
+
+
+def test_use_smile_after_the_trainer_was_made_is_refused(tmp_path):
+    """TRL from 1.15 on sets a forward that computes its own loss."""
+    trainer = make(trl.SFTTrainer, tmp_path)
+    use_smile(trainer.model, MIXTURE)
+    with pytest.raises(ValueError, match=r"own loss \(fused_lm_head\).*SmileLossMixin") as error:
+        trainer.train()
+    assert "\n" not in str(error.value)
+
+
 def test_use_smile_is_refused_with_trls_own_loss(tmp_path):
     trainer = make(ChunkedSFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE))
-    line = r"LlamaModel was run outside.*use class SmileSFTTrainer\(SmileLossMixin, SFTTrainer\)"
+    line = r"LlamaModel was run outside.*use class Mine\(SmileLossMixin, YourTrainer\)"
     with pytest.raises(ValueError, match=line) as error:
         trainer.train()
     assert "\n" not in str(error.value)

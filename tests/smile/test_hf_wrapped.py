@@ -89,7 +89,7 @@ def test_the_fused_head_of_trl(from_hidden):
     model = use_smile(with_head_of_trl(made(LLAMA).model), from_hidden=from_hidden)
     assert_trains(LLAMA, model)
     model = with_head_of_trl(use_smile(made(LLAMA).model, from_hidden=from_hidden))
-    with pytest.raises(ValueError, match=r"LlamaModel was run outside.*SmileSFTTrainer"):
+    with pytest.raises(ValueError, match=r"LlamaModel was run outside.*SmileLossMixin"):
         model(**made(LLAMA).batch, fused_lm_head=True)
 
 
