@@ -186,7 +186,7 @@ KEY = "visual_encoder.norm.weight"
 OTHERS = {
     "not finite": (
         lambda state: state[KEY].fill_(float("nan")),
-        f"f.pth its run diverged: {KEY} holds values that are not finite; take an earlier "
+        f"f.pth holds values that are not finite in {KEY}: its run diverged; take an earlier "
         "checkpoint",
     ),
     "another width": (
@@ -239,7 +239,7 @@ RESUMED = {
     "no tensors": (OWN | {"model": {"w": 1}}, NO_RUN + "model holds more than tensors"),
     "NaN": (
         OWN | {"model": {"w": torch.tensor([float("nan")])}},
-        "cannot be read: the file its run diverged: w holds values that are not finite",
+        "cannot be read: the file holds values that are not finite in w: its run diverged",
     ),
 }
 
