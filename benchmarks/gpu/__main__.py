@@ -90,7 +90,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def variables(out: Path, rehearsal: bool) -> dict[str, str]:
     """The environment of a part: no network, and caches and temporary files within `out`."""
-    places = {"HOME": out / "home", "XDG_CACHE_HOME": out / "home" / ".cache"}
+    cache = out / "home" / ".cache"
+    places = {
+        **{"HOME": out / "home", "XDG_CACHE_HOME": cache, "HF_HOME": cache / "huggingface"},
+        **{"TORCH_HOME": cache / "torch", "TRITON_CACHE_DIR": cache / "triton"},
+        "TORCHINDUCTOR_CACHE_DIR": cache / "inductor",
+    }
     if len(str(out)) < LONGEST_SOCKET:
         places["TMPDIR"] = out / "tmp"
     for place in places.values():

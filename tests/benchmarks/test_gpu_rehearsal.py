@@ -137,6 +137,14 @@ def test_parts_of_an_earlier_run_on_the_same_card_stay(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "name", ["HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"]
+)
+def test_a_part_has_its_caches_in_its_folder(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "/elsewhere")
+    assert __main__.variables(tmp_path, True)[name].startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
     ("found", "status"),
     [
         (part(planned=["check: a"], rows=[{"name": "check: a"}]), 0),
