@@ -145,7 +145,8 @@ def parts_in(folder: Path) -> dict[str, Any]:
     """The parts of this run and, from the same card and PyTorch, of earlier ones."""
     found = {name: folder / f"{name}.json" for name in PARTS}
     parts = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
-    here = parts["ceilings"].get("machine", {})
+    newest = max(parts.values(), key=lambda part: part.get("time", ""))  # of this run, if any began
+    here = newest.get("machine", {})
     return {
         name: part
         for name, part in parts.items()

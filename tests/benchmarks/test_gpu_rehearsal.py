@@ -136,6 +136,15 @@ def test_parts_of_an_earlier_run_on_the_same_card_stay(tmp_path):
     assert list(__main__.parts_in(tmp_path)) == ["ceilings", "training", "runs"]
 
 
+def test_parts_stay_where_the_ceilings_ended_before_their_first_row(tmp_path):
+    """The newest part tells which card it is."""
+    (tmp_path / "ceilings.json").write_text(json.dumps(part("there was no time left")))
+    for name, gpu, second in (("objective", "B", 1), ("runs", "A", 3), ("input", "A", 2)):
+        found = part(machine={"gpu": gpu, "torch": "2"}, time=f"2027-01-02T03:04:0{second}Z")
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    assert list(__main__.parts_in(tmp_path)) == ["ceilings", "runs", "input"]
+
+
 @pytest.mark.parametrize(
     "name", ["HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"]
 )
