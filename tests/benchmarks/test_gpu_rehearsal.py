@@ -145,6 +145,24 @@ def test_parts_stay_where_the_ceilings_ended_before_their_first_row(tmp_path):
     assert list(__main__.parts_in(tmp_path)) == ["ceilings", "runs", "input"]
 
 
+def test_an_interrupted_run_writes_what_it_has(tmp_path, monkeypatch, capsys):
+    """Also a part that a killed run left behind, which only has the topic's keys."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "input.json").write_text(json.dumps({"planned": ["a"], "rows": []}))
+
+    def interrupted(command, environment, log, limit):
+        if "runs" in command:
+            raise KeyboardInterrupt
+        return ""
+
+    monkeypatch.setattr(__main__, "run", interrupted)
+    assert __main__.main(["--rehearse", "--out", str(tmp_path), "--only", "runs", "processes"]) == 1
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    ended = {name: found["ended"] for name, found in parts.items()}
+    assert ended == {"ceilings": "", "runs": "interrupted", "input": "interrupted"}
+    assert "0 failed  1 not done  interrupted" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "name", ["HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"]
 )
