@@ -2,6 +2,7 @@
 all of it, on a small data set of scenes."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -94,6 +95,23 @@ def test_the_configuration_has_both_data_sets(repository, shared_data):
     config = load_config(repository / "configs" / "real_photos.yaml", roots)
     sizes = [len(read_split(config, split)) for split in parts.SPLITS]
     assert sizes == [1000 + 330, 250 + 36, 250 + 50]
+
+
+def test_judgements_are_kept_until_the_judge_is_trained_further(config, tmp_path, monkeypatch):
+    ranks = iter([1, 2, 3, 4])
+    monkeypatch.setattr(judge, "load_trained", lambda *_: (config, None))
+    monkeypatch.setattr(
+        judge, "places", lambda *arguments: dict.fromkeys(arguments[-1], next(ranks))
+    )
+    best = tmp_path / "judge" / "checkpoint_best.pth"
+    best.parent.mkdir()
+    best.touch()
+    os.utime(best, (1, 1))
+    assert set(judge.found(tmp_path, [])["humans"].values()) == {100.0}
+    assert set(judge.found(tmp_path, [])["humans"].values()) == {100.0}
+    later = (best.parent / "result" / "judged_humans.json").stat().st_mtime + 1
+    os.utime(best, (later, later))
+    assert set(judge.found(tmp_path, [])["humans"].values()) == {0.0}
 
 
 @pytest.mark.slow
