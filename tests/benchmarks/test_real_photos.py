@@ -128,6 +128,9 @@ def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     content = json.loads((tmp_path / "results.json").read_text())
     for label in ("Humans", "MLE", "focal"):
         assert 0 <= content["scores"][label]["found"]["value"] <= 100
+    for label in ("MLE", "focal"):
+        scores = content["scores"][label].items()
+        assert content["seeds"][label] == {name: [each["value"]] for name, each in scores}
     assert {"cap_len", "found"} <= content["differences_from_mle"]["focal"].keys()
     for name in ("plane.svg", "report.html", "table.md"):
         assert (tmp_path / name).stat().st_size
