@@ -219,6 +219,7 @@ def read_hf(folder: Union[str, Path]) -> dict:
     folder = Path(folder)
     try:
         settings = settings_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        sizes = read_med_config(settings["med_config"])
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: config.json cannot be used: {error}") from error
     weights = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
@@ -226,7 +227,6 @@ def read_hf(folder: Union[str, Path]) -> dict:
     if path is None:
         raise CheckpointError(f"{folder} holds no model.safetensors and no pytorch_model.bin")
     state = read_checkpoint(str(path))["model"]
-    sizes = read_med_config(settings["med_config"])
     try:
         state = from_hf_names(state, sizes.max_position_embeddings)
         with torch.device("meta"):

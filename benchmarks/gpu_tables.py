@@ -25,9 +25,8 @@ compiled steps and CUDA graphs, NCCL, prefetching out of pinned memory, the size
 def tables(content: Mapping[str, Any]) -> str:
     """The page's text of a gpu.json: the card, checks and rows as printed, and what is missing."""
     parts = content["parts"]
-    blocks = [
-        ", ".join(f"{k} {value}" for k, value in parts["ceilings"]["machine"].items()) + ".\n"
-    ]
+    machine = next(part["machine"] for part in parts.values() if "machine" in part)
+    blocks = [", ".join(f"{k} {value}" for k, value in machine.items()) + ".\n"]
     missing = []
     for name, part in parts.items():
         lines = [line for row in part["rows"] for line in lines_of(row)]

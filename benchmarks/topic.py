@@ -6,7 +6,6 @@ measure one row. Its `main` is the `program` of them.
 
 import argparse
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from benchmarks.measure import one_line
+from captioning.files.writing import write_json
 
 LIBRARIES = ("torch", "torchvision", "timm", "transformers")
 OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
@@ -74,7 +74,7 @@ def run(topic: str, cases: Cases, options: argparse.Namespace) -> int:
             traceback.print_exc()
             entry = {"name": name, "error": one_line(problem)}
         content["rows"].append(entry)
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        write_json(content, path)  # atomic: a part of gpu.sh can be killed at any time
         print("\n".join(lines_of(entry)), flush=True)
     print(path)
     return int(any("error" in entry for entry in content["rows"]))

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
-from torch.utils._pytree import tree_leaves
 
 
 class PickledError(ValueError):
@@ -73,10 +72,20 @@ def _check_members(path: Path) -> None:
 
 
 def _tensor_bytes(content: Any) -> int:
-    tensors = (leaf for leaf in tree_leaves(content) if isinstance(leaf, Tensor))
-    dense = (x for x in tensors if x.layout is torch.strided and not x.is_meta)
-    storages = (x.untyped_storage() for x in dense)
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    sizes, seen, waiting = {}, set(), [content]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:  # a pickle can hold a list twice, or in itself
+            continue
+        seen.add(id(part))
+        if isinstance(part, dict):
+            waiting.extend(part.values())
+        elif isinstance(part, (list, tuple)):
+            waiting.extend(part)
+        elif isinstance(part, Tensor) and part.layout is torch.strided and not part.is_meta:
+            storage = part.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
 
 
 def first_line(error: Exception) -> str:

@@ -16,11 +16,13 @@ from typing import Any, Optional
 
 from benchmarks.gpu.packages import REPOSITORY, install, is_there, required
 from benchmarks.gpu.part import CHECK, NO_GPU, PARTS
+from captioning.files.writing import write_json
 
 NOTHING_DONE = 2  # exit status
 START_S = 5.0  # that a process needs before it can do anything; less time is not worth it
 LONGEST_SOCKET = 60  # characters of a folder: names of sockets in it must stay below 108 bytes
 SAME = ("gpu", "driver", "torch")
+INTERRUPTED = "interrupted"
 
 
 def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
@@ -67,13 +69,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             ended = "there was no time left"
         else:
             command = [sys.executable, "-m", "benchmarks.gpu.part", name, "--output", str(folder)]
-            ended = run([*command, *["--quick"] * arguments.rehearse], environment, log, limit)
+            try:
+                ended = run([*command, *["--quick"] * arguments.rehearse], environment, log, limit)
+            except KeyboardInterrupt:
+                ended = INTERRUPTED
         content = json.loads(path.read_text()) if path.exists() else {"planned": [], "rows": []}
         content.update(ended=ended, lacking=bool(lacking), seconds=time.monotonic() - start)
-        path.write_text(json.dumps(content))
+        write_json(content, path)
         print(f"== {name}: {ended or 'done'}\n{log.read_text(errors='replace')}", flush=True)
         if NO_GPU in ended:
             return NOTHING_DONE
+        if ended == INTERRUPTED:
+            break
     content = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["bash", "scripts/gpu.sh", *(argv or sys.argv[1:])]),
@@ -82,7 +89,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "wheels_refused": refused,
         "parts": parts_in(folder),
     }
-    (arguments.out / "gpu.json").write_text(json.dumps(content, indent=1) + "\n")
+    write_json(content, arguments.out / "gpu.json")
     status = show(content["parts"])
     print(arguments.out / "gpu.json")
     return status
@@ -90,7 +97,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def variables(out: Path, rehearsal: bool) -> dict[str, str]:
     """The environment of a part: no network, and caches and temporary files within `out`."""
-    places = {"HOME": out / "home", "XDG_CACHE_HOME": out / "home" / ".cache"}
+    cache = out / "home" / ".cache"
+    places = {
+        **{"HOME": out / "home", "XDG_CACHE_HOME": cache, "HF_HOME": cache / "huggingface"},
+        **{"TORCH_HOME": cache / "torch", "TRITON_CACHE_DIR": cache / "triton"},
+        "TORCHINDUCTOR_CACHE_DIR": cache / "inductor",
+    }
     if len(str(out)) < LONGEST_SOCKET:
         places["TMPDIR"] = out / "tmp"
     for place in places.values():
@@ -140,9 +152,11 @@ def parts_in(folder: Path) -> dict[str, Any]:
     """The parts of this run and, from the same card and PyTorch, of earlier ones."""
     found = {name: folder / f"{name}.json" for name in PARTS}
     parts = {name: json.loads(path.read_text()) for name, path in found.items() if path.exists()}
-    here = parts["ceilings"].get("machine", {})
+    newest = max(parts.values(), key=lambda part: part.get("time", ""))  # of this run, if any began
+    here = newest.get("machine", {})
+    unended = {"ended": INTERRUPTED, "lacking": False, "seconds": 0.0}  # the program was killed
     return {
-        name: part
+        name: {**unended, **part}
         for name, part in parts.items()
         if all(part.get("machine", here).get(key) == here.get(key) for key in SAME)
     }

@@ -20,7 +20,7 @@ from typing import Optional
 from benchmarks.real_photos.parts import JUDGE, START, write_few, write_parts
 from benchmarks.real_photos.summary import write_summary
 from captioning import train
-from captioning.config import load_config
+from captioning.config import Config, keys_of, load_config
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
@@ -89,7 +89,9 @@ def _run(arguments: argparse.Namespace) -> None:
         for name, run_seed in ((START, number), (JUDGE, number + 1000)):
             own = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
             place = ["--config", arguments.config, "--output_dir", str(seed / name)]
-            if not is_trained(load_config(arguments.config, own, {"output_dir": place[-1]})):
+            config = load_config(arguments.config, own, {"output_dir": place[-1]})
+            # A run of other settings is left to captioning.train, which refuses to go on with it.
+            if not (is_trained(config) and _is_of(seed / name, config)):
                 do = functools.partial(train.main, [*place, *own])
                 jobs.append(Job(f"{seed.name}/{name}", do, seed / f"{name}.log"))
         tuned = {key.partition("=")[0] for key in tuning}
@@ -101,6 +103,13 @@ def _run(arguments: argparse.Namespace) -> None:
         sweep = Sweep(arguments.config, None, seed, own, variants)
         _check(sweep.train(arguments.jobs))
     print(write_summary(folder, seeds, variants), end="")
+
+
+def _is_of(folder: Path, config: Config) -> bool:
+    """Whether the run in a folder has this configuration; its data may lie elsewhere."""
+    before, now = load_config(folder / "config.yaml").model_dump(), config.model_dump()
+    keys = [key for role in ("run", "batch", "length") for key in keys_of(role, type(config))]
+    return all(key in before and before[key] == now[key] for key in keys)
 
 
 def _check(failures: dict[str, str]) -> None:

@@ -27,7 +27,8 @@ def found(seed: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """By run of a seed, and for HUMANS: by image id 100 if the judge ranks the caption's photo
     first, else 0.
 
-    Results are cached in the judge's folder, and used as long as the captions are the same.
+    Results are cached in the judge's folder, and used as long as neither the captions
+    nor the judge change.
     """
     config, captioner = load_trained(str(seed / JUDGE / BEST), None, torch.device("cpu"))
     samples = read_split(config, "test")
@@ -37,7 +38,8 @@ def found(seed: Path, names: Sequence[str]) -> dict[str, dict[str, float]]:
         path = seed / JUDGE / "result" / f"judged_{name}.json"
         texts = held if name == HUMANS else captions_of(seed / name)
         captions = {str(image_id): text for image_id, text in texts.items()}
-        known = read_json(path) if path.exists() else {}
+        judged = path.exists() and path.stat().st_mtime >= (seed / JUDGE / BEST).stat().st_mtime
+        known = read_json(path) if judged else {}
         if known.get("captions") != captions:
             with torch.no_grad():
                 known = {

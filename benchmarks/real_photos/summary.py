@@ -31,6 +31,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     """Write results.json, table.md, plane.svg and report.html; return the table."""
     first = comparison.compare([seeds[0] / variant.name for variant in variants])
     judged = [found(seed, [variant.name for variant in variants]) for seed in seeds]
+    of_seeds: dict[str, dict[str, list[float]]] = {}  # by label and metric, a value a seed
 
     def row(label: str, kind: str, name: str, metrics: Sequence[Mapping]) -> comparison.Row:
         """Of all seeds."""
@@ -38,7 +39,9 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
             comparison.Row(label, kind, {}, {**of, FOUND.metric: mean(list(by[name].values()))})
             for of, by in zip(metrics, judged)
         ]
-        return over_seeds(each, label)
+        joined = over_seeds(each, label)
+        of_seeds[label] = {n: [one.metrics[n].value for one in each] for n in joined.metrics}
+        return joined
 
     human = first.human.metrics if first.human else {}
     people = row(comparison.HUMANS, "humans", HUMANS, [{} for _ in seeds])
@@ -55,6 +58,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     mle = of_images.get(objective_name("mle"), [])
     results = {
         "scores": {row.label: {n: vars(e) for n, e in row.metrics.items()} for row in rows},
+        "seeds": of_seeds,
         "differences_from_mle": {
             label: {name: vars(e) for name, e in differences(mle, each).items()}
             for label, each in of_images.items()

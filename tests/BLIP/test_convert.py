@@ -80,12 +80,21 @@ MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
     ("damage", "message"),
     [
         (lambda path: (path / "config.json").unlink(), "config.json cannot be used"),
-        (rewritten(lambda config: {"model_type": "git"}), "it is of a 'git' model"),
+        (
+            rewritten(lambda config: {"model_type": "git"}),
+            "its model_type is 'git', or it is incomplete",
+        ),
         (rewritten(lambda config: [config]), "its model_type is None, or it is incomplete"),
         (rewritten(lambda config: {**config, "text_config": None}), "or it is incomplete"),
         (
             rewritten(lambda c: {**c, "text_config": {**c["text_config"], "intermediate_size": 7}}),
             "in the file and (7,) in the model",
+        ),
+        (
+            rewritten(
+                lambda c: {**c, "text_config": {**c["text_config"], "num_attention_heads": 7}}
+            ),
+            "hf: config.json cannot be used: med_config: hidden_size 24 is not a multiple",
         ),
         (lambda path: (path / "model.safetensors").unlink(), "holds no model.safetensors and no"),
         (reweighted(lambda state: {"a": torch.ones(1)}), "this is no captioner"),

@@ -4,6 +4,7 @@ import hashlib
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 from BLIP.weights import download as hub
 
@@ -14,10 +15,12 @@ URL = "https://huggingface.co/spaces/some/model/resolve/v1/a/b.json"
 def stated(monkeypatch, tmp_path):
     """Return what the hub states about every file, with the `calls`; each file holds b"content"."""
     hashed = hashlib.sha256(b"content").hexdigest()
-    stated = SimpleNamespace(size=7, etag=hashed, calls=[])
+    stated = SimpleNamespace(size=7, etag=hashed, error=None, calls=[])
 
     def metadata(url, timeout):
         stated.calls.append(url)
+        if stated.error:
+            raise stated.error
         if "/no/" in url:
             raise ConnectionError("no such repository, or no network")
         return stated
@@ -35,6 +38,14 @@ def stated(monkeypatch, tmp_path):
     return stated
 
 
+def write_cache(folder):
+    """Write the cache of a repository that has a config.json."""
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "config.json").write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+
+
 @pytest.mark.parametrize("etag", ["", "0" * 40])  # "": the file's own SHA-256
 def test_a_new_file_is_fetched(stated, tmp_path, etag):
     stated.etag = etag or stated.etag
@@ -44,15 +55,20 @@ def test_a_new_file_is_fetched(stated, tmp_path, etag):
 
 
 def test_without_a_network_a_cached_file_is_used_and_nothing_is_retried(stated, tmp_path):
-    folder = tmp_path / "models--no--model"
-    (folder / "snapshots" / "abc").mkdir(parents=True)
-    (folder / "snapshots" / "abc" / "config.json").write_text("{}")
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text("abc")
+    write_cache(tmp_path / "models--no--model")
     assert hub.hub_file("no/model", "config.json").read_text() == "{}"
     with pytest.raises(ConnectionError):
         hub.hub_file("no/model", "absent.json")
     assert len(stated.calls) == 2
+
+
+def test_a_file_that_was_removed_from_the_hub_is_not_used_from_the_cache(stated, tmp_path):
+    write_cache(tmp_path / "models--some--model")
+    stated.error = EntryNotFoundError("404")
+    with pytest.raises(EntryNotFoundError):
+        hub.hub_file("some/model", "config.json")
+    stated.error = LocalEntryNotFoundError("no network")
+    assert hub.hub_file("some/model", "config.json").read_text() == "{}"
 
 
 def test_a_file_with_another_hash_is_refused(stated, tmp_path):

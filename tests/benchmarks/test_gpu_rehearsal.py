@@ -136,6 +136,41 @@ def test_parts_of_an_earlier_run_on_the_same_card_stay(tmp_path):
     assert list(__main__.parts_in(tmp_path)) == ["ceilings", "training", "runs"]
 
 
+def test_parts_stay_where_the_ceilings_ended_before_their_first_row(tmp_path):
+    """The newest part tells which card it is."""
+    (tmp_path / "ceilings.json").write_text(json.dumps(part("there was no time left")))
+    for name, gpu, second in (("objective", "B", 1), ("runs", "A", 3), ("input", "A", 2)):
+        found = part(machine={"gpu": gpu, "torch": "2"}, time=f"2027-01-02T03:04:0{second}Z")
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    assert list(__main__.parts_in(tmp_path)) == ["ceilings", "runs", "input"]
+
+
+def test_an_interrupted_run_writes_what_it_has(tmp_path, monkeypatch, capsys):
+    """Also a part that a killed run left behind, which only has the topic's keys."""
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "input.json").write_text(json.dumps({"planned": ["a"], "rows": []}))
+
+    def interrupted(command, environment, log, limit):
+        if "runs" in command:
+            raise KeyboardInterrupt
+        return ""
+
+    monkeypatch.setattr(__main__, "run", interrupted)
+    assert __main__.main(["--rehearse", "--out", str(tmp_path), "--only", "runs", "processes"]) == 1
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    ended = {name: found["ended"] for name, found in parts.items()}
+    assert ended == {"ceilings": "", "runs": "interrupted", "input": "interrupted"}
+    assert "0 failed  1 not done  interrupted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"]
+)
+def test_a_part_has_its_caches_in_its_folder(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "/elsewhere")
+    assert __main__.variables(tmp_path, True)[name].startswith(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("found", "status"),
     [

@@ -42,6 +42,11 @@ def content():
     }
 
 
+def test_the_card_is_told_where_the_ceilings_ended_before_their_first_row(content):
+    content["parts"]["runs"]["machine"] = content["parts"]["ceilings"].pop("machine")
+    assert tables(content).startswith("gpu Imagined 1, driver 999, torch 2.99.\n")
+
+
 def test_tables_hold_the_results(content):
     text = tables(content)
     assert text.startswith("gpu Imagined 1, driver 999, torch 2.99.\n")

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 
 import pytest
 
@@ -114,6 +115,19 @@ def test_rows_are_printed_and_kept_as_they_are_measured(tmp_path, capsys):
     assert printed[6].strip() == "so"
     assert printed[8:] == ["broken", "  FAILED: ValueError: on purpose"]
     assert [run("topic", {"a": case}, options) for case in (fails, lambda: entry)] == [1, 0]
+
+
+def test_the_file_of_a_topic_is_replaced_as_a_whole(tmp_path):
+    """A part that is killed while it writes leaves the file of the row before."""
+    options = parse(["--quick", "--output", str(tmp_path)], "test", rounds=1)
+    entry = row({"ours": [0.5]}, "ours")
+
+    def second():
+        os.link(tmp_path / "topic.json", tmp_path / "kept")
+        return entry
+
+    run("topic", {"first": lambda: entry, "second": second}, options)
+    assert len(json.loads((tmp_path / "kept").read_text())["rows"]) == 1
 
 
 def test_rounds_are_the_users_where_given():

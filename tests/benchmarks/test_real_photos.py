@@ -2,6 +2,8 @@
 all of it, on a small data set of scenes."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from benchmarks.real_photos import __main__ as program
 from benchmarks.real_photos import judge, parts, summary
 from captioning.config import load_config
 from captioning.data import read_annotations, read_split
+from captioning.training.run_log import record_run
 
 TINY = [
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -96,6 +99,55 @@ def test_the_configuration_has_both_data_sets(repository, shared_data):
     assert sizes == [1000 + 330, 250 + 36, 250 + 50]
 
 
+def test_a_finished_start_of_other_keys_is_not_taken(scenes_config, tmp_path, monkeypatch):
+    """Its job goes to captioning.train, which refuses to go on with another run."""
+    begun = []
+
+    def train(argv):
+        folder = Path(argv[argv.index("--output_dir") + 1])
+        begun.append(folder.name)
+        record_run(load_config(argv[1], argv[4:], {"output_dir": str(folder)}), folder)
+
+    def run_here(jobs, slots):
+        return {job.name: "failed" for job in jobs if job.do()}
+
+    monkeypatch.setattr(program.train, "main", train)
+    monkeypatch.setattr(program, "run_in_slots", run_here)
+    monkeypatch.setattr(
+        program, "is_trained", lambda config: Path(config.output_dir, "config.yaml").exists()
+    )
+    monkeypatch.setattr(program.Sweep, "train", lambda sweep, jobs: {})
+    monkeypatch.setattr(program, "write_summary", lambda *_: "")
+    command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), "--seeds", "1", *TINY]
+    for keys, expected in (
+        ([], ["start", "judge"]),
+        (["eval_batch_size=3"], []),  # changes no weights
+        (["init_lr=0.5"], ["start", "judge"]),  # role "run"
+        (["init_lr=0.5", "hidden_dim=32"], ["start", "judge"]),  # a key of the captioner's own
+        (["init_lr=0.5", "hidden_dim=32", "batch_size=4"], ["start", "judge"]),
+    ):
+        begun.clear()
+        assert program.main([*command, *keys]) == 0
+        assert begun == expected, keys
+
+
+def test_judgements_are_kept_until_the_judge_is_trained_further(config, tmp_path, monkeypatch):
+    ranks = iter([1, 2, 3, 4])
+    monkeypatch.setattr(judge, "load_trained", lambda *_: (config, None))
+    monkeypatch.setattr(
+        judge, "places", lambda *arguments: dict.fromkeys(arguments[-1], next(ranks))
+    )
+    best = tmp_path / "judge" / "checkpoint_best.pth"
+    best.parent.mkdir()
+    best.touch()
+    os.utime(best, (1, 1))
+    assert set(judge.found(tmp_path, [])["humans"].values()) == {100.0}
+    assert set(judge.found(tmp_path, [])["humans"].values()) == {100.0}
+    later = (best.parent / "result" / "judged_humans.json").stat().st_mtime + 1
+    os.utime(best, (later, later))
+    assert set(judge.found(tmp_path, [])["humans"].values()) == {0.0}
+
+
 @pytest.mark.slow
 def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     """Two objectives from one start, scored and judged; finished runs are not repeated."""
@@ -110,6 +162,9 @@ def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     content = json.loads((tmp_path / "results.json").read_text())
     for label in ("Humans", "MLE", "focal"):
         assert 0 <= content["scores"][label]["found"]["value"] <= 100
+    for label in ("MLE", "focal"):
+        scores = content["scores"][label].items()
+        assert content["seeds"][label] == {name: [each["value"]] for name, each in scores}
     assert {"cap_len", "found"} <= content["differences_from_mle"]["focal"].keys()
     for name in ("plane.svg", "report.html", "table.md"):
         assert (tmp_path / name).stat().st_size
@@ -117,6 +172,9 @@ def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     assert program.main(command) == 0
     shown = capsys.readouterr()
     assert shown.out == table and "begun" not in shown.err
+    assert program.main([*command, "init_lr=0.5"]) == 2
+    assert "seed0/start failed: " in (error := capsys.readouterr().err), error
+    assert "had other settings (init_lr was 0.01, is 0.5)" in error
 
 
 def test_what_is_refused(scenes_config, tmp_path, capsys):

@@ -65,6 +65,14 @@ def in_itself():
     return saved(content)
 
 
+def nested():
+    """A list of two references to a list, 40 levels deep: a file of 2 kB, and 2^40 leaves."""
+    content = [STATE]
+    for _ in range(40):
+        content = [content, content]
+    return saved(content)
+
+
 STATE = {"w": torch.ones(300)}
 WHOLE = saved({"model": STATE})
 NO_STATE = "checkpoint {} holds no state dict, neither bare nor as 'model'"
@@ -84,7 +92,8 @@ UNREADABLE = {
     "a pickle.pth": (pickle.dumps([1]), "checkpoint {} "),
     "a bomb.pth": (bomb(), "checkpoint {} is damaged: it unpacks to more than its size"),
     "forged.pth": (forged(), "checkpoint {} is damaged: "),
-    "a list in itself.pth": (in_itself(), "checkpoint {} is damaged: "),
+    "a list in itself.pth": (in_itself(), NO_STATE),
+    "nested lists.pth": (nested(), NO_STATE),
     "a number.pth": (saved(3), NO_STATE),
     "a list.pth": (saved([STATE]), NO_STATE),
     "no weights.pth": (saved({"epoch": 3}), NO_STATE),
