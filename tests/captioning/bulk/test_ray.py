@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Replace lost actors at once."""
-    monkeypatch.setattr("captioning.bulk.actor_pool.LOOK_S", 0.2)
+    monkeypatch.setattr("captioning.bulk.actor_pool.POLL_MACHINES_S", 0.2)
 
 
 @pytest.fixture(scope="module")
