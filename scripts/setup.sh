@@ -54,14 +54,15 @@ find_uv() {
 }
 
 # Whether an interpreter's environment satisfies the requirements; prints the first that is missing.
-# The installers may not look anywhere for packages, so that they fail where one is missing.
+# The installers may not look anywhere for packages, so that they fail where one is missing, and
+# install nothing. pip has --dry-run since 22.2 only.
 satisfies() {
     local uv output
     if uv="$(find_uv)"; then
         output="$(env -u UV_FIND_LINKS "$uv" pip install --python "$1" --dry-run --no-config \
             --offline --no-index --no-deps -r "$requirements" 2>&1)" && return
     else
-        output="$(PIP_CONFIG_FILE=/dev/null "$1" -m pip --isolated install --dry-run \
+        output="$(PIP_CONFIG_FILE=/dev/null "$1" -m pip --isolated install \
             --no-index --no-deps -r "$requirements" 2>&1)" && return
     fi
     sed -nE 's/.*(distribution found for|you require) ([^ ,]+).*/\2/p' <<<"$output" | head -n 1

@@ -191,6 +191,18 @@ def test_active_environment_that_satisfies_is_used(bare, first_call, variable, h
     assert not bare.venv.exists()
 
 
+def test_active_environment_of_a_pip_before_22_2_is_used(bare, first_call, tmp_path):
+    real = first_call[0].interpreter
+    python = write_program(
+        tmp_path / "active" / "bin" / "python",
+        f'case "$*" in *--dry-run*) echo "no such option: --dry-run" >&2; exit 2; esac\n'
+        f'exec "{real}" "$@"',
+    )
+    (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+    result = bare.set_up(VIRTUAL_ENV=tmp_path / "active")
+    assert (result.stdout, result.stderr) == (f"{python}\n", "")
+
+
 @pytest.mark.parametrize("has_uv", [True, False], ids=["uv", "pip"])
 def test_active_environment_that_does_not_satisfy_is_named_and_left(bare, first_call, has_uv):
     active, _ = first_call
