@@ -128,7 +128,11 @@ export_pip_settings() {
     settings="$("$interpreter" -m pip config list 2>/dev/null)" || return 0
     while read -r name variable; do
         value="$(sed -nE "s/^[^=]*\.$name='(.*)'$/\1/p" <<<"$settings" | head -n 1)"
-        [[ -z $value || -n ${!variable:-} ]] || export "$variable=${value//\\n/ }"
+        value="${value//\\n/ }"
+        if [[ $name == find-links ]]; then
+            value="$(tr -s ' ' , <<<"${value# }")" # uv separates these by commas
+        fi
+        [[ -z $value || -n ${!variable:-} ]] || export "$variable=$value"
     done <<'SETTINGS'
 index-url UV_DEFAULT_INDEX
 extra-index-url UV_INDEX

@@ -171,6 +171,20 @@ def test_uv_is_installed_where_there_is_none(bare):
     assert bare.set_up().stderr == ""
 
 
+@pytest.mark.parametrize("in_file", [True, False], ids=["pip.conf", "variable"])
+def test_wheels_are_found_in_several_folders(bare, tmp_path, in_file):
+    folders = [bare.root / "empty", bare.root / "wheels"]
+    folders[0].mkdir()
+    given = {"PIP_FIND_LINKS": " ".join(map(str, folders))}
+    if in_file:
+        lines = "".join(f"\n    {folder}" for folder in folders)
+        (tmp_path / "pip.conf").write_text(f"[global]\nfind-links ={lines}\n")
+        given = {"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": tmp_path / "pip.conf"}
+    result = bare.set_up(**given)
+    assert result.returncode == 0, result.stderr
+    assert bare.versions() == {"tiny_package": "1.0"}
+
+
 def test_the_users_constraints_hold_beside_the_lock(installed, tmp_path):
     write_wheel(installed.root / "wheels", "tiny_tool", "1.1")
     installed.write("requirements-dev", "-r requirements.txt", "tiny-tool")
