@@ -7,7 +7,7 @@
 #   PYTHON_BIN="$(bash scripts/setup.sh dev)"        all of these and the tools of the tests
 #
 # An active virtual or conda environment that satisfies the requirements is used unchanged.
-# Otherwise uv, which is installed first where it is missing, installs them into:
+# Otherwise uv 0.9 or later, which is installed first where it is missing, installs them into:
 #
 #   VENV     the environment's folder, relative to the repository (default .venv)
 #   PYTHON   the interpreter to make it from, 3.9 or later (default python3); for app 3.10 or later
@@ -41,11 +41,12 @@ version_of() {
 
 recent_enough() { [[ $1 == 3.* ]] && ((${1#3.} >= 9)); }
 
-# A version manager's shim may be on PATH without running.
+# A version manager's shim may be on PATH without running, and an old uv ignores UV_DEFAULT_INDEX.
 find_uv() {
     local candidate
     for candidate in uv "$venv/bin/uv"; do
-        if "$candidate" --version >/dev/null 2>&1; then
+        if [[ "$("$candidate" --version 2>/dev/null)" =~ ^uv\ ([0-9]+)\.([0-9]+) ]] &&
+            ((BASH_REMATCH[1] > 0 || BASH_REMATCH[2] >= 9)); then
             echo "$candidate"
             return
         fi
@@ -156,7 +157,7 @@ install() {
     fi
     say "installing $requirements, $versions, into $venv (log: $log)"
     uv="$(find_uv)" || {
-        "$interpreter" -m pip install --no-input uv >"$log" 2>&1 || explain_failure
+        "$interpreter" -m pip install --no-input "uv>=0.9" >"$log" 2>&1 || explain_failure
         uv="$venv/bin/uv"
     }
     export_pip_settings

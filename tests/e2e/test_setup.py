@@ -159,8 +159,9 @@ def test_latest_takes_what_the_requirements_allow(bare):
     assert "the newest versions" in result.stderr and bare.versions() == {"tiny_package": "1.1"}
 
 
-def test_uv_is_installed_where_there_is_none(bare):
-    (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+@pytest.mark.parametrize("program", ["exit 127", "echo uv 0.4.30"], ids=["absent", "old"])
+def test_uv_is_installed_where_there_is_none_that_knows_the_settings(bare, program):
+    write_program(bare.root / "bin" / "uv", program)
     unreachable = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": NOWHERE}
     refused = bare.set_up(PIP_RETRIES="0", **unreachable)
     assert_refused(refused, "the package index cannot be reached", bare.log)
@@ -276,7 +277,10 @@ def test_python_of_another_version_than_the_environment_is_refused(installed):
 
 def test_full_disk_is_refused(bare):
     line = "error: failed to write: No space left on device (os error 28)"
-    write_program(bare.root / "bin" / "uv", f'[ "$1" = --version ] || {{ echo "{line}"; exit 2; }}')
+    write_program(
+        bare.root / "bin" / "uv",
+        f'echo "uv 1.0"; [ "$1" = --version ] || {{ echo "{line}"; exit 2; }}',
+    )
     assert_refused(bare.set_up(), "the disk is full", "VENV")
 
 
