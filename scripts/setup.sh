@@ -126,6 +126,7 @@ make_environment() {
 # before those of files.
 export_pip_settings() {
     local settings name variable value
+    setup_no_index=""
     settings="$("$interpreter" -m pip config list 2>/dev/null)" || return 0
     while read -r name variable; do
         value="$(sed -nE "s/^[^=]*\.$name='(.*)'$/\1/p" <<<"$settings" | head -n 1)"
@@ -138,7 +139,7 @@ export_pip_settings() {
 index-url UV_DEFAULT_INDEX
 extra-index-url UV_INDEX
 find-links UV_FIND_LINKS
-no-index NO_INDEX
+no-index setup_no_index
 constraint UV_CONSTRAINT
 trusted-host UV_INSECURE_HOST
 proxy ALL_PROXY
@@ -162,8 +163,9 @@ install() {
     }
     export_pip_settings
     export UV_CONSTRAINT="$lock${UV_CONSTRAINT:+ $UV_CONSTRAINT}"
+    grep -qixE '1|true|yes|on' <<<"$setup_no_index" || setup_no_index=""
     touch "$unfinished"
-    if ! "$uv" pip install --python "$interpreter" ${NO_INDEX:+--no-index} -r "$requirements" >"$log" 2>&1; then
+    if ! "$uv" pip install --python "$interpreter" ${setup_no_index:+--no-index} -r "$requirements" >"$log" 2>&1; then
         grep -q 'Failed to install' "$log" || rm "$unfinished" # nothing was written
         explain_failure
     fi

@@ -300,6 +300,12 @@ def test_unreachable_index_is_one_line_and_keeps_the_environment(installed):
     assert installed.set_up().stderr == ""
 
 
+@pytest.mark.parametrize("given", [{"PIP_NO_INDEX": "0"}, {"PIP_NO_INDEX": "", "NO_INDEX": "1"}])
+def test_an_index_is_asked_unless_pips_setting_forbids_it(bare, given):
+    result = bare.set_up(PIP_INDEX_URL=NOWHERE, **given)
+    assert_refused(result, "the package index cannot be reached", bare.log)
+
+
 def test_other_failure_shows_the_end_of_the_log(installed):
     installed.write("requirements", "another-package==7")
     result = installed.set_up()
