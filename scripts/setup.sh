@@ -13,8 +13,8 @@
 #   PYTHON   the interpreter to make it from, 3.9 or later (default python3); for app 3.10 or later
 #   LATEST   1: the newest versions that the requirements allow, instead of requirements-lock.txt
 #
-# Where VENV or PYTHON is set, the active environment is ignored. pip's settings (PIP_INDEX_URL,
-# pip.conf) say where packages come from, unless uv's own (UV_DEFAULT_INDEX, uv.toml) do.
+# Where VENV or PYTHON is set, the active environment is ignored. uv's variables (UV_DEFAULT_INDEX)
+# say where packages come from, then pip's settings (PIP_INDEX_URL, pip.conf), then uv.toml.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -127,6 +127,7 @@ make_environment() {
 export_pip_settings() {
     local settings name variable value
     setup_no_index=""
+    UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${UV_INDEX_URL:-}}" # the older name of the same
     settings="$("$interpreter" -m pip config list 2>/dev/null)" || return 0
     while read -r name variable; do
         value="$(sed -nE "s/^[^=]*\.$name='(.*)'$/\1/p" <<<"$settings" | head -n 1)"

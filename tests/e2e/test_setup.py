@@ -306,6 +306,13 @@ def test_an_index_is_asked_unless_pips_setting_forbids_it(bare, given):
     assert_refused(result, "the package index cannot be reached", bare.log)
 
 
+@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+def test_the_index_of_uvs_own_variables_comes_before_pips(bare, name):
+    own = NOWHERE.replace("simple", "own")
+    assert_refused(bare.set_up(PIP_NO_INDEX="", PIP_INDEX_URL=NOWHERE, **{name: own}), bare.log)
+    assert f"{own}/tiny-package/" in bare.log.read_text()
+
+
 def test_other_failure_shows_the_end_of_the_log(installed):
     installed.write("requirements", "another-package==7")
     result = installed.set_up()
