@@ -7,14 +7,14 @@
 #   PYTHON_BIN="$(bash scripts/setup.sh dev)"        all of these and the tools of the tests
 #
 # An active virtual or conda environment that satisfies the requirements is used unchanged.
-# Otherwise uv, which is installed first where it is missing, installs them into:
+# Otherwise uv 0.9 or later, which is installed first where it is missing, installs them into:
 #
 #   VENV     the environment's folder, relative to the repository (default .venv)
 #   PYTHON   the interpreter to make it from, 3.9 or later (default python3); for app 3.10 or later
 #   LATEST   1: the newest versions that the requirements allow, instead of requirements-lock.txt
 #
-# Where VENV or PYTHON is set, the active environment is ignored. pip's settings (PIP_INDEX_URL,
-# pip.conf) say where packages come from, unless uv's own (UV_DEFAULT_INDEX, uv.toml) do.
+# Where VENV or PYTHON is set, the active environment is ignored. uv's variables (UV_DEFAULT_INDEX)
+# say where packages come from, then pip's settings (PIP_INDEX_URL, pip.conf), then uv.toml.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -41,11 +41,12 @@ version_of() {
 
 recent_enough() { [[ $1 == 3.* ]] && ((${1#3.} >= 9)); }
 
-# A version manager's shim may be on PATH without running.
+# A version manager's shim may be on PATH without running, and an old uv ignores UV_DEFAULT_INDEX.
 find_uv() {
     local candidate
     for candidate in uv "$venv/bin/uv"; do
-        if "$candidate" --version >/dev/null 2>&1; then
+        if [[ "$("$candidate" --version 2>/dev/null)" =~ ^uv\ ([0-9]+)\.([0-9]+) ]] &&
+            ((BASH_REMATCH[1] > 0 || BASH_REMATCH[2] >= 9)); then
             echo "$candidate"
             return
         fi
@@ -54,14 +55,15 @@ find_uv() {
 }
 
 # Whether an interpreter's environment satisfies the requirements; prints the first that is missing.
-# The installers may not look anywhere for packages, so that they fail where one is missing.
+# The installers may not look anywhere for packages, so that they fail where one is missing, and
+# install nothing. pip has --dry-run since 22.2 only.
 satisfies() {
     local uv output
     if uv="$(find_uv)"; then
         output="$(env -u UV_FIND_LINKS "$uv" pip install --python "$1" --dry-run --no-config \
             --offline --no-index --no-deps -r "$requirements" 2>&1)" && return
     else
-        output="$(PIP_CONFIG_FILE=/dev/null "$1" -m pip --isolated install --dry-run \
+        output="$(PIP_CONFIG_FILE=/dev/null "$1" -m pip --isolated install \
             --no-index --no-deps -r "$requirements" 2>&1)" && return
     fi
     sed -nE 's/.*(distribution found for|you require) ([^ ,]+).*/\2/p' <<<"$output" | head -n 1
@@ -124,15 +126,21 @@ make_environment() {
 # before those of files.
 export_pip_settings() {
     local settings name variable value
+    setup_no_index=""
+    UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${UV_INDEX_URL:-}}" # the older name of the same
     settings="$("$interpreter" -m pip config list 2>/dev/null)" || return 0
     while read -r name variable; do
         value="$(sed -nE "s/^[^=]*\.$name='(.*)'$/\1/p" <<<"$settings" | head -n 1)"
-        [[ -z $value || -n ${!variable:-} ]] || export "$variable=${value//\\n/ }"
+        value="${value//\\n/ }"
+        if [[ $name == find-links ]]; then
+            value="$(tr -s ' ' , <<<"${value# }")" # uv separates these by commas
+        fi
+        [[ -z $value || -n ${!variable:-} ]] || export "$variable=$value"
     done <<'SETTINGS'
 index-url UV_DEFAULT_INDEX
 extra-index-url UV_INDEX
 find-links UV_FIND_LINKS
-no-index NO_INDEX
+no-index setup_no_index
 constraint UV_CONSTRAINT
 trusted-host UV_INSECURE_HOST
 proxy ALL_PROXY
@@ -151,13 +159,14 @@ install() {
     fi
     say "installing $requirements, $versions, into $venv (log: $log)"
     uv="$(find_uv)" || {
-        "$interpreter" -m pip install --no-input uv >"$log" 2>&1 || explain_failure
+        "$interpreter" -m pip install --no-input "uv>=0.9" >"$log" 2>&1 || explain_failure
         uv="$venv/bin/uv"
     }
     export_pip_settings
     export UV_CONSTRAINT="$lock${UV_CONSTRAINT:+ $UV_CONSTRAINT}"
+    grep -qixE '1|true|yes|on' <<<"$setup_no_index" || setup_no_index=""
     touch "$unfinished"
-    if ! "$uv" pip install --python "$interpreter" ${NO_INDEX:+--no-index} -r "$requirements" >"$log" 2>&1; then
+    if ! "$uv" pip install --python "$interpreter" ${setup_no_index:+--no-index} -r "$requirements" >"$log" 2>&1; then
         grep -q 'Failed to install' "$log" || rm "$unfinished" # nothing was written
         explain_failure
     fi

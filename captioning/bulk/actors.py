@@ -14,6 +14,7 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import Line, ShardTask, ShardUpdate
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import collect_lines
+from captioning.runtime.start import keep_memory
 
 SEND_S = 1.0  # between two updates; lines that are not sent are lost with the actor
 
@@ -36,6 +37,7 @@ class CaptioningActor:
         """folder: of relative paths, if this machine has it."""
         with contextlib.suppress(OSError):
             os.chdir(folder)
+        keep_memory()
         self._messages = collect_lines()
         self._lock = threading.Lock()  # of the captioner and the random generator
 

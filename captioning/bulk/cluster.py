@@ -67,13 +67,19 @@ class Cluster:
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")  # of `ray job submit`
         own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
         others = [f"/{glob.escape(p.name)}" for p in ROOT.iterdir() if p.name not in CODE]
+        # libgomp reads it when an actor loads torch; see `tune_process`, which sets it here.
+        variables = {k: v for k, v in os.environ.items() if k == "GOMP_SPINCOUNT"}
         before = signal.getsignal(signal.SIGTERM)  # ray installs its own handler
         try:
             if self.address not in (None, "auto") and os.environ.get("RAY_AUTH_MODE") != "token":
                 GcsClient(address=self.address)  # without a token ray.init retries for 20 s
             ray.init(
                 self.address or "local",
-                runtime_env={"working_dir": str(ROOT), "excludes": [*others, "__pycache__"]},
+                runtime_env={
+                    "working_dir": str(ROOT),
+                    "excludes": [*others, "__pycache__"],
+                    "env_vars": variables,
+                },
                 logging_level="ERROR",
                 log_to_driver=False,
                 **({} if self.address else own),

@@ -93,6 +93,8 @@ class _Dispatcher:
         first = _first_name(entries)
         local_file = first if not stores.is_store(first) and os.path.exists(first) else None
         task = ShardTask(shard, self.plan.number(shard), entries, list(part.lines), local_file)
+        # The actor may write sidecars and a tar before its first update: the plan has to be kept.
+        part.journal.touch()
         stream = worker.actor.caption.options(num_returns="streaming").remote(task)
         worker.parts[stream] = part
 

@@ -146,7 +146,7 @@ def find_plan(folder: Path) -> Optional[Plan]:
 
 
 def has_captions(folder: Path) -> bool:
-    """Whether any image of the plan in a folder has been captioned."""
+    """Whether any image of the plan in a folder has been captioned, or given to an actor."""
     return any(path.stem.isdigit() for path in folder.iterdir())
 
 

@@ -150,7 +150,7 @@ def run_jobs(
     _start_server()
     waiting, free, running = list(jobs), list(slots), []
     failures: dict[str, str] = {}
-    cause = None  # of the first failure
+    cause, cause_is_error = None, False  # the first error line, else how the first job failed
     deadline = None  # for jobs that were asked to stop
     with signals.watch():
         try:
@@ -172,14 +172,18 @@ def run_jobs(
                     name, reason = each.job.name, each.reason()
                     if reason:
                         failures[name] = reason
-                        if code == FAILED or cause is None:  # others may have failed because of it
-                            cause = reason if code == FAILED else f"{name} failed: {reason}"
+                        if code == FAILED and not cause_is_error:
+                            cause, cause_is_error = reason, True
+                        elif cause is None:
+                            cause = f"{name} failed: {reason}"
                     observer.ended(name, reason)
                 observer.poll()
                 if deadline is None and (signals.stop_requested() or (cause and not keep_going)):
                     deadline = time.monotonic() + SECONDS_TO_SAVE
                     if signals.stop_requested():
                         log_line(f"stopping by {signals.stop_requested()}: saving")
+                    elif running:
+                        log_line(f"{cause}; the others save and stop")
                 if deadline is not None:
                     for each in running:
                         each.ask_to_stop()

@@ -46,6 +46,17 @@ def at_step_5(do):
     return hook
 
 
+def fail():
+    raise RuntimeError("a bug in one process")
+
+
+def test_a_process_that_raises_ends_the_run_with_its_error(config, tmp_path):
+    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(fail))
+    assert run.wait(60) == [1, 1]
+    assert "RuntimeError: a bug in one process" in run.said()
+    assert saved_step(tmp_path / "run", 8) == 3
+
+
 def test_a_process_that_dies_is_named(config, tmp_path):
     def die():
         os.kill(os.getpid(), signal.SIGKILL)

@@ -37,7 +37,8 @@ def run_script(tmp_path, repository):
     interpreter.parent.mkdir(parents=True)
     interpreter.write_text(INTERPRETER)
     interpreter.chmod(0o755)
-    (interpreter.parent / "uv").symlink_to("/bin/true")  # satisfied
+    (interpreter.parent / "uv").write_text("#!/bin/sh\necho uv 1.0\n")  # satisfied
+    (interpreter.parent / "uv").chmod(0o755)
 
     def run(script, *arguments, **variables):
         environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}

@@ -159,8 +159,9 @@ def test_latest_takes_what_the_requirements_allow(bare):
     assert "the newest versions" in result.stderr and bare.versions() == {"tiny_package": "1.1"}
 
 
-def test_uv_is_installed_where_there_is_none(bare):
-    (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+@pytest.mark.parametrize("program", ["exit 127", "echo uv 0.4.30"], ids=["absent", "old"])
+def test_uv_is_installed_where_there_is_none_that_knows_the_settings(bare, program):
+    write_program(bare.root / "bin" / "uv", program)
     unreachable = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": NOWHERE}
     refused = bare.set_up(PIP_RETRIES="0", **unreachable)
     assert_refused(refused, "the package index cannot be reached", bare.log)
@@ -169,6 +170,20 @@ def test_uv_is_installed_where_there_is_none(bare):
     assert bare.set_up().returncode == 0
     assert bare.versions() == {"tiny_package": "1.0"} and (bare.venv / "bin" / "uv").exists()
     assert bare.set_up().stderr == ""
+
+
+@pytest.mark.parametrize("in_file", [True, False], ids=["pip.conf", "variable"])
+def test_wheels_are_found_in_several_folders(bare, tmp_path, in_file):
+    folders = [bare.root / "empty", bare.root / "wheels"]
+    folders[0].mkdir()
+    given = {"PIP_FIND_LINKS": " ".join(map(str, folders))}
+    if in_file:
+        lines = "".join(f"\n    {folder}" for folder in folders)
+        (tmp_path / "pip.conf").write_text(f"[global]\nfind-links ={lines}\n")
+        given = {"PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": tmp_path / "pip.conf"}
+    result = bare.set_up(**given)
+    assert result.returncode == 0, result.stderr
+    assert bare.versions() == {"tiny_package": "1.0"}
 
 
 def test_the_users_constraints_hold_beside_the_lock(installed, tmp_path):
@@ -189,6 +204,18 @@ def test_active_environment_that_satisfies_is_used(bare, first_call, variable, h
     result = bare.set_up(**{variable: active.venv})
     assert (result.stdout, result.stderr) == (f"{active.interpreter}\n", "")
     assert not bare.venv.exists()
+
+
+def test_active_environment_of_a_pip_before_22_2_is_used(bare, first_call, tmp_path):
+    real = first_call[0].interpreter
+    python = write_program(
+        tmp_path / "active" / "bin" / "python",
+        f'case "$*" in *--dry-run*) echo "no such option: --dry-run" >&2; exit 2; esac\n'
+        f'exec "{real}" "$@"',
+    )
+    (bare.root / "bin" / "uv").write_text("#!/bin/sh\nexit 127\n")
+    result = bare.set_up(VIRTUAL_ENV=tmp_path / "active")
+    assert (result.stdout, result.stderr) == (f"{python}\n", "")
 
 
 @pytest.mark.parametrize("has_uv", [True, False], ids=["uv", "pip"])
@@ -250,7 +277,10 @@ def test_python_of_another_version_than_the_environment_is_refused(installed):
 
 def test_full_disk_is_refused(bare):
     line = "error: failed to write: No space left on device (os error 28)"
-    write_program(bare.root / "bin" / "uv", f'[ "$1" = --version ] || {{ echo "{line}"; exit 2; }}')
+    write_program(
+        bare.root / "bin" / "uv",
+        f'echo "uv 1.0"; [ "$1" = --version ] || {{ echo "{line}"; exit 2; }}',
+    )
     assert_refused(bare.set_up(), "the disk is full", "VENV")
 
 
@@ -268,6 +298,19 @@ def test_unreachable_index_is_one_line_and_keeps_the_environment(installed):
     assert len(result.stderr.splitlines()) == 2  # what it was doing, and the error
     installed.write("requirements", "tiny-package==1.0")
     assert installed.set_up().stderr == ""
+
+
+@pytest.mark.parametrize("given", [{"PIP_NO_INDEX": "0"}, {"PIP_NO_INDEX": "", "NO_INDEX": "1"}])
+def test_an_index_is_asked_unless_pips_setting_forbids_it(bare, given):
+    result = bare.set_up(PIP_INDEX_URL=NOWHERE, **given)
+    assert_refused(result, "the package index cannot be reached", bare.log)
+
+
+@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+def test_the_index_of_uvs_own_variables_comes_before_pips(bare, name):
+    own = NOWHERE.replace("simple", "own")
+    assert_refused(bare.set_up(PIP_NO_INDEX="", PIP_INDEX_URL=NOWHERE, **{name: own}), bare.log)
+    assert f"{own}/tiny-package/" in bare.log.read_text()
 
 
 def test_other_failure_shows_the_end_of_the_log(installed):

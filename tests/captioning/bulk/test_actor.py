@@ -68,6 +68,15 @@ def test_messages_are_sent(actor, entries, monkeypatch):
     assert sum(len(made.lines) for made in updates) == 9
 
 
+def test_an_actor_keeps_freed_memory(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(progress, "_kept", None)
+    monkeypatch.setattr(actors, "keep_memory", lambda: calls.append(1))
+    CaptioningActor(str(tmp_path))
+    assert calls == [1]
+
+
 def test_a_missing_checkpoint_is_one_line(actor, tmp_path):
     load = partial(CheckpointModel, "none.pth", None, {}, 1, torch.device("cpu"))
     loaded = actor.load(load, None)

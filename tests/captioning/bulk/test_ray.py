@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Replace lost actors at once."""
-    monkeypatch.setattr("captioning.bulk.actor_pool.LOOK_S", 0.2)
+    monkeypatch.setattr("captioning.bulk.actor_pool.POLL_MACHINES_S", 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +215,20 @@ def test_a_bug_in_an_actor_is_shown(photos, nodes, node, tmp_path, monkeypatch):
     request = Request(str(photos), tmp_path / "captions.jsonl")
     with pytest.raises(ZeroDivisionError):
         caption_lightly(nodes.address, request, trap)
+
+
+def test_actors_spin_as_long_as_the_driver(photos, nodes, node, tmp_path, monkeypatch):
+    """The machines were started without the setting."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    seen = tmp_path / "seen"
+
+    def trap(image):
+        import os
+
+        seen.write_text(os.environ.get("GOMP_SPINCOUNT", "none"))
+
+    assert caption_lightly(nodes.address, Request(str(photos), tmp_path / "a.jsonl"), trap) == 0
+    assert seen.read_text() == "7"
 
 
 def test_a_ray_that_the_program_starts(photos, tmp_path, capsys):

@@ -40,6 +40,17 @@ def until_asked(folder):
     return exit_code(wait)
 
 
+def fail_when_asked(folder):
+    until_asked(folder)
+    return say_and_end("error: a file of the job that failed is missing", 2)
+
+
+def fail_once_up(folder, line, code):
+    """Fail once the other job handles signals."""
+    wait_for_all(Path(folder), "up.*", 1)
+    return say_and_end(line, code)
+
+
 class SlowToCome:
     """Unpickles, which a job begins with, once there is a file `released`."""
 

@@ -88,6 +88,30 @@ def test_the_line_of_one_that_fails_is_told_and_the_others_end(job, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "code", "cause"),
+    [
+        ("error: the disk is full", 2, "the disk is full"),
+        ("error: lost rank 1", 1, "a file of the job that failed is missing"),
+    ],
+    ids=["error", "bug"],
+)
+def test_the_first_error_line_is_the_cause_and_is_logged_at_once(
+    job, tmp_path, capsys, line, code, cause
+):
+    logged = []
+
+    def poll():
+        logged.append(capsys.readouterr().err)
+
+    late = job("late", jobs.fail_when_asked, str(tmp_path))
+    with pytest.raises(UserError) as told:
+        run(late, job("first", jobs.fail_once_up, str(tmp_path), line, code), poll=poll)
+    assert str(told.value) == cause
+    (said,) = filter(None, logged)
+    assert line.removeprefix("error: ") in said and said.endswith("; the others save and stop\n")
+
+
+@pytest.mark.parametrize(
     ("do", "how"), [(jobs.die, "signal 9"), (jobs.break_down, "exit code 1")], ids=["killed", "bug"]
 )
 def test_one_that_is_killed_or_has_a_bug_is_told_in_a_line(job, tmp_path, do, how):
