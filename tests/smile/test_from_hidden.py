@@ -193,6 +193,16 @@ def test_backward_outside_autocast_and_twice():
         torch.testing.assert_close(torch.autograd.grad(loss, inputs), first, rtol=0, atol=0)
 
 
+def test_weights_that_changed_before_backward_are_an_error():
+    inputs, labels = example()
+    loss = Objective("smile").from_hidden(*inputs, labels).loss
+    loss.backward(retain_graph=True)
+    with torch.no_grad():
+        inputs[1].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_a_gradient_of_the_gradient_is_refused():
     inputs, labels = example()
     loss = Objective("smile").from_hidden(*inputs, labels).loss

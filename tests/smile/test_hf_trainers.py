@@ -110,6 +110,15 @@ def with_adapters(config):
     return peft.get_peft_model(model, config)
 
 
+def test_adapters_and_packed_rows(tmp_path):
+    """Adapters alone have gradients, and those of the definition."""
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **STEPS["packed"])
+    expected = definition(with_adapters(config), rows(), MIXTURE)
+    assert expected[1] and all("lora_" in name for name in expected[1])
+    check(trainer, expected)
+
+
 def lora(targets, **options):
     return peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, **options)
 

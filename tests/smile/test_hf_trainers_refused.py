@@ -92,6 +92,18 @@ def test_a_trainer_before_the_mixin_is_refused(base):
             pass
 
 
+def test_a_loss_may_be_changed_above_the_mixin(tmp_path):
+    class Doubled:
+        def compute_loss(self, *args, **kwargs):
+            return 2 * super().compute_loss(*args, **kwargs)
+
+    class Twice(Doubled, SmileTrainer):
+        pass
+
+    single, twice = (make(cls, tmp_path).train().training_loss for cls in (SmileTrainer, Twice))
+    assert twice == pytest.approx(2 * single)
+
+
 def test_a_trainer_of_ones_own_may_change_the_loss(tmp_path):
     class Own(transformers.Trainer):
         def __init__(self, model, args, data_collator, train_dataset, callbacks):

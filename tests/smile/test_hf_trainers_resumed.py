@@ -11,7 +11,21 @@ STEPS = {"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01
 SAVED = {"save_strategy": "steps", "save_steps": 2, "ignore_data_skip": False}
 
 
-@pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
+BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
+
+
+@BOTH
+def test_an_objective_without_state_goes_on_as_the_undisturbed_run(cls, tmp_path):
+    whole = make(cls, tmp_path, **STEPS, **SAVED)
+    whole.train()
+    other = llama(initializer_range=0.5)
+    resumed = make(cls, tmp_path, model=other, **STEPS, **SAVED)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict())
+    assert logs(resumed)[-1]["loss"] == logs(whole)[-1]["loss"]
+
+
+@BOTH
 def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
     whole = make(cls, tmp_path, objective=Objective(WINDOW), **STEPS, **SAVED)
     whole.train()
