@@ -12,5 +12,9 @@ if [[ ${NNODES:-1} != 1 || ${NPROC_PER_NODE:-1} != 1 ]]; then
     echo "error: NNODES and NPROC_PER_NODE are for training; to caption in more processes: --engine ray" >&2
     exit 2
 fi
-PYTHON_BIN="$(bash scripts/setup.sh)"
+requirements=""
+if [[ " $* " =~ [[:space:]]--engine[[:space:]=]ray[[:space:]] ]]; then
+    requirements=cluster # with Ray
+fi
+PYTHON_BIN="$(bash scripts/setup.sh "$requirements")"
 exec "$PYTHON_BIN" -m captioning.caption "$@"

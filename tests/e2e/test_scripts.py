@@ -16,6 +16,10 @@ case "$1 $2" in
     *) pwd; echo "threads=$OMP_NUM_THREADS"; printf '%s\\n' "$@" ;;
 esac
 """
+UV = """#!/bin/sh
+echo uv 1.0
+echo "$@" >>"$0.log" # everything is installed
+"""
 VARIABLES = (
     "NPROC_PER_NODE",
     "NNODES",
@@ -37,7 +41,7 @@ def run_script(tmp_path, repository):
     interpreter.parent.mkdir(parents=True)
     interpreter.write_text(INTERPRETER)
     interpreter.chmod(0o755)
-    (interpreter.parent / "uv").write_text("#!/bin/sh\necho uv 1.0\n")  # satisfied
+    (interpreter.parent / "uv").write_text(UV)
     (interpreter.parent / "uv").chmod(0o755)
 
     def run(script, *arguments, **variables):
@@ -113,6 +117,21 @@ ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
 def test_the_command_that_a_script_runs(launch, command, variables, given):
     threads, found = launch(*command, **variables)
     assert (threads, found) == ("", given)
+
+
+@pytest.mark.parametrize(
+    ("flags", "requirements"),
+    [
+        (["--engine", "ray"], "requirements-cluster.txt"),
+        (["--engine=ray", "--sidecar"], "requirements-cluster.txt"),
+        (["--engine", "local"], "requirements.txt"),
+        (["--glob", "--engine rayon"], "requirements.txt"),
+    ],
+)
+def test_captions_by_ray_have_ray_set_up(launch, tmp_path, flags, requirements):
+    assert launch("caption.sh", *BULK, *flags) == ("", ["-m", "captioning.caption", *BULK, *flags])
+    log = (tmp_path / "active" / "bin" / "uv.log").read_text().split()
+    assert log[-1] == requirements
 
 
 @pytest.mark.parametrize("name", ["NNODES", "NPROC_PER_NODE"])
