@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 REMEDY = (
     "so that the objective of use_smile is not trained; use class Mine(SmileLossMixin, "
-    "YourTrainer) of smile.hf, of Liger also "
-    'liger_kernel_config={"fused_linear_cross_entropy": False}, or undo(model) for the other loss'
+    'YourTrainer) of smile.hf (Liger: liger_kernel_config={"fused_linear_cross_entropy": False}), '
+    "or undo(model) for the other loss"
 )
 # Fields of an output that another loss could be made of.
 STATES = ("logits", "hidden_states", "decoder_hidden_states", "last_hidden_state")
