@@ -88,7 +88,7 @@ def watch_parts(model: nn.Module) -> None:
 
 
 def watch(part: nn.Module) -> None:
-    if _before not in part._forward_pre_hooks.values():
+    if _before not in [*part._forward_pre_hooks.values()]:  # a list for Dynamo of torch 2.8
         part.register_forward_pre_hook(_before)
         part.register_forward_hook(_after)
 
