@@ -34,7 +34,8 @@ class LinearHead(NamedTuple):
         expected = logits.to(theirs.dtype, copy=True)
         if self.bias is not None:
             expected += self.bias.to(expected)
-        expected = self.transform(expected)[0][..., : self.vocabulary]
+        # Dynamo of torch 2.8 does not trace a call of a named tuple.
+        expected = Transform.__call__(self.transform, expected)[0][..., : self.vocabulary]
         if expected.shape != theirs.shape:
             return torch.ones(len(theirs), dtype=torch.bool, device=theirs.device)
         plain = self.transform == Transform() and self.bias is None

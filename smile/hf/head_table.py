@@ -94,9 +94,15 @@ HEADS: dict[str, HeadRow] = {
 Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
 
 
+def classes_of(model: nn.Module) -> tuple[type, ...]:
+    """The model's class and its base classes, without `object`, whose name Dynamo of torch 2.8
+    cannot read."""
+    return type(model).__mro__[:-1]
+
+
 def class_of(model: nn.Module) -> type:
     """The model's class, without those of torch around it: FSDP2 adds a subclass."""
-    return next(kind for kind in type(model).__mro__ if not kind.__module__.startswith("torch."))
+    return next(kind for kind in classes_of(model) if not kind.__module__.startswith("torch."))
 
 
 def head_row(part: nn.Module) -> Optional[HeadRow]:
@@ -107,7 +113,7 @@ def head_row(part: nn.Module) -> Optional[HeadRow]:
 
 def z_loss_weight(model: nn.Module) -> Optional[float]:
     """The weight of the z-loss that the model's loss has; None if it has none."""
-    names = [kind.__name__ for kind in type(model).__mro__ if kind.__name__ in Z_LOSSES]
+    names = [kind.__name__ for kind in classes_of(model) if kind.__name__ in Z_LOSSES]
     return value_of(model, Z_LOSSES[names[0]]) if names else None
 
 
@@ -124,7 +130,7 @@ def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
 
 def version_of(model: nn.Module) -> tuple[int, int]:
     """(major, minor) of transformers, whose model it or a base class is; (0, 0) of no such one."""
-    if not any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
+    if not any(kind.__module__.startswith("transformers.") for kind in classes_of(model)):
         return 0, 0
     numbers = sys.modules["transformers"].__version__.split(".")
     return int(numbers[0]), int(numbers[1])
@@ -133,5 +139,5 @@ def version_of(model: nn.Module) -> tuple[int, int]:
 def masks_by_labels(model: nn.Module) -> bool:
     """Whether words see later words unless the model has labels: PaliGemma's before 5.0, and its
     subclasses'."""
-    named = any(kind.__name__.startswith("PaliGemma") for kind in type(model).__mro__)
+    named = any(kind.__name__.startswith("PaliGemma") for kind in classes_of(model))
     return named and version_of(model) < (5, 0)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 REMEDY = (
     "so that the objective of use_smile is not trained; use class Mine(SmileLossMixin, "
-    "YourTrainer) of smile.hf, of Liger also "
-    'liger_kernel_config={"fused_linear_cross_entropy": False}, or undo(model) for the other loss'
+    'YourTrainer) of smile.hf (Liger: liger_kernel_config={"fused_linear_cross_entropy": False}), '
+    "or undo(model) for the other loss"
 )
 # Fields of an output that another loss could be made of.
 STATES = ("logits", "hidden_states", "decoder_hidden_states", "last_hidden_state")
@@ -88,7 +88,7 @@ def watch_parts(model: nn.Module) -> None:
 
 
 def watch(part: nn.Module) -> None:
-    if _before not in part._forward_pre_hooks.values():
+    if _before not in [*part._forward_pre_hooks.values()]:  # a list for Dynamo of torch 2.8
         part.register_forward_pre_hook(_before)
         part.register_forward_hook(_after)
 
