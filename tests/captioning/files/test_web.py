@@ -167,6 +167,23 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
     assert stores.whole(names[8]) == DATA
 
 
+def test_parts_that_are_read_together_count_as_one_file(server, monkeypatch):
+    monkeypatch.setattr(web, "SILENCE_S", 0.1)
+    server.answers.update({f"/{number}.jpg": 1.0 for number in range(5)})
+    parts = [(f"{server.url}/{number}.jpg", 0, 4) for number in range(5)]
+    for requests, told in [(7, "2 requests"), (14, "2 requests"), (14, "does not answer")]:
+        found = stores.spans(parts)
+        assert all(type(error) is stores.StoreError and told in str(error) for error in found)
+        assert len(server.requests) == requests
+    web.patience_with(parts[0][0]).until = 0.0  # a minute later
+    for number in range(5):
+        server.answers[f"/{number}.jpg"] = {"Content-Length": 4}, DATA[:4]
+    assert stores.spans(parts) == [DATA[:4]] * 5
+    server.answers["/0.jpg"] = 1.0
+    error, *others = stores.spans(parts)  # the server has answered: a file times out twice again
+    assert "2 requests failed" in str(error) and others == [DATA[:4]] * 4
+
+
 def test_how_long_a_server_may_take_is_its_users_to_say(server, monkeypatch):
     settings = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.1)}}
     monkeypatch.setitem(fsspec.config.conf, "http", settings)
@@ -201,7 +218,11 @@ def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypat
 def test_a_file_that_is_not_there_is_an_answer(server, monkeypatch):
     monkeypatch.setattr(web, "SILENCE_S", 0.1)
     server.answers.update({"/a.jpg": 1.0, "/b.jpg": None, "/c.jpg": 1.0})
-    for name, told in [("a", "asked 2 times"), ("b", "no such file"), ("c", "asked 2 times")]:
+    for name, told in [
+        ("a", "2 requests failed"),
+        ("b", "no such file"),
+        ("c", "2 requests failed"),
+    ]:
         with pytest.raises(UserError, match=told):
             stores.whole(f"{server.url}/{name}.jpg")
     assert stores.whole(f"{server.url}/d.jpg") == DATA
