@@ -94,7 +94,8 @@ def joined(folder: str, name: str) -> str:
 def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]]:
     """Read parts (address, first byte, number of bytes) of one store concurrently.
 
-    For a part that cannot be read the result is the UserError; it does not delay the others.
+    For a part that cannot be read the result is the UserError. A part whose file is missing does
+    not fail the others; a store that does not answer fails all parts that it has not sent.
     """
 
     def span_or_error(number: int) -> Union[bytes, UserError]:
@@ -105,7 +106,11 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]
 
     if not parts:
         return []
-    system, _ = system_of(parts[0][0])
+    address = parts[0][0]
+    patience = _web(address).patience_with(address)
+    if not patience.allows():
+        return [_silent(address)] * len(parts)
+    system, _ = system_of(address)
     names, starts, counts = zip(*parts)
     paths = list(map(system._strip_protocol, names))
     ends = list(map(sum, zip(starts, counts)))
@@ -115,8 +120,15 @@ def spans(parts: Sequence[tuple[str, int, int]]) -> list[Union[bytes, UserError]
         for number, (data, count) in enumerate(zip(found, counts))
         if not isinstance(data, bytes) or len(data) != count
     ]
-    with ThreadPoolExecutor(AT_ONCE) as pool:  # retries
-        for number, data in zip(failed, pool.map(span_or_error, failed)):
+    if len(failed) < len(parts):
+        patience.end(None)
+    # Retries. In an outage the first part alone fails again, so that it counts as one file.
+    if failed:
+        found[failed[0]] = error = span_or_error(failed[0])
+        if isinstance(error, StoreError):
+            return [error if number in failed else data for number, data in enumerate(found)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for number, data in zip(failed[1:], pool.map(span_or_error, failed[1:])):
             found[number] = data
     return found
 
@@ -313,7 +325,7 @@ def retried(address: str, ask: Callable[[], T]) -> T:
     web = _web(address)
     patience = web.patience_with(address)
     if not patience.allows():
-        raise StoreError(f"{address}: its server does not answer: try again in a minute")
+        raise _silent(address)
     for attempt in range(1, TRIES + 1):
         if attempt > 1:
             time.sleep(PAUSE_S * 2 ** (attempt - 2))
@@ -352,6 +364,10 @@ def _is_denied(error: Exception) -> bool:
     no_credentials = type(error).__name__ == "NoCredentialsError"
     denied = isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
     return denied or no_credentials
+
+
+def _silent(address: str) -> StoreError:
+    return StoreError(f"{address}: its server does not answer: try again in a minute")
 
 
 def _missing(address: str) -> Missing:

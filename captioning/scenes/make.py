@@ -75,6 +75,8 @@ def make_scenes(folder: Path, seed: int = 0, splits: Mapping[str, int] = SPLITS)
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
             if path.exists() and _read(path)["made_from"] == made_from:
+                if not (folder / "vocab_pieces.txt").exists():  # made by an earlier version
+                    _write_pieces(folder, splits)
                 return False
             raise UserError(
                 f"{folder} holds something other than the scenes of seed {seed} and "
@@ -90,7 +92,7 @@ def _make_all(folder: Path, made_from: dict) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     (temporary / "images").mkdir(parents=True)
     rng = random.Random(made_from["seed"])
-    words, first_words, scenes = set(PROMPT.split()), set(), {}
+    words, scenes = set(PROMPT.split()), {}
     with progress(sum(splits.values()), "drawing scenes") as bar:
         for split, count in splits.items():
             entries = []
@@ -100,19 +102,25 @@ def _make_all(folder: Path, made_from: dict) -> None:
                 draw(scene, rng).save(temporary / name, compress_level=1)
                 captions = describe_all(scene, rng)
                 entries.append({"image": name, "caption": captions, "image_id": number})
-                for first, *others in map(str.split, captions):
-                    first_words.add(first)
-                    words.update([first, *others])
+                for caption in captions:
+                    words.update(caption.split())
                 scenes[number] = [scene.ground, *scene.things]
                 bar.update()
             write_json(entries, temporary / f"scenes_{split}.json")
     vocabulary = "\n".join([*SPECIAL_TOKENS, *sorted(words)]) + "\n"
     write_text(vocabulary, temporary / "vocab.txt")
-    # In a separate file: a larger vocabulary would change the demo captioner's random weights.
-    pieces = "".join(f"##{word}\n" for word in sorted(first_words))
-    write_text(vocabulary + pieces, temporary / "vocab_pieces.txt")
+    _write_pieces(temporary, splits)
     write_json({"made_from": made_from, "scenes": scenes}, temporary / "scenes.json")
     temporary.replace(folder)
+
+
+def _write_pieces(folder: Path, splits: Mapping[str, int]) -> None:
+    """Write vocab_pieces.txt. A larger vocab.txt would change the demo's random weights."""
+    samples = (sample for split in splits for sample in read_json(folder / f"scenes_{split}.json"))
+    firsts = {caption.split()[0] for sample in samples for caption in sample["caption"]}
+    pieces = "".join(f"##{word}\n" for word in sorted(firsts))
+    vocabulary = (folder / "vocab.txt").read_text()
+    write_text(vocabulary + pieces, folder / "vocab_pieces.txt")
 
 
 def read_scenes(path: Path) -> dict[int, Scene]:

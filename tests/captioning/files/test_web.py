@@ -167,6 +167,23 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
     assert stores.whole(names[8]) == DATA
 
 
+def test_parts_that_are_read_together_count_as_one_file(server, monkeypatch):
+    monkeypatch.setattr(web, "SILENCE_S", 0.1)
+    server.answers.update({f"/{number}.jpg": 1.0 for number in range(5)})
+    parts = [(f"{server.url}/{number}.jpg", 0, 4) for number in range(5)]
+    for requests, told in [(7, "2 requests"), (14, "2 requests"), (14, "does not answer")]:
+        found = stores.spans(parts)
+        assert all(type(error) is stores.StoreError and told in str(error) for error in found)
+        assert len(server.requests) == requests
+    web.patience_with(parts[0][0]).until = 0.0  # a minute later
+    for number in range(5):
+        server.answers[f"/{number}.jpg"] = {"Content-Length": 4}, DATA[:4]
+    assert stores.spans(parts) == [DATA[:4]] * 5
+    server.answers["/0.jpg"] = 1.0
+    error, *others = stores.spans(parts)  # the server has answered: a file times out twice again
+    assert "2 requests failed" in str(error) and others == [DATA[:4]] * 4
+
+
 def test_how_long_a_server_may_take_is_its_users_to_say(server, monkeypatch):
     settings = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(sock_read=0.1)}}
     monkeypatch.setitem(fsspec.config.conf, "http", settings)
