@@ -189,5 +189,5 @@ def test_four_bits_without_their_library(config, monkeypatch):
 def test_whole_weights_are_no_start_for_an_adapter(config, tmp_path):
     plain, _ = captioner_from(config.model_copy(update={"lora": None}), None)
     torch.save({"model": plain.state_dict()}, tmp_path / "whole.pth")
-    with pytest.raises(UserError, match=r"whole.pth holds a whole model, and lora is trained "):
+    with pytest.raises(UserError, match=r"whole.pth holds a whole model, but lora trains "):
         captioner_from(config, str(tmp_path / "whole.pth"))
