@@ -9,7 +9,7 @@ from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
 from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
-from decoding import DecodingSettings, Generated, draw_captions, until_end
+from decoding import DecodingSettings, Generated, generate_captions, until_end
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
@@ -129,7 +129,7 @@ class ClassicCaptioner(nn.Module):
     def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images by their annotations (B, P, D)."""
         step = RecurrentStep(self.decoder, encoded, self._excluded)
-        return draw_captions(
+        return generate_captions(
             step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
         )
 

@@ -179,6 +179,16 @@ def killed_at_each_operation(tmp_path, act, least):
     assert not killed and count > least
 
 
+def newest_after_a_kill(folder):
+    """The newest checkpoint, its file and content, once what a kill may leave has been checked."""
+    path, newest, problems = checkpoints.read_newest(folder)
+    assert not problems and path.with_suffix(".json").exists()
+    assert newest["epoch"] in (1, 2)
+    left = {file.name for file in folder.iterdir()} - {checkpoints.BEST}
+    assert len(left) == 2 * len(checkpoints.saved(folder)) >= 4, left
+    return path, newest
+
+
 def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_path):
     """And two after a complete save; what is left over goes when the run is resumed."""
     for epoch in (0, 1):
@@ -190,12 +200,8 @@ def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_pat
         checkpoints.keep_as_best(folder, 1)
 
     for folder in killed_at_each_operation(tmp_path, act, least=15):
-        path, newest, problems = checkpoints.read_newest(folder)
-        assert not problems and path.with_suffix(".json").exists()
-        assert newest["epoch"] in (1, 2)
+        _, newest = newest_after_a_kill(folder)
         assert torch.equal(newest["model"]["w"], torch.full((3,), float(newest["epoch"])))
-        left = {file.name for file in folder.iterdir()} - {checkpoints.BEST}
-        assert len(left) == 2 * len(checkpoints.saved(folder)) >= 4, left
     assert newest["epoch"] == 2
 
 
