@@ -6,7 +6,6 @@ measure one row. Its `main` is the `program` of them.
 
 import argparse
 import importlib.metadata
-import os
 import platform
 import subprocess
 import time
@@ -19,6 +18,7 @@ import torch
 
 from benchmarks.measure import one_line
 from captioning.files.writing import write_json
+from captioning.runtime.job_runner import cores
 
 LIBRARIES = ("torch", "torchvision", "timm", "transformers")
 OUTPUT = Path(__file__).resolve().parent.parent / "output" / "benchmarks"
@@ -91,7 +91,7 @@ def machine() -> dict[str, Any]:
         gpu = {"gpu": torch.cuda.get_device_name(), "driver": (found or ["unknown"])[0]}
     return {
         "cpu": next(names, platform.machine()),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         **gpu,
         "python": platform.python_version(),
