@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Annotated, Any, NamedTuple, Optional
 
 from pydantic import Field
@@ -106,6 +106,7 @@ class Clair(Evaluator):
         self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
         self.warned = False
+        self.lock = Lock()
 
     def check(self) -> None:
         self.server.check()
@@ -171,6 +172,7 @@ class Clair(Evaluator):
         try:
             write_json(content, path)
         except UserError as error:
-            if not self.warned:
+            with self.lock:  # the other threads fail as well; one line is enough
+                warned, self.warned = self.warned, True
+            if not warned:
                 log_line(f"replies are not kept: {error}")
-            self.warned = True
