@@ -22,6 +22,8 @@ class DecodingSettings:
     best beams, or samples. top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the
     distribution. No n-gram of `no_repeat_ngram_size` tokens occurs twice, unless it is 0. The
     `num_beam_groups` groups of beams are kept different by `diversity_penalty` (arXiv 1610.02424).
+    seeds: one for each prompt, for sampling; a prompt's samples then depend on its seed and logits
+    only, whatever the batch. None samples from torch's global generator.
 
     Raises ValueError, in one line, for an impossible value.
     """
@@ -41,6 +43,7 @@ class DecodingSettings:
     diversity_penalty: float = 0.0
     min_p: float = 0.0
     typical_p: float = 1.0
+    seeds: Optional[tuple[int, ...]] = None
 
     def __post_init__(self):
         for name, least in AT_LEAST.items():
@@ -107,8 +110,11 @@ def until_end(tokens: Tensor, end: int) -> Tensor:
 
 class Generated(NamedTuple):
     """captions: B lists of num_return strings, best beam first, samples in the order of sampling;
-    token_ids int64 (B, num_return, L); scores float64 (B, num_return), see `Decoded`."""
+    token_ids int64 (B, num_return, L); scores float64 (B, num_return), see `Decoded`.
+    rerank_scores: float64 (B, num_return), of captions that were reranked, best first."""
 
     captions: list[list[str]]
     token_ids: Tensor
     scores: Tensor
+    own_scores: Optional[Tensor] = None
+    rerank_scores: Optional[Tensor] = None

@@ -37,6 +37,8 @@ class Keys(BaseModel):
             raise ValueError(
                 f"num_beam_groups is {groups}; transformers 5 has beams of one group only"
             )
+        if self.rerank:
+            raise ValueError("rerank is not available for model vlm; unset it")
         if self.reward:
             raise ValueError(
                 "reward needs captions sampled by decoding/; model vlm generates with transformers"

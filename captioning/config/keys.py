@@ -128,6 +128,7 @@ class Keys(BaseModel):
     rank_timeout: Annotated[PositiveFloat, "upkeep"] = 1800.0
     eval_every: Annotated[PositiveInt, "upkeep"] = 1
     log_every: Annotated[PositiveInt, "upkeep"] = 10
+    save_candidates: Annotated[bool, "upkeep"] = False
 
     eval_batch_size: Annotated[Optional[PositiveInt], "speed"] = None
     sample: Annotated[bool, "generation"] = False
@@ -141,6 +142,11 @@ class Keys(BaseModel):
     diversity_penalty: Annotated[float, "generation"] = 0.0
     min_p: Annotated[float, "generation"] = 0.0
     typical_p: Annotated[float, "generation"] = 1.0
+    rerank: Annotated[Optional[Literal["mmi", "mbr", "clip", "itm", "judge"]], "generation"] = None
+    num_candidates: Annotated[int, "generation"] = Field(20, ge=2, le=1000)
+    candidates: Annotated[Literal["samples", "beams"], "generation"] = "samples"
+    rerank_weight: Annotated[float, "generation"] = Field(0.5, ge=0, le=1)
+    rerank_judge: Annotated[Optional[str], "generation"] = None
     metrics: Annotated[list[Literal[tuple(EVALUATORS)]], "scoring"] = Field(
         list(DEFAULT_METRICS), min_length=1
     )
