@@ -107,8 +107,10 @@ def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     With uniform numbers from 0 to 1 the words are samples. A word of probability 0 is never chosen.
     """
     total = probabilities.double().cumsum(-1)  # (n, V)
-    reached = (uniform * total[:, -1]).unsqueeze(1)
-    found = torch.searchsorted(total, reached, right=True).squeeze(1)
+    last = total[:, -1]
+    # The product may round up to the total, which no cumulative probability exceeds.
+    reached = (uniform * last).minimum(last.nextafter(torch.zeros_like(last)))
+    found = torch.searchsorted(total, reached.unsqueeze(1), right=True).squeeze(1)
     return found.clamp(max=total.size(1) - 1)  # only rows that are not finite need the limit
 
 
