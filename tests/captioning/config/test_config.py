@@ -8,10 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from captioning.config import config_class, every_key, load_config, parse_config, write_config
-from captioning.config.objectives import NAMES, training_name
+from captioning.config.objectives import title_of, training_name
 from captioning.runtime.errors import UserError
 from smile import OBJECTIVES
-from smile.alternatives import ALTERNATIVES
+from smile.alternatives import ALTERNATIVES, load
 
 # The keys and values of BLIP's own configs/caption_coco.yaml.
 BLIPS = """
@@ -83,7 +83,7 @@ def test_the_objective_is_built_from_its_keys(blips):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_alone_and_in_a_mixture_with_its_parameters(name, blips, tmp_path):
-    parameters = asdict(ALTERNATIVES[name]()) if name in ALTERNATIVES else {}
+    parameters = asdict(load(ALTERNATIVES[name])()) if name in ALTERNATIVES else {}
     parameters = {k: 7 if v is None else v for k, v in parameters.items()}
     written = ", ".join(["weight: 0.25", *(f"{k}: {v}" for k, v in parameters.items())])
     other = "smile" if name == "mle" else "mle"
@@ -94,7 +94,7 @@ def test_every_objective_alone_and_in_a_mixture_with_its_parameters(name, blips,
         config = load_config(blips, [f"objective={spec}"])
         objective = config.build_objective()
         assert objective.weights == weights
-        assert all(NAMES[part] in training_name(config) for part in weights)
+        assert all(title_of(part) in training_name(config) for part in weights)
         write_config(config, tmp_path / "config.yaml")
         assert load_config(tmp_path / "config.yaml") == config
     if name in ALTERNATIVES:
@@ -149,7 +149,8 @@ def test_options_of_metrics_that_are_not_named_are_kept_where_they_are_set(blips
         ([], "BLIP.configured captioning.metrics.coco captioning.metrics.diversity"),
         (
             ["metrics=[length]", "monitor=PPL", "reward={cider: 1}", "objective={focal: 1}"],
-            "BLIP.configured captioning.metrics.diversity captioning.rewards.cider",
+            "BLIP.configured captioning.metrics.diversity captioning.rewards.cider "
+            "smile.alternatives.focal",
         ),
     ],
 )
@@ -162,9 +163,10 @@ from captioning.captioners.registry import CAPTIONERS
 from captioning.metrics.registry import EVALUATORS
 from captioning.models.precision import check_precision
 from captioning.rewards.registry import REWARDS
+from smile.alternatives import ALTERNATIVES
 config = captioning.train.load_config({str(blips)!r}, {overrides})
 check_precision(config, None)
-registries = (CAPTIONERS, EVALUATORS, REWARDS)
+registries = (CAPTIONERS, EVALUATORS, REWARDS, ALTERNATIVES)
 entries = {{entry.partition(":")[0] for names in registries for entry in names.values()}}
 print(*sorted((entries | {{"vlm", "baselines", "gradio", "ray"}}) & sys.modules.keys()))
 """
