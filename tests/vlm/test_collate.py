@@ -50,7 +50,7 @@ def check_same(found, expected, keys=None):
 def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
     images = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
-    found = collate_prompts(captioner._read(images), folders.PAD)
+    found = collate_prompts(captioner._inputs(images), folders.PAD)
     expected = of_the_processor(name, vlm_folder, vlm_photos, "left")
     if name == "GitForCausalLM":  # the processor ends the prompt
         expected = {k: v[:, :-1] if v.dim() == 2 else v for k, v in expected.items()}
