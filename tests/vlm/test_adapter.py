@@ -124,7 +124,7 @@ def test_an_adapter_of_another_model_is_refused(trained, config, vlm_folder):
     _, _, path = trained
     folder, prompt = vlm_folder("GitForCausalLM")
     other = config.model_copy(update={"vlm": folder, "prompt": prompt})
-    with pytest.raises(UserError, match=r"is not of this model: \d+ keys missing"):
+    with pytest.raises(UserError, match=r"does not fit this model: \d+ keys missing"):
         captioner_from(other, str(path))
 
 

@@ -65,20 +65,20 @@ ROWS = [  # arguments, {f} being the folder of bad files, and a part of what is 
     (["val_file={f}/cut.json"], "cut.json: not valid JSON at line "),
     (["init_lr=2e-3"], "had other settings (init_lr was 0.001, is 0.002); give another output_dir"),
     (["batch_size=100000"], "takes 100000 training items, but there are"),
-    ([*EVALUATE, "tokenizer={f}"], "tokenizer: found no vocabulary at"),
+    ([*EVALUATE, "tokenizer={f}"], " is not a folder with vocab.txt, and could not be downloaded"),
     ([*EVALUATE, "image_root={f}/images"], ": not a readable image (none of JPEG, PNG,"),
     (
         [*EVALUATE, "image_root={f}/images", "skip_bad_images=true"],
         "test: no image could be read, so there is nothing to score",
     ),
     ([*EVALUATE, "image_root={f}/nowhere"], ": no such image: check image_root"),
-    ([*EVALUATE, "pretrained={f}/attack.pth"], "attack.pth holds objects that could run code ("),
+    ([*EVALUATE, "pretrained={f}/attack.pth"], "attack.pth has objects that could run code ("),
     ([*EVALUATE, "pretrained={f}/pickle.pth", "trust_checkpoint=true"], "pickle.pth "),
     (
         [*EVALUATE, "pretrained={f}/nan.pth"],
-        "nan.pth holds values that are not finite in visual_encoder.norm",
+        "nan.pth has values that are not finite, in visual_encoder.norm",
     ),
-    ([*EVALUATE, "pretrained=http://127.0.0.1/a.pth"], "is not fetched: only https:// is"),
+    ([*EVALUATE, "pretrained=http://127.0.0.1/a.pth"], "is not downloaded: only https:// protects"),
 ]
 
 
@@ -102,7 +102,7 @@ def test_training_and_evaluation(
     ("program", "arguments", "message"),
     [
         (attend.main, ["--checkpoint", "{f}/attack.pth", "{f}/text.jpg"], "text.jpg: not a readab"),
-        (attend.main, ["--checkpoint", "{f}/attack.pth", "{s}"], "attack.pth holds objects"),
+        (attend.main, ["--checkpoint", "{f}/attack.pth", "{s}"], "attack.pth has objects"),
         (
             attend.main,
             ["--checkpoint", "{f}/nan.pth", "{f}/strip.png"],
@@ -132,9 +132,9 @@ COMMANDS = [
     ),
     (
         ["BLIP.convert", "to-hf", "{f}/attack.pth", "{f}/hf"],
-        "error: checkpoint {f}/attack.pth holds objects that could run code (posix.mkdir); set "
-        "trust_checkpoint: true to leave them out and load the rest, if you know where it comes "
-        "from\n",
+        "error: checkpoint {f}/attack.pth has objects that could run code (posix.mkdir); if you "
+        "know where the file comes from, set trust_checkpoint: true to load it without these "
+        "objects\n",
     ),
 ]
 

@@ -118,7 +118,7 @@ def test_another_model_is_told_in_one_line(run, scenes_config):
     tuning.run()
     for model in ("attn", "blip"):
         config = load_config(scenes_config, [*GIVEN, f"model={model}"])
-        with pytest.raises(UserError, match="is not of this model") as error:
+        with pytest.raises(UserError, match="does not fit this model") as error:
             captioner_from(config, str(tuning.folder / "checkpoint_best.pth"))
         assert "\n" not in str(error.value)
 
