@@ -85,8 +85,8 @@ LINES = [
     ),
     (
         "reward={cider: 1} objective=smile vit_grad_ckpt=true",
-        "vit_grad_ckpt is true, which cannot be combined with a reward and an objective, since an "
-        "image is then encoded twice; set it to false",
+        "vit_grad_ckpt is true, but a reward with an objective encodes an image twice, which "
+        "vit_grad_ckpt does not support; set it to false",
     ),
     (
         "reward={cider: 1} sharding=fsdp",
@@ -118,12 +118,12 @@ LINES = [
     ),
     (
         "model=lstm tie_embeddings=true",
-        "tie_embeddings: word vectors are 256 wide (embed_dim), the output 512 (hidden_dim); give "
-        "both one width",
+        "tie_embeddings needs equal widths of word vectors and output, but embed_dim is 256 and "
+        "hidden_dim is 512",
     ),
     (
         "model=sat tie_embeddings=true deep_output=false",
-        "tie_embeddings: word vectors are 256 wide",
+        "tie_embeddings needs equal widths of word vectors and output, but embed_dim is 256",
     ),
     (
         "encoder_features=kept",
