@@ -125,6 +125,6 @@ def test_from_the_command_line(files, tmp_path, repository):
         text=True,
         timeout=240,
     )
-    line = f"error: checkpoint {path} has objects that could run code (posix.mkdir); set "
+    line = f"error: checkpoint {path} has objects that could run code (posix.mkdir); "
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(line)
     assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
