@@ -11,11 +11,15 @@ from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import HalfEmbedding, int8_linear
 from BLIP.kernels.static_step import StaticSteps
 
+HEADS = (".itm_head", ".vision_proj", ".text_proj")  # of BlipItm
+
 
 def inference_copy(
     captioner: nn.Module, dtype: torch.dtype = torch.float32, compiled: bool = False
 ) -> nn.Module:
     """A `BlipCaptioner` in evaluation mode that generates faster, with the current weights.
+
+    Or a `BlipItm`, not compiled and not in int8.
 
     Its linear layers compute in `dtype`, except those of `in_float32`; the rest is in float32.
     Autocast is off inside, because it would cast the excepted layers too. torch.int8: see
@@ -58,5 +62,5 @@ def in_float32(layer: str) -> bool:
     The head, and query and output of cross-attention, stay in float32: a sixth of the weights.
     docs/benchmarks.md has the number of captions that still differ.
     """
-    head = "cls.predictions" in layer
+    head = "cls.predictions" in layer or layer.endswith(HEADS)
     return head or "crossattention.self.query" in layer or "crossattention.output" in layer
