@@ -22,7 +22,7 @@ from BLIP.weights.checkpoint import (
 from BLIP.weights.download import fetch, without_secrets
 from smile.objective import captions_an_image
 
-MOST_TOKENS = 35  # of a caption with its first token and [SEP], as BLIP was trained for retrieval
+MOST_TOKENS = 35  # as BLIP was trained for retrieval
 HEAD = "itm_head.weight"
 POSITION_IDS = "text_encoder.embeddings.position_ids"
 
@@ -87,6 +87,10 @@ class BlipItm(nn.Module):
         tokens, mask = tokens.to(encoded.device), mask.to(encoded.device)
         image = encoded if attends else None
         return bert_states(self.text_encoder, tokens, mask, image, is_causal=False)[:, 0]
+
+    def truncates(self, caption: str) -> bool:
+        """Whether a caption has more than MOST_TOKENS, with its first token and [SEP]."""
+        return len(self.tokenizer.ids(caption)) > MOST_TOKENS - 2
 
     def for_inference(self, dtype: torch.dtype) -> "BlipItm":
         """A copy that computes faster, in `dtype` where precision allows."""

@@ -9,8 +9,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from BLIP.itm import check_itm, load_itm
-from BLIP.weights.checkpoint import read_checkpoint
 from BLIP.weights.download import without_secrets
 from captioning.data.image import evaluation_transform, load_image, normalise
 from captioning.files.reading import StrPath
@@ -41,6 +39,8 @@ class ItmScorer:
         dtype: torch.dtype = torch.float32,
         image_size: Optional[int] = None,
     ):
+        from BLIP.itm import load_itm
+
         try:
             model, report = load_itm(file, image_size)
         except ValueError as error:
@@ -81,6 +81,10 @@ class ItmScorer:
         """The cosine (B, k) of a caption's and its image's vector, float32."""
         return self.model.similarity(encoded, captions)
 
+    def is_long(self, caption: str) -> bool:
+        """Whether a caption is truncated."""
+        return self.model.truncates(caption)
+
     def scores(
         self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
     ) -> Tensor:
@@ -90,6 +94,9 @@ class ItmScorer:
 
 def check_file(file: str) -> None:
     """Raise UserError unless it is a checkpoint with the heads; fetches one of an address."""
+    from BLIP.itm import check_itm
+    from BLIP.weights.checkpoint import read_checkpoint
+
     try:
         state = read_checkpoint(file, trust_checkpoint=True, mapped=True)["model"]
         check_itm(state, without_secrets(file))

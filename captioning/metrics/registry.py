@@ -23,6 +23,7 @@ EVALUATORS: dict[str, str] = {
     "detail": "captioning.metrics.detail:Detail",
     "length": "captioning.metrics.diversity:Length",
     "perplexity": "captioning.metrics.perplexity:Perplexity",
+    "itm": "captioning.metrics.itm:Itm",
 }
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
