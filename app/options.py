@@ -11,7 +11,7 @@ from decoding import DecodingSettings
 MOST_BEAMS, LONGEST = 10, 120
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Recorded only where they differ from their defaults, which switch them off.
-OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p"}
+OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
 
 
 class Options(BaseModel):
@@ -34,6 +34,7 @@ class Options(BaseModel):
     no_repeat_ngram_size: int = Field(0, ge=0, le=LONGEST)
     min_p: float = Field(0.0, ge=0, le=1)
     typical_p: float = Field(1.0, gt=0, le=1)
+    guidance_scale: float = Field(1.0, ge=0, le=10)
     seed: int = Field(0, ge=0, lt=2**32)
     prompt: Optional[str] = Field(None, max_length=200)
 

@@ -37,6 +37,12 @@ class Keys(BaseModel):
             raise ValueError(
                 f"num_beam_groups is {groups}; transformers 5 has beams of one group only"
             )
+        for key in ("guidance_scale", "contrastive_alpha", "drop_image", "null_image"):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default:
+                raise ValueError(
+                    f"{key} is {value}, which model vlm does not support; set it to {default}"
+                )
         if self.reward:
             raise ValueError(
                 "reward needs captions sampled by decoding/; model vlm generates with transformers"

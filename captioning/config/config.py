@@ -108,6 +108,7 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
     @model_validator(mode="after")
     def _possible_together(self):
         self.decoding_settings()
+        self._check_null_image()
         if self.reward:
             self._check_reward()
         try:
@@ -120,6 +121,22 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
+
+    def _check_null_image(self) -> None:
+        if self.drop_image and self.reward:
+            raise ValueError(
+                f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
+            )
+        if self.null_image == "learnt" and not self.drop_image:
+            raise ValueError(
+                "null_image is learnt, but drop_image 0, so that nothing trains it; set drop_image "
+                "above 0, or another null_image"
+            )
+        if self.null_image != "zeros" and self.lora:
+            raise ValueError(
+                f"null_image is {self.null_image}, which a checkpoint of lora would not hold; set "
+                "it to zeros"
+            )
 
     def _check_reward(self) -> None:
         check_options(self.reward, self)

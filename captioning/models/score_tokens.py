@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from captioning.captioners.interface import Images
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, until_end
+from decoding.guided import encode_noisy
 
 END = "(end)"
 
@@ -16,10 +17,10 @@ END = "(end)"
 class ScoredCaption(NamedTuple):
     """A caption and its words, END after the last where the caption ended.
 
-    score: see `decoding.Decoded`. probabilities: float64 (words,), of each word given those before
-    it; of a word of several pieces the product. attention_map: float (words, G, G), each sums to 1,
-    of the step that generated the word, of several pieces the mean; None for a captioner that has
-    no attention to the image.
+    score, own_score: see `decoding.Generated`. probabilities: float64 (words,), of each word given
+    those before it; of a word of several pieces the product. attention_map: float (words, G, G),
+    each sums to 1, of the step that generated the word, of several pieces the mean; None for a
+    captioner that has no attention to the image.
     """
 
     caption: str
@@ -27,6 +28,7 @@ class ScoredCaption(NamedTuple):
     words: list[str]
     probabilities: Tensor
     attention_map: Optional[Tensor]
+    own_score: Optional[float] = None
 
 
 @torch.inference_mode()
@@ -39,7 +41,8 @@ def scored_captions(
     does.
     """
     encoded = captioner.encode(images)
-    found = captioner.generate_from(encoded, settings)
+    other = encode_noisy(captioner, images, settings)
+    found = captioner.generate_from(encoded, settings, other)
     return [
         _scored(
             captioner,
@@ -47,13 +50,19 @@ def scored_captions(
             found.token_ids[row, 0],
             found.captions[row][0],
             found.scores[row, 0].item(),
+            None if found.own_scores is None else found.own_scores[row, 0].item(),
         )
         for row in range(len(images))
     ]
 
 
 def _scored(
-    captioner: nn.Module, encoded: Any, ids: Tensor, caption: str, score: float
+    captioner: nn.Module,
+    encoded: Any,
+    ids: Tensor,
+    caption: str,
+    score: float,
+    own_score: Optional[float],
 ) -> ScoredCaption:
     """encoded: of one image. ids: (n,), of its caption, padded."""
     prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
@@ -68,7 +77,7 @@ def _scored(
         attention_map = (
             attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
         )
-    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map)
+    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map, own_score)
 
 
 def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:
