@@ -12,8 +12,7 @@ from decoding.rerank import Reranking
 MOST_BEAMS, LONGEST, MOST_CANDIDATES = 10, 120, 50
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Recorded only where they differ from their defaults, which switch them off.
-OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p"}
-RERANKING = {"num_candidates", "rerank_weight", "details"}
+OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
 
 
 class Options(BaseModel):
@@ -37,6 +36,7 @@ class Options(BaseModel):
     no_repeat_ngram_size: int = Field(0, ge=0, le=LONGEST)
     min_p: float = Field(0.0, ge=0, le=1)
     typical_p: float = Field(1.0, gt=0, le=1)
+    guidance_scale: float = Field(1.0, ge=0, le=10)
     seed: int = Field(0, ge=0, lt=2**32)
     prompt: Optional[str] = Field(None, max_length=200)
     rerank: Optional[Literal["mmi", "mbr"]] = None

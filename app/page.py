@@ -221,6 +221,7 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
             with gr.Row():
                 slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
                 slider("no_repeat_ngram_size", "No n-gram twice, tokens (0: off)", 0, 10, 1)
+            slider("guidance_scale", "Guidance by the image (1: none)", 0, 5, 0.25)
 
     def read(labels: Optional[list[str]], method: str, *others: Any) -> tuple[list[str], Options]:
         given = dict(zip(made, others))

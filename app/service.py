@@ -35,10 +35,11 @@ class Caption(NamedTuple):
     def record(self) -> dict[str, Any]:
         """The JSON that is downloaded, and that the API answers with."""
         words = zip(self.details.words, self.details.probabilities.tolist())
-        candidates = {"candidates": self.details.candidates} if self.lists_candidates else {}
+        own = self.details.own_score
         return {
             "caption": self.details.caption,
             "score": round(self.details.score, 6),
+            **({} if own is None else {"own_score": round(own, 6)}),
             "label": self.checkpoint.label,
             "checkpoint": self.checkpoint.source,
             "settings": self.settings,
@@ -114,6 +115,11 @@ class CaptionService:
         captioner, config = checkpoint.captioner, _config(checkpoint, options)
         settings = options.decoding_settings()
         images = preprocessing_of(config).join([item.image for item in items])
+        if settings.two_streams and captioner.null_image is None:
+            raise UserError(
+                f"guidance_scale is {settings.guidance_scale}; {checkpoint.label} has no guidance, "
+                "set it to 1"
+            )
         with prompted(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
             reranking = options.reranking()

@@ -59,11 +59,10 @@ DECODING = {
     "temperature": "of sampling",
     "min_p": "sample from tokens with at least this fraction of the best one's probability",
     "typical_p": "sample from the typical tokens that together have this probability",
-    "rerank": "choose among candidates by mmi, mbr, clip, itm or judge",
-    "num_candidates": "candidates of an image",
-    "candidates": "samples or beams",
-    "rerank_weight": "of log p(caption without image) in mmi and judge, 0 to 1",
-    "rerank_judge": "checkpoint of the judge",
+    "guidance_scale": "of classifier-free guidance; 1 is none",
+    "contrastive_alpha": "of visual contrastive decoding; 0 is none",
+    "contrastive_beta": "with it, fewest of the best token's probability",
+    "contrastive_noise": "with it, the image's diffusion step, of 1,000",
 }
 # An unfinished run continues only with the same values of these flags, and the same input.
 IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")

@@ -113,11 +113,8 @@ class Config(Keys):
 
     @model_validator(mode="after")
     def _possible_together(self):
-        reranking = self.reranking()
-        if reranking:
-            self._check_reranking(reranking)
-        else:
-            self.decoding_settings()
+        self.decoding_settings()
+        self._check_null_image()
         if self.reward:
             self._check_reward()
         try:
@@ -131,11 +128,21 @@ class Config(Keys):
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
 
-    def _check_reranking(self, reranking: Reranking) -> None:
-        reranking.settings(self.decoding_settings())
-        key = RERANKING_MODELS.get(self.rerank)
-        if key and not reranking.model:
-            raise ValueError(f"rerank is {self.rerank}, which needs {key}")
+    def _check_null_image(self) -> None:
+        if self.drop_image and self.reward:
+            raise ValueError(
+                f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
+            )
+        if self.null_image == "learnt" and not self.drop_image:
+            raise ValueError(
+                "null_image is learnt, but drop_image 0, so that nothing trains it; set drop_image "
+                "above 0, or another null_image"
+            )
+        if self.null_image != "zeros" and self.lora:
+            raise ValueError(
+                f"null_image is {self.null_image}, which a checkpoint of lora would not hold; set "
+                "it to zeros"
+            )
 
     def _check_reward(self) -> None:
         check_options(self.reward, self)

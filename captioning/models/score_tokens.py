@@ -12,6 +12,7 @@ from captioning.models.generation import scored_lists
 from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, until_end
+from decoding.guided import encode_noisy
 
 END = "(end)"
 
@@ -19,10 +20,10 @@ END = "(end)"
 class ScoredCaption(NamedTuple):
     """A caption and its words, END after the last where the caption ended.
 
-    score: see `decoding.Decoded`. probabilities: float64 (words,), of each word given those before
-    it; of a word of several pieces the product. attention_map: float (words, G, G), each sums to 1,
-    of the step that generated the word, of several pieces the mean; None for a captioner that has
-    no attention to the image. candidates: of reranking, as `scored_lists` returns them, else empty.
+    score, own_score: see `decoding.Generated`. probabilities: float64 (words,), of each word given
+    those before it; of a word of several pieces the product. attention_map: float (words, G, G),
+    each sums to 1, of the step that generated the word, of several pieces the mean; None for a
+    captioner that has no attention to the image.
     """
 
     caption: str
@@ -30,7 +31,7 @@ class ScoredCaption(NamedTuple):
     words: list[str]
     probabilities: Tensor
     attention_map: Optional[Tensor]
-    candidates: list[dict[str, Any]]
+    own_score: Optional[float] = None
 
 
 @torch.inference_mode()
@@ -46,13 +47,8 @@ def scored_captions(
     does.
     """
     encoded = captioner.encode(images)
-    if reranker is None:
-        found = captioner.generate_from(encoded, settings)
-        candidates: list[list[dict[str, Any]]] = [[] for _ in found.captions]
-    else:
-        every = dataclasses.replace(settings, num_return=reranker.reranking.num_candidates)
-        found = reranker.generate_from(images, encoded, every)
-        candidates = scored_lists(found)
+    other = encode_noisy(captioner, images, settings)
+    found = captioner.generate_from(encoded, settings, other)
     return [
         _scored(
             captioner,
@@ -60,7 +56,7 @@ def scored_captions(
             found.token_ids[row, 0],
             found.captions[row][0],
             found.scores[row, 0].item(),
-            candidates[row],
+            None if found.own_scores is None else found.own_scores[row, 0].item(),
         )
         for row in range(len(images))
     ]
@@ -72,7 +68,7 @@ def _scored(
     ids: Tensor,
     caption: str,
     score: float,
-    candidates: list[dict[str, Any]],
+    own_score: Optional[float],
 ) -> ScoredCaption:
     """encoded: of one image. ids: (n,), of its caption, padded."""
     prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
@@ -87,7 +83,7 @@ def _scored(
         attention_map = (
             attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
         )
-    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map, candidates)
+    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map, own_score)
 
 
 def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:
