@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adapters.lora import CONFIG, adapter_config, adapter_state, is_adapted, load_adapter_state
@@ -161,23 +160,22 @@ class BlipCaptioner(nn.Module):
         """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end.
 
         They are computed from hidden states and the head: the logits of all tokens never exist at
-        once. A copy for inference, whose head has another layout, computes those of one row at a
-        time.
+        once. An inference copy gives no gradient.
         """
         rows, start = ids.flatten(0, 1), len(self.prompt_ids)
         inputs, labels = rows[:, :-1], rows[:, start:]
-        hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
-        hidden, head = hidden[:, start - 1 :], self.text_decoder.cls["predictions"]
-        labels = labels.where(until_end(labels, self.tokenizer.end), LIKELIHOOD.ignore_index)
+        real = until_end(labels, self.tokenizer.end)
+        head = self.text_decoder.cls["predictions"]
         if not isinstance(head.decoder, nn.Linear):
-            logits = (head(row) / temperature for row in hidden)
-            losses = [F.cross_entropy(*row, reduction="none") for row in zip(logits, labels)]
-            return -torch.stack(losses).float().unflatten(0, ids.shape[:2])
+            return self._inferred(inputs, labels, real, encoded, temperature).view(
+                *ids.shape[:2], -1
+            )
+        hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
         losses = LIKELIHOOD.from_hidden(
-            head.transformed(hidden),
+            head.transformed(hidden[:, start - 1 :]),
             head.decoder.weight,
             head.decoder.bias,
-            labels,
+            labels.where(real, LIKELIHOOD.ignore_index),
             reduction="none",
             scale=1 / temperature,
         ).loss

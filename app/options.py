@@ -13,6 +13,7 @@ MOST_BEAMS, LONGEST, MOST_CANDIDATES = 10, 120, 50
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Recorded only where they differ from their defaults, which switch them off.
 OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
+RERANKING = {"num_candidates", "rerank_weight", "details"}
 
 
 class Options(BaseModel):

@@ -36,6 +36,7 @@ class Caption(NamedTuple):
         """The JSON that is downloaded, and that the API answers with."""
         words = zip(self.details.words, self.details.probabilities.tolist())
         own = self.details.own_score
+        candidates = {"candidates": self.details.candidates} if self.lists_candidates else {}
         return {
             "caption": self.details.caption,
             "score": round(self.details.score, 6),

@@ -24,6 +24,8 @@ class DecodingSettings:
     best beams, or samples. top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the
     distribution. No n-gram of `no_repeat_ngram_size` tokens occurs twice, unless it is 0. The
     `num_beam_groups` groups of beams are kept different by `diversity_penalty` (arXiv 1610.02424).
+    seeds: one for each prompt, for sampling; a prompt's samples then depend on its seed and logits
+    only, whatever the batch. None samples from torch's global generator.
     A `guidance_scale` other than 1, or a `contrastive_alpha` other than 0, gives decoding a second
     stream, see `decoding.guided`.
 
@@ -49,6 +51,7 @@ class DecodingSettings:
     contrastive_alpha: float = 0.0
     contrastive_beta: float = 0.1
     contrastive_noise: int = 500
+    seeds: Optional[tuple[int, ...]] = None
 
     def __post_init__(self):
         for name, least in AT_LEAST.items():
@@ -130,9 +133,11 @@ class Generated(NamedTuple):
     token_ids int64 (B, num_return, L); scores float64 (B, num_return), see `Decoded`.
 
     own_scores: with two streams, whose distribution `scores` are of, those of the captioner alone.
+    rerank_scores: float64 (B, num_return), of captions that were reranked, best first.
     """
 
     captions: list[list[str]]
     token_ids: Tensor
     scores: Tensor
     own_scores: Optional[Tensor] = None
+    rerank_scores: Optional[Tensor] = None

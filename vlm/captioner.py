@@ -127,10 +127,10 @@ class VlmCaptioner(nn.Module):
     ) -> Generated:
         if settings.two_streams:
             raise ValueError("this captioner has no null image: set guidance_scale to 1")
-        words = self.tokenizer
-        inputs = collate_prompts(self._read(encoded), words.library_pad)
-        decoder_prefix = len(self.decoder_prefix)
-        if self.decodes:
+        tokenizer = self.tokenizer
+        inputs = collate_prompts(self._inputs(encoded), tokenizer.library_pad)
+        prefix_length = len(self.decoder_prefix)
+        if self.is_encoder_decoder:
             device = next(iter(inputs.values())).device
             start = torch.tensor(self.decoder_prefix, device=device).expand(len(encoded), -1)
             inputs["decoder_input_ids"] = start

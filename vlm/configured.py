@@ -38,7 +38,7 @@ class Keys(BaseModel):
                 f"num_beam_groups is {groups}, but transformers 5 has no group beam search: set it "
                 "to 1"
             )
-        for key in ("guidance_scale", "contrastive_alpha", "drop_image", "null_image"):
+        for key in ("guidance_scale", "contrastive_alpha", "drop_image", "null_image", "rerank"):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:
                 raise ValueError(

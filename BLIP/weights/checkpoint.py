@@ -17,16 +17,13 @@ from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH = "visual_encoder.patch_embed.proj.weight"
 
-NULL_IMAGE = "null_image."
-
-# BLIP's pre-training files hold further towers, momentum copies, projections and queues. A run may
-# start from a checkpoint with a null image, and have another one.
-FURTHER_TOWERS = (
-    *("text_encoder.", "text_encoder_m.", "visual_encoder_m.", "text_decoder_m."),
-    *("vision_proj.", "vision_proj_m.", "text_proj.", "text_proj_m.", "itm_head."),
-    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue", "temp"),
-    NULL_IMAGE,
-)
+NULL_IMAGE = "null_image."  # a run may start from a checkpoint with another one
+# BLIP's files hold further towers, heads, momentum copies and queues, by the first part of the key.
+FURTHER_TOWERS = {
+    *("text_encoder", "text_decoder", "vision_proj", "text_proj", "itm_head", "temp"),
+    *("visual_encoder_m", "text_encoder_m", "text_decoder_m", "vision_proj_m", "text_proj_m"),
+    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue"),
+}
 
 # Keys that a file may lack, each with the key of the same value (None: not a learned value).
 WORDS = "text_decoder.bert.embeddings.word_embeddings.weight"
@@ -158,11 +155,11 @@ def base_weights(
 def load_weights(
     model: nn.Module, state: dict[str, Tensor], name: str, new_null: bool = False
 ) -> LoadReport:
-    """Copy a state dict into a captioner; the position embedding is resized to its image size.
+    """Copy a state dict into a model; the position embedding is resized to its image size.
 
     name: the file, for messages. new_null: the file may lack the null image. Raises CheckpointError
-    and changes nothing if a value is not finite or a key is missing, unexpected or of another
-    shape. Allowed are the differences of BLIP's own files: further towers, tied head, position ids.
+    and changes nothing if a value is not finite, a shape differs, or a key is missing or
+    unexpected. As in BLIP's files, DERIVED keys may be missing and FURTHER_TOWERS are ignored.
     """
     own, state = model.state_dict(), dict(state)
     missing, unexpected, reshaped = [], [], []
@@ -179,7 +176,8 @@ def load_weights(
                 f"{name} does not hold the null image that null_image names ({key}); set "
                 "null_image as it was in training"
             )
-    for key in [key for key in state if key not in own and key.startswith(FURTHER_TOWERS)]:
+    further = {"null_image", *FURTHER_TOWERS} - {_tower(key) for key in own.keys() & state.keys()}
+    for key in [key for key in state if _tower(key) in further]:
         unexpected.append(key)
         del state[key]
     key = POSITION_EMBEDDING  # only BLIP has one

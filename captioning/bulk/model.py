@@ -20,8 +20,6 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings, Generated
 
-Scores = dict[str, list[float]]  # of an image's captions, by name
-DIGITS = 5  # of a score
 SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
 # Recorded only where they differ from their defaults, which switch them off.
 OPTIONAL = ("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p")
@@ -85,15 +83,15 @@ class CheckpointModel:
         generated = iter(self._captions(batch.image, batch.shard, offset))
         lines = []
         for entry in batch.entries:
-            captions, scores = ([], {}) if "error" in entry else next(generated)
-            lines.append(line_of(entry, captions, scores, request, self.origin))
+            captions = [] if "error" in entry else next(generated)
+            lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
     def _captions(
         self, image: Optional[Images], shard: int, offset: int
-    ) -> list[tuple[list[str], Scores]]:
-        """Captions and scores of each image."""
-        found: list[tuple[list[str], Scores]] = []
+    ) -> list[list[dict[str, Any]]]:
+        """The captions of each image with their scores."""
+        found: list[list[dict[str, Any]]] = []
         while image is not None and len(found) < len(image):
             piece = image[len(found) : len(found) + self.generated_at_once]
             torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
@@ -101,14 +99,7 @@ class CheckpointModel:
             if generated is None:
                 self._halve(len(piece))
                 continue
-            named = {"score": generated.scores, "own_score": generated.own_scores}
-            rounded = {
-                name: [[round(score, DIGITS) for score in row] for row in scores.tolist()]
-                for name, scores in named.items()
-                if scores is not None
-            }
-            of_images = (dict(zip(rounded, rows)) for rows in zip(*rounded.values()))
-            found += zip(generated.captions, of_images)
+            found += scored_lists(generated)
         return found
 
     def _generated(self, image: Images) -> Optional[Generated]:
@@ -137,24 +128,23 @@ class CheckpointModel:
 
 def line_of(
     entry: dict[str, Any],
-    captions: Optional[list[str]],
-    scores: Scores,
+    captions: list[dict[str, Any]],
     request: Request,
     origin: dict[str, Any],
 ) -> dict[str, Any]:
     """The line of an entry that has an "error", or captions.
 
-    scores: by name, such as score; of several captions that name is plural. origin: the checkpoint
-    and settings, which end the line.
+    captions: dicts with "caption" and scores by name, the best first. The line has the values of
+    the best one and, for several captions, lists of all values under the plural of the name.
+    origin: the checkpoint and settings, which end the line.
     """
     line = {key: entry[key] for key in ("image", "image_id") if key in entry}
     if "error" in entry:
         return {**line, "error": entry["error"]}
-    captions = [request.prefix + caption + request.suffix for caption in captions]
-    line["caption"] = captions[0]
-    if len(captions) > 1:
-        line["captions"] = captions
-    for name, values in scores.items():
+    for name in captions[0]:
+        values = [caption[name] for caption in captions]
+        if name == "caption":
+            values = [request.prefix + caption + request.suffix for caption in values]
         line[name] = values[0]
         if len(values) > 1:
             line[f"{name}s"] = values

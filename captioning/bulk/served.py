@@ -121,7 +121,7 @@ class ServedModel:
                 except UserError as error:
                     self._cancel()
                     raise UserError(f"{error}; the same command goes on from here") from None
-            lines.append(line_of(entry, captions, {}, request, self.origin))
+            lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
     def _result(self, future: Future) -> list[str]:

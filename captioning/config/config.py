@@ -113,7 +113,11 @@ class Config(Keys):
 
     @model_validator(mode="after")
     def _possible_together(self):
-        self.decoding_settings()
+        reranking = self.reranking()
+        if reranking:
+            self._check_reranking(reranking)
+        else:
+            self.decoding_settings()
         self._check_null_image()
         if self.reward:
             self._check_reward()
@@ -127,6 +131,12 @@ class Config(Keys):
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
+
+    def _check_reranking(self, reranking: Reranking) -> None:
+        reranking.settings(self.decoding_settings())
+        key = RERANKING_MODELS.get(self.rerank)
+        if key and not reranking.model:
+            raise ValueError(f"rerank is {self.rerank}, which needs {key}")
 
     def _check_null_image(self) -> None:
         if self.drop_image and self.reward:

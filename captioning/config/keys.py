@@ -145,6 +145,11 @@ class Keys(BaseModel):
     diversity_penalty: Annotated[float, "generation"] = 0.0
     min_p: Annotated[float, "generation"] = 0.0
     typical_p: Annotated[float, "generation"] = 1.0
+    rerank: Annotated[Optional[Literal["mmi", "mbr", "clip", "itm", "judge"]], "generation"] = None
+    num_candidates: Annotated[int, "generation"] = Field(20, ge=2, le=1000)
+    candidates: Annotated[Literal["samples", "beams"], "generation"] = "samples"
+    rerank_weight: Annotated[float, "generation"] = Field(0.5, ge=0, le=1)
+    rerank_judge: Annotated[Optional[str], "generation"] = None
     guidance_scale: Annotated[float, "generation"] = 1.0
     contrastive_alpha: Annotated[float, "generation"] = 0.0
     contrastive_beta: Annotated[float, "generation"] = 0.1

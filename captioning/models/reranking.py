@@ -16,6 +16,7 @@ from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
+from decoding.guided import encode_noisy
 from decoding.rerank import Reranking, expected_similarity, mutual_information, reranked
 
 MAX_ROWS = 256  # of captions whose likelihoods are computed at once
@@ -43,7 +44,11 @@ class Reranker:
         seeds = None
         if self.reranking.candidates == "samples":
             seeds = image_seeds(image, self.reranking.seed)
-        candidates = self.captioner.generate_from(encoded, self.reranking.settings(settings, seeds))
+        candidates = self.captioner.generate_from(
+            encoded,
+            self.reranking.settings(settings, seeds),
+            encode_noisy(self.captioner, image, settings),
+        )
         scores = self.scorer(image, encoded, candidates)
         return reranked(candidates, scores.to(candidates.scores.device), settings.num_return)
 

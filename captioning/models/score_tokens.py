@@ -23,7 +23,8 @@ class ScoredCaption(NamedTuple):
     score, own_score: see `decoding.Generated`. probabilities: float64 (words,), of each word given
     those before it; of a word of several pieces the product. attention_map: float (words, G, G),
     each sums to 1, of the step that generated the word, of several pieces the mean; None for a
-    captioner that has no attention to the image.
+    captioner that has no attention to the image. candidates: of reranking, as `scored_lists`
+    returns them, else empty.
     """
 
     caption: str
@@ -31,7 +32,8 @@ class ScoredCaption(NamedTuple):
     words: list[str]
     probabilities: Tensor
     attention_map: Optional[Tensor]
-    own_score: Optional[float] = None
+    own_score: Optional[float]
+    candidates: list[dict[str, Any]]
 
 
 @torch.inference_mode()
@@ -47,8 +49,14 @@ def scored_captions(
     does.
     """
     encoded = captioner.encode(images)
-    other = encode_noisy(captioner, images, settings)
-    found = captioner.generate_from(encoded, settings, other)
+    if reranker is None:
+        other = encode_noisy(captioner, images, settings)
+        found = captioner.generate_from(encoded, settings, other)
+        candidates: list[list[dict[str, Any]]] = [[] for _ in found.captions]
+    else:
+        every = dataclasses.replace(settings, num_return=reranker.reranking.num_candidates)
+        found = reranker.generate_from(images, encoded, every)
+        candidates = scored_lists(found)
     return [
         _scored(
             captioner,
@@ -57,6 +65,7 @@ def scored_captions(
             found.captions[row][0],
             found.scores[row, 0].item(),
             None if found.own_scores is None else found.own_scores[row, 0].item(),
+            candidates[row],
         )
         for row in range(len(images))
     ]
@@ -69,6 +78,7 @@ def _scored(
     caption: str,
     score: float,
     own_score: Optional[float],
+    candidates: list[dict[str, Any]],
 ) -> ScoredCaption:
     """encoded: of one image. ids: (n,), of its caption, padded."""
     prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
@@ -83,7 +93,9 @@ def _scored(
         attention_map = (
             attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
         )
-    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map, own_score)
+    return ScoredCaption(
+        caption, score, words, probabilities.cpu(), attention_map, own_score, candidates
+    )
 
 
 def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:
