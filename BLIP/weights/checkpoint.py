@@ -176,8 +176,10 @@ def load_weights(
                 f"{name} does not hold the null image that null_image names ({key}); set "
                 "null_image as it was in training"
             )
-    further = {"null_image", *FURTHER_TOWERS} - {_tower(key) for key in own.keys() & state.keys()}
-    for key in [key for key in state if _tower(key) in further]:
+    further = FURTHER_TOWERS - {_tower(key) for key in own}
+    left_out = [key for key in state if _tower(key) in further]
+    left_out += [key for key in state if key.startswith(NULL_IMAGE) and key not in own]
+    for key in left_out:
         unexpected.append(key)
         del state[key]
     key = POSITION_EMBEDDING  # only BLIP has one
