@@ -126,14 +126,6 @@ def test_captions_have_their_lengths():
     assert mask.sum(1).tolist() == [20, 27, 33, 40, 20, 27, 33, 40]
 
 
-@pytest.mark.slow
-def test_training(needs_peer, quick_rows):
-    rows = quick_rows(training)
-    assert list(rows) == ["step, bf16 autocast", "captions of an image, bf16"]
-    for row in rows.values():
-        assert all(e["peak_bytes"] > 0 and e["rate"] > 0 for e in row["contenders"].values())
-
-
 def test_loader(quick_rows):
     pytest.importorskip("cv2", reason="OpenCV is not installed")
     files, tars = quick_rows(loader).values()
