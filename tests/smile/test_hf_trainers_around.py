@@ -9,6 +9,7 @@ import transformers
 from smile import Objective
 from smile.hf import SmileLossMixin, use_smile
 from tests.smile import tiny_vlm
+from tests.smile.hf_steps import gradients
 from tests.smile.largest_made import LargestMade
 from tests.smile.trainer_parts import (
     CAPTIONS,
@@ -141,8 +142,8 @@ def test_losses_of_routers(cls, tmp_path):
     if cls is SmileSFTTrainer:
         options["router_aux_loss_coef"] = coefficient = 0.5
     trainer = make(cls, tmp_path, model=mixtral(), **options)
-    loss, auxiliary, gradients = with_routers(rows(), coefficient)
-    check(trainer, (loss, gradients))
+    loss, auxiliary, expected = with_routers(rows(), coefficient)
+    check(trainer, (loss, expected))
     assert logs(trainer)[0]["aux_loss"] == pytest.approx(auxiliary, rel=1e-5)
 
 
@@ -222,11 +223,28 @@ def test_weights_of_tokens(cls, tmp_path):
         result = MIXTURE(model(input_ids=words).logits[:, :-1], words[:, 1:], None, each[:, 1:])
         total, weights = total + result.loss * result.tokens, weights + each[:, 1:].sum()
     (total / weights).backward()
-    gradients = {name: value.grad for name, value in model.named_parameters()}
-    check(trainer, ((total / weights).item(), gradients))
+    check(trainer, ((total / weights).item(), gradients(model)))
     (entry,) = logs(trainer)
     parts = 0.3 * entry["loss_mle"] + 0.7 * entry["loss_smile"]
     assert entry["loss"] == pytest.approx(parts, rel=1e-5)
+
+
+def test_parts_are_logged_of_any_device(tmp_path):
+    """Labels and their number are on the first of two devices, which need not be there."""
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    begin, end = torch.device("cuda:0"), torch.device("cuda:1")
+    trainer = make(SmileTrainer, tmp_path)
+    with fake.FakeTensorMode():
+        labels = torch.ones(2, 6, dtype=torch.long, device=begin)
+        values = {name: torch.ones((), device=end) for name in ("mle", "smile")}
+        trainer._inner._smile.parts = {**values, "aux_loss": torch.ones((), device=begin)}
+        trainer._keep({"labels": labels, "segments": labels}, 1, torch.tensor(7, device=begin))
+        sums = trainer._trained.sums
+        assert {name: value.device for name, value in sums.items()} == {
+            **{"loss_mle": end, "loss_smile": end, "aux_loss": begin}
+        }
+        with pytest.raises(fake.DataDependentOutputException):  # it is read, of one device
+            trainer._trained.means()
 
 
 def test_a_batch_without_a_label_trains_nothing(tmp_path):
@@ -268,8 +286,7 @@ def test_the_collator_of_trl_for_photos(tmp_path):
         result = MIXTURE(logits, labels)
         total, tokens = total + result.loss * result.tokens, tokens + result.tokens
     (total / tokens).backward()
-    gradients = {k: v.grad for k, v in plain.named_parameters() if v.grad is not None}
-    check(trainer, ((total / tokens).item(), gradients))
+    check(trainer, ((total / tokens).item(), gradients(plain)))
 
 
 def test_a_trainer_between_is_asked(tmp_path):

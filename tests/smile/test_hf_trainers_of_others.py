@@ -52,12 +52,6 @@ def train(model, folder, given=None, **options):
     ).train()
 
 
-LIGERS = {  # its others need a GPU
-    **{"rope": False, "rms_norm": False, "swiglu": False},
-    **{"cross_entropy": False, "fused_linear_cross_entropy": True},
-}
-
-
 @pytest.mark.parametrize("made", [llama, t5])
 def test_segments_and_weights_of_a_data_set(made, tmp_path):
     """Trainer leaves out columns that it does not see in the signature of the forward."""
@@ -78,13 +72,6 @@ def test_segments_and_weights_of_a_data_set(made, tmp_path):
     expected = use_smile(made().train(), MIXTURE)(**batch, num_items_in_batch=tokens).loss.item()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
     assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
-
-
-def test_ligers_loss_is_refused(tmp_path):
-    pytest.importorskip("liger_kernel")
-    options = {"use_liger_kernel": True, "liger_kernel_config": LIGERS}
-    with pytest.raises(ValueError, match=r"LlamaModel was run outside.*fused_linear_cross_entropy"):
-        train(use_smile(llama(), MIXTURE), tmp_path, **options)
 
 
 OTHERS = {

@@ -124,14 +124,6 @@ def test_use_smile_after_the_trainer_was_made_is_refused(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_use_smile_is_refused_with_trls_own_loss(tmp_path):
-    trainer = make(ChunkedSFTTrainer, tmp_path, model=use_smile(llama(), MIXTURE))
-    line = r"LlamaModel was run outside.*use class Mine\(SmileLossMixin, YourTrainer\)"
-    with pytest.raises(ValueError, match=line) as error:
-        trainer.train()
-    assert "\n" not in str(error.value)
-
-
 def test_a_loss_above_sft_trainers_is_refused(tmp_path):
     """In its first step: GKDTrainer's distils, and is a subclass of SFTTrainer."""
 
