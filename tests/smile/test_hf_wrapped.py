@@ -219,7 +219,12 @@ def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
             loss.backward()
             torch.testing.assert_close(loss.detach(), expected)
         head = trained.get_output_embeddings()
-        assert head.modules_to_save["default"].weight.grad.any()
+        copied = head.modules_to_save["default"].weight
+        assert copied.grad.any()
+        with torch.no_grad():
+            copied.mul_(2)
+        with trained.disable_adapter():
+            torch.testing.assert_close(trained(**batch).loss.detach(), expected)
         with pytest.raises(ValueError, match="was run outside"):
             head(head.weight[:1])
         undo(trained)

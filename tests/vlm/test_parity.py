@@ -11,7 +11,7 @@ from smile.hf import undo
 from smile.hf.families import in_step
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
-from tests.vlm.test_collate import CAPTIONS, CHATS, conversation, of_the_processor
+from tests.vlm.test_collate import CAPTIONS, CHATS, of_the_processor
 from vlm.image_batch import ImageBatch
 from vlm.library import model_of, parts_of
 
@@ -99,22 +99,6 @@ def test_teacher_forced_scores_are_those_of_generation(name, make_vlm, vlm_photo
     logprobs = logits.double().log_softmax(-1).gather(1, ids.unsqueeze(1))
     assert len(logits) == len(ids)
     torch.testing.assert_close(logprobs.mean(), found.scores[0, 0], rtol=1e-4, atol=1e-5)
-
-
-def test_the_pipeline_says_the_same(make_vlm, vlm_folder, vlm_photos):
-    from transformers import pipeline
-
-    name = CHATS[0]
-    captioner, (folder, prompt) = make_vlm(name), vlm_folder(name)
-    pipe = pipeline("image-text-to-text", model=folder, dtype=torch.float32)
-    drawn = {"num_beams": 3, "max_new_tokens": 7, "min_new_tokens": 2, "do_sample": False}
-    said = [
-        pipe(text=conversation(photo, prompt), return_full_text=False, generate_kwargs=drawn)
-        for photo in vlm_photos
-    ]
-    settings = DecodingSettings(max_length=7, min_length=2, num_beams=3)
-    expected = [" ".join(each[0]["generated_text"].split()) for each in said]
-    assert captioner.generate(image_of(captioner, vlm_photos), settings) == expected
 
 
 @pytest.mark.parametrize("name", [NAMES[-1], "Florence2ForConditionalGeneration"])
