@@ -32,15 +32,13 @@ from tests.smile.trainer_parts import (
 
 peft = pytest.importorskip("peft")
 
+UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 STEPS = {
     "padded": {},
     "packed": {"packing": True, "max_length": 64},
     "packed in several rows": {"packing": True, "max_length": 20},
     "padding-free": {"padding_free": True, "max_length": None},
-    "accumulated": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5},
-    "accumulated in uneven parts": {
-        **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3},
-    },
+    "accumulated in uneven parts": UNEVEN,
     "packed and accumulated": {
         **{"packing": True, "max_length": 20},
         **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 10},
@@ -165,8 +163,7 @@ def test_another_objective_and_the_default(cls, objective, tmp_path):
     assert not [name for entry in trainer.state.log_history for name in entry if "loss_" in name]
 
 
-@pytest.mark.parametrize("step", ["accumulated", "accumulated in uneven parts"])
-def test_labels_that_are_shifted_already(step, tmp_path):
+def test_labels_that_are_shifted_already(tmp_path):
     """A batch has them in the place of labels."""
     pad = transformers.DataCollatorForSeq2Seq(tokenizer())
 
@@ -175,7 +172,7 @@ def test_labels_that_are_shifted_already(step, tmp_path):
         batch["shift_labels"] = F.pad(batch.pop("labels")[:, 1:], (0, 1), value=-100)
         return batch
 
-    options = {"data_collator": collate, "label_names": ["shift_labels"], **STEPS[step]}
+    options = {"data_collator": collate, "label_names": ["shift_labels"], **UNEVEN}
     data = datasets.Dataset.from_list(rows())
     trainer = make(SmileTrainer, tmp_path, eval_dataset=data, **options)
     expected = definition(llama(), rows(), MIXTURE)
