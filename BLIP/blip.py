@@ -23,6 +23,7 @@ from smile.objective import captions_an_image
 MED_CONFIG = "configs/med_config.json"
 PROMPT = "a picture of "
 LIKELIHOOD = Objective("mle")
+POSITIONS = 1024  # whose logits an inference copy computes at once
 
 
 class BlipCaptioner(nn.Module):
@@ -138,21 +139,42 @@ class BlipCaptioner(nn.Module):
         """float32 (B, k, n - p) of captions (B, k, n), with gradient, 0 after the end.
 
         They are computed from hidden states and the head: the logits of all tokens never exist at
-        once.
+        once. An inference copy gives no gradient.
         """
         rows, start = ids.flatten(0, 1), len(self.prompt_ids)
         inputs, labels = rows[:, :-1], rows[:, start:]
-        hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
+        real = until_end(labels, self.tokenizer.end)
         head = self.text_decoder.cls["predictions"]
+        if not isinstance(head.decoder, nn.Linear):
+            return self._inferred(inputs, labels, real, encoded, temperature).view(
+                *ids.shape[:2], -1
+            )
+        hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
         losses = LIKELIHOOD.from_hidden(
             head.transformed(hidden[:, start - 1 :]),
             head.decoder.weight,
             head.decoder.bias,
-            labels.where(until_end(labels, self.tokenizer.end), LIKELIHOOD.ignore_index),
+            labels.where(real, LIKELIHOOD.ignore_index),
             reduction="none",
             scale=1 / temperature,
         ).loss
         return -losses.float().unflatten(0, ids.shape[:2])
+
+    @torch.inference_mode()
+    def _inferred(self, inputs, labels, real, encoded, temperature: float) -> Tensor:
+        """Log-probabilities (R, n - p) by the layers of an inference copy; real: bool, scored."""
+        with self.inference_context():
+            hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
+            hidden = hidden[:, len(self.prompt_ids) - 1 :]
+            parts = zip(hidden[real].split(POSITIONS), labels[real].split(POSITIONS))
+            head = self.text_decoder.cls["predictions"]
+            logprobs = [
+                (head(part).float() / temperature).log_softmax(1).gather(1, words.unsqueeze(1))
+                for part, words in parts
+            ]
+        found = torch.zeros_like(labels, dtype=torch.float32)
+        found[real] = torch.cat(logprobs).squeeze(1)
+        return found
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""

@@ -6,9 +6,9 @@ file with a text decoder is a captioner.
     python -m BLIP.convert to-hf checkpoints/blip_mle_smile_base.pth output/hf
     python -m BLIP.convert from-hf output/hf output/again.pth
 
-The folder holds model.safetensors, config.json, the tokeniser and the image processor, and loads
-with `from_pretrained`. A round trip gives the same state dict bit for bit. transformers is not
-imported: 4.15.0 has no BLIP.
+The folder contains model.safetensors, config.json, the tokenizer and the image processor.
+`from_pretrained` loads it. A round trip gives the same state dict bit for bit. transformers is not
+imported, because version 4.15.0 has no BLIP.
 """
 
 import argparse
@@ -48,8 +48,8 @@ from smile import Objective
 
 ADDED = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-# Parameter names of the image encoder, ours and transformers': prefixes, and parts within a block.
-# Those of the text decoder are the same.
+# Parameter names of the image encoder, ours and transformers': prefixes, and parts inside a block.
+# The parameters of the text decoder have the same names in both.
 VISION = {
     "visual_encoder.cls_token": "vision_model.embeddings.class_embedding",
     "visual_encoder.pos_embed": "vision_model.embeddings.position_embedding",
@@ -82,7 +82,7 @@ def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
-    """The inverse of `to_hf_names`. positions: the most tokens of a row.
+    """The inverse of `to_hf_names`. positions: the number of positions of the text decoder.
 
     A captioner's tied head is filled in from the word embedding, even if it is there. Raises
     CheckpointError if the word embedding is missing.
@@ -96,7 +96,7 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     for key, source in DERIVED.items():
         if source is not None:
             if source not in ours:
-                raise CheckpointError(f"there is no {source}: this is no captioner")
+                raise CheckpointError(f"there is no {source}: this is not a captioner")
             ours[key] = ours[source]
     return ours
 
@@ -153,14 +153,14 @@ def settings_of(config: Mapping) -> dict:
     parts = [config.get(f"{part}_config") for part in ("text", "vision")] if kind == "blip" else []
     if not parts or not all(isinstance(part, Mapping) for part in parts):
         raise CheckpointError(f"its model_type is {kind!r}, or it is incomplete; expected 'blip'")
-    # A missing key has transformers' default; those of most sizes are bert-base's.
+    # Missing keys have the defaults of transformers. Most of these are the sizes of bert-base.
     sizes = {**asdict(MedConfig()), "hidden_act": "gelu"}
-    undropped = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    text = {**sizes, **undropped, "num_attention_heads": 8, **config["text_config"]}
-    grid = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
-    vision = {**sizes, **grid, **config["vision_config"]}
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    text = {**sizes, **no_dropout, "num_attention_heads": 8, **config["text_config"]}
+    vision_sizes = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
+    vision = {**sizes, **vision_sizes, **config["vision_config"]}
     if (text["hidden_act"], vision["hidden_act"]) != ("gelu", "gelu"):
-        raise CheckpointError("its hidden_act is not 'gelu', which is the only one supported")
+        raise CheckpointError("its hidden_act is not 'gelu'; only 'gelu' is supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
     named = (k for k, v in VIT_SIZES.items() if vit == v.model_dump(include=vit.keys()))
@@ -174,13 +174,13 @@ def settings_of(config: Mapping) -> dict:
 def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> None:
     """Write a model as a folder that transformers loads (from 4.26 on).
 
-    Raises CheckpointError for a captioner with a shifted first token: transformers would append the
-    first word to the prompt's last word.
+    Raises CheckpointError for a captioner with first_token_shift: its first token is a piece such
+    as ##a, and transformers would append it to the prompt's last word.
     """
     if getattr(model, "shift", None):
         raise CheckpointError(
-            "it was trained with first_token_shift, and transformers cannot read its first word, a "
-            "piece, as a word; python -m BLIP.export can"
+            "the captioner was trained with first_token_shift, which transformers does not "
+            "support; python -m BLIP.export does"
         )
     folder, words = Path(folder), model.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,9 +226,9 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
 
 
 def read_hf(folder: Union[str, Path]) -> dict:
-    """A folder of transformers as a checkpoint. Raises CheckpointError.
+    """Read a folder of transformers as a checkpoint. Raises CheckpointError.
 
-    Its `config` holds the arguments `vit`, `image_size` and `med_config` of `build_captioner`.
+    The checkpoint's "config" has `vit`, `image_size` and `med_config` for `build_captioner`.
     """
     folder = Path(folder)
     try:
@@ -239,7 +239,7 @@ def read_hf(folder: Union[str, Path]) -> dict:
     weights = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
     path = next((path for path in weights if path.exists()), None)
     if path is None:
-        raise CheckpointError(f"{folder} holds no model.safetensors and no pytorch_model.bin")
+        raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
     state = read_checkpoint(str(path))["model"]
     try:
         state = from_hf_names(state, sizes.max_position_embeddings)
@@ -261,19 +261,19 @@ def read_hf(folder: Union[str, Path]) -> dict:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary file, which replaces `path` if the block succeeds."""
+    """Yield a temporary path. The file replaces `path` if the block succeeds."""
     temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
         yield temporary
         os.replace(temporary, path)
-    except Exception as error:  # torch and safetensors have types of their own for a full disk
+    except Exception as error:  # torch and safetensors raise other types than OSError
         raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_vocabulary(words: CaptionTokenizer, folder: Path) -> None:
-    """Write BERT's `vocab.txt`; its readers append BLIP's two tokens."""
+    """Write BERT's `vocab.txt`, without BLIP's two added tokens: its readers append these."""
     ids = {token: id_ for token, id_ in words.bert.get_vocab().items() if token not in ADDED}
     lines = "\n".join(sorted(ids, key=ids.get))
     (folder / "vocab.txt").write_text(lines + "\n", encoding="utf-8")
@@ -286,7 +286,7 @@ def captioner_of(
     med_config: Union[str, Path, dict, None] = None,
     trust_checkpoint: bool = False,
 ) -> BlipCaptioner:
-    """The captioner of a checkpoint, at the image size of its position embedding, LoRA merged.
+    """Build the captioner of a checkpoint. LoRA is merged.
 
     Arguments that are None: see `settings_in`. The prompt and first_token_shift are those of the
     configuration in the checkpoint, if there is one.
@@ -305,7 +305,7 @@ def captioner_of(
     )
     load_weights(captioner, state, source)
     if CONFIG in content:
-        adapted(captioner, Lora(**kept["lora"]), source, TIED)
+        adapted(captioner, Lora(**config["lora"]), source, TIED)
         load_weights(captioner, content["model"], checkpoint)
         merge(captioner)
     return captioner.eval()
@@ -331,7 +331,7 @@ def _name_or_mapping(text: str) -> Union[str, dict]:
 
 
 def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `captioner_of`."""
+    """Add the command line arguments of `captioner_of`."""
     parser.add_argument("checkpoint", help="path, URL or hf:// name")
     parser.add_argument("--tokenizer", help="hub name, folder with vocab.txt, or that file")
     parser.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")
@@ -340,11 +340,11 @@ def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def exit_code(program: Callable[[], str]) -> int:
-    """Run a program and print what it returns. Return 0, or 2 after a user's error in one line."""
+    """Run a program and print its result. Return 0, or 2 after a one-line error."""
     try:
         print(program())
     except (ValueError, OSError) as error:
-        # A checkpoint may hold any text, and a terminal interprets control characters.
+        # The text may come from a checkpoint, and a terminal would obey its control characters.
         line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(error))
         print(f"error: {line}", file=sys.stderr)
         return 2
@@ -352,15 +352,15 @@ def exit_code(program: Callable[[], str]) -> int:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the program on its arguments (those of the command line); return its exit code."""
+    """Run the program and return its exit code. argv: by default those of the command line."""
     parser = argparse.ArgumentParser(prog="python -m BLIP.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    there = commands.add_parser("to-hf", help="a checkpoint to a folder of transformers")
-    add_captioner_arguments(there)
-    there.add_argument("folder")
-    back = commands.add_parser("from-hf", help="a folder of transformers to a checkpoint")
-    back.add_argument("folder")
-    back.add_argument("checkpoint", help="a .pth file to write")
+    to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")
+    add_captioner_arguments(to_hf)
+    to_hf.add_argument("folder")
+    from_hf = commands.add_parser("from-hf", help="convert a folder of transformers back")
+    from_hf.add_argument("folder")
+    from_hf.add_argument("checkpoint", help="the .pth file to write")
     given = vars(parser.parse_args(argv))
     folder = given.pop("folder")
 

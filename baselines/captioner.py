@@ -1,4 +1,4 @@
-"""A classic captioner: image encoder, recurrent decoder and tokenizer behind one interface."""
+"""The classic captioner: an image encoder, a recurrent decoder and a tokenizer."""
 
 from typing import Any, Optional
 
@@ -17,18 +17,23 @@ MODELS = ("rnn", "lstm", "attn", "sat")
 
 
 class ClassicCaptioner(nn.Module):
-    """RNN, LSTM, attention LSTM or Show, Attend and Tell, by its decoder.
+    """A captioner with a decoder of `baselines.cells`.
 
-    It satisfies `captioning.captioners.interface.Captioner`, which documents each method. Its
-    arguments, except encoder and tokenizer, are configuration keys of the same names.
+    Implements `captioning.captioners.interface.Captioner`, which documents each method. Arguments
+    except encoder and tokenizer have the names of their configuration keys.
 
-    model: of MODELS. tokenizer: a `baselines.Vocabulary`, or a word-piece tokenizer with the same
-    methods. objective: by default SMILE. prompt: the start of every caption, not scored in training
-    and cut off in generation. max_tokens: training captions are cut to so many tokens, start and
-    end included. attention_dim, num_layers, deep_output: of Show, Attend and Tell. tie_embeddings:
-    see `baselines.decoder`. attention_penalty: the weight of `coverage_penalty`. encoder_lr: the
-    learning rate of the encoder's network, 0 to freeze it. embedding_lr: that of the word vectors,
-    None for the run's. teacher_forcing, teacher_forcing_k: see `baselines.decoder.teacher_forcing`.
+    - model: one of MODELS.
+    - tokenizer: a `Vocabulary`, or a word-piece tokenizer with the same methods.
+    - objective: SMILE by default.
+    - prompt: the start of every caption. The loss leaves it out, and generation removes it.
+    - max_tokens: training captions are cut to this length, which includes start and end tokens.
+    - attention_dim, num_layers, deep_output: only for Show, Attend and Tell.
+    - tie_embeddings: see `RecurrentDecoder.tie_embeddings`.
+    - attention_penalty: the weight of `coverage_penalty`.
+    - encoder_lr: the learning rate of the encoder's network; 0 freezes it.
+    - embedding_lr: the learning rate of the word vectors; None for that of the run.
+    - teacher_forcing, teacher_forcing_k: see `baselines.decoder.teacher_forcing`.
+
     Raises ValueError for a prompt with an unknown word, and for a file of word vectors that does
     not fit.
     """
@@ -76,7 +81,7 @@ class ClassicCaptioner(nn.Module):
         self.prompt = prompt
         self.prompt_ids = tokenizer.encode_prompt(prompt)  # (p,)
         if tokenizer.unknown in self.prompt_ids:
-            raise ValueError(f"prompt: the vocabulary lacks a word of {prompt!r}")
+            raise ValueError(f"prompt is {prompt!r}, but the vocabulary lacks one of its words")
         self.max_tokens = max_tokens
         self.attention_penalty = attention_penalty
         self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
@@ -89,10 +94,10 @@ class ClassicCaptioner(nn.Module):
         return self.encoder.min_batch_size
 
     def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
-        """The objective on k captions of each image, which is encoded once.
+        """Compute the objective on k captions per image. Each image is encoded once.
 
         image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
-        ValueError where their numbers differ.
+        ValueError if the images do not have equally many captions.
         """
         logits, labels, attention = self._predict(image, captions)
         output = self.objective(logits, labels)
@@ -173,7 +178,7 @@ class ClassicCaptioner(nn.Module):
         return logprobs.masked_fill(~real, 0)
 
     def compile_parts(self) -> None:
-        """All but the decoder: its loop over words would be compiled again for every length."""
+        """Compile all but the decoder, whose loop would be recompiled for every caption length."""
         self.encoder.compile()
         self.objective.compile()
 
@@ -195,19 +200,19 @@ class ClassicCaptioner(nn.Module):
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """The vocabulary of counted words."""
+        """The words of a `Vocabulary`."""
         counted = isinstance(self.tokenizer, Vocabulary)
         return {"vocabulary": self.tokenizer.words} if counted else {}
 
 
 def coverage_penalty(attention: Tensor, labelled: Tensor) -> Tensor:
-    """The mean over places of (1 - sum over time of the attention) ** 2, a mean over tokens.
+    """The doubly stochastic term of Show, Attend and Tell (arXiv 1502.03044, equation 14).
 
-    attention: (R, N, P); labelled: bool (R, N), the scored positions. The doubly stochastic
-    term of Show, Attend and Tell (arXiv 1502.03044, equation 14), with a mean in place of the sum.
-    A caption is weighted by its tokens, as in the loss: the token-weighted mean over batches or
-    processes equals that of all their captions together.
+    attention: (R, N, P); labelled: bool (R, N), the scored positions. For a caption it is the mean
+    over image positions of (1 - attention summed over time) ** 2; the paper has a sum in place of
+    the mean. Captions are weighted by their number of tokens, as in the loss, so that the result
+    does not depend on how captions are distributed over batches and processes.
     """
-    seen = (attention * labelled.unsqueeze(2)).sum(1)  # (R, P)
+    covered = (attention * labelled.unsqueeze(2)).sum(1)  # (R, P)
     tokens = labelled.sum(1)  # (R,)
-    return ((1 - seen).square().mean(1) * tokens).sum() / tokens.sum().clamp(min=1)
+    return ((1 - covered).square().mean(1) * tokens).sum() / tokens.sum().clamp(min=1)

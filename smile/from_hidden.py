@@ -14,7 +14,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.alternatives.in_pieces import Alternatives, Earlier
+from smile.alternatives import load
 from smile.captions import blocks
 from smile.head import POSITIONS, Head, recorded, slices
 from smile.labels import caption_types, count, first_labelled, reduce
@@ -82,7 +82,10 @@ class _Losses:
 
     def __init__(self, head: Head, labels: Tensor, mixture: Mixture, d_losses: Tensor):
         self.head, self.mixture, self.first_by_mle = head, mixture, mixture.first_by_mle()
-        self.alternatives = Alternatives(mixture, head.differentiate)
+        self.alternatives = None
+        if mixture.alternatives():
+            in_pieces = load("smile.alternatives.in_pieces:Alternatives")
+            self.alternatives = in_pieces(mixture, head.differentiate)
         self.d_losses = d_losses.flatten()
         # The last element takes the losses of positions that are not scored.
         self.of = {name: d_losses.new_zeros(labels.numel() + 1) for name in mixture.weights}
@@ -98,12 +101,12 @@ class _Losses:
         chosen = (labelled if everywhere else first).flatten().nonzero().squeeze(1)  # (M,)
         excluded = reverse_subset_excludes(labels, mixture.ignore_index, padding)
         label, is_first = (x.flatten()[chosen].unsqueeze(1) for x in (labels, first))  # (M, 1) each
-        earlier = self.alternatives.earlier(labels, chosen)
+        earlier = self.alternatives and self.alternatives.earlier(labels, chosen)
         of_caption = chosen.div(labels.size(1), rounding_mode="floor")
         chosen = rows.flatten()[chosen]
         for piece in slices(len(chosen), POSITIONS["cpu" if labels.is_cpu else "cuda"]):
             columns = excluded[of_caption[piece]]
-            before = Earlier(*(x[piece] for x in earlier)) if earlier else None
+            before = earlier and earlier._make(x[piece] for x in earlier)
             self._add_piece(chosen[piece], label[piece], is_first[piece], columns, before)
 
     def _add_piece(self, rows, label, is_first, excluded, earlier):
@@ -117,15 +120,20 @@ class _Losses:
         target = self.head.pick(logits, label)
         scale = self.d_losses[rows].unsqueeze(1)
         picked = [self.head.pick(logits, earlier.words)] if earlier else []
-        losses, (d_all,) = self.alternatives.of_logits(logits, label.squeeze(1), scale.squeeze(1))
+        losses, d_all, d_known = {}, None, [None, None]
+        if self.alternatives:
+            reading = (logits, label.squeeze(1), scale.squeeze(1))
+            losses, (d_all,) = self.alternatives.of_logits(*reading)
         if reverse:
             subset = self.head.without(logits, excluded, label, target)
             self.of["reverse"][rows] = (self.head.softmax_(subset) - target).squeeze(1)
         mean = self.head.mean(logits) if smoothing else target
         total = self.head.softmax_(logits)
-        known = [total.squeeze(1), target.squeeze(1), *picked]
-        more, d_known = self.alternatives.of_likelihoods(known, earlier, scale.squeeze(1))
-        for name, found in {**losses, **more}.items():
+        if self.alternatives:
+            known = [total.squeeze(1), target.squeeze(1), *picked]
+            more, d_known = self.alternatives.of_likelihoods(known, earlier, scale.squeeze(1))
+            losses.update(more)
+        for name, found in losses.items():
             self.of[name][rows] = found
         if mle:
             smoothed = total - (1 - smoothing) * target - smoothing * mean

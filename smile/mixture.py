@@ -2,12 +2,12 @@
 
 import ast
 from functools import lru_cache
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from smile.alternatives import ALTERNATIVES, TokenLoss
+from smile.alternatives import ALTERNATIVES, load
 from smile.head import Transform
 from smile.sharded import Shards
 
@@ -34,9 +34,10 @@ class Mixture(NamedTuple):
     ignore_index: int
     alternatives_text: str = "{}"
 
-    def alternatives(self) -> dict[str, TokenLoss]:
-        """By name, in the order of the weights."""
-        return _built(self.alternatives_text)
+    def alternatives(self) -> dict[str, Any]:
+        """The alternatives with a weight, each a `TokenLoss`, by name."""
+        built = _built(self.alternatives_text)
+        return {name: built[name] for name in self.weights if name in built}
 
     def text(self) -> str:
         """An operator's argument; compiled programs make it while they are traced."""
@@ -56,9 +57,9 @@ class Mixture(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _built(parameters: str) -> dict[str, TokenLoss]:
+def _built(parameters: str) -> dict[str, Any]:
     given = ast.literal_eval(parameters)
-    return {name: ALTERNATIVES[name](**of_it) for name, of_it in given.items()}
+    return {name: load(ALTERNATIVES[name])(**of_it) for name, of_it in given.items()}
 
 
 class LossInputs(NamedTuple):

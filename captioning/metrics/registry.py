@@ -1,7 +1,6 @@
 """The evaluators by name. A new one is a module and a line here."""
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, Optional
 
 from captioning.metrics.evaluator import Evaluator, Metric, Settings
@@ -25,18 +24,19 @@ EVALUATORS: dict[str, str] = {
     "perplexity": "captioning.metrics.perplexity:Perplexity",
     "itm": "captioning.metrics.itm:Itm",
 }
+EVALUATORS: dict[str, str] = {name: entry for name, (entry, _) in _DECLARED.items()}
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
 _PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # the paper's table
+_COMPUTED_BY = {metric: name for name, (_, own) in _DECLARED.items() for metric in own.split()}
+# The evaluator of each metric, in the order of tables: the published table's columns first.
+METRICS: dict[str, str] = {name: _COMPUTED_BY[name] for name in (*_PUBLISHED, *_COMPUTED_BY)}
 
 
-@cache
-def all_metrics() -> dict[str, Metric]:
-    """Every metric by name: the published table's columns first, then in the registry's order."""
-    every = {}
-    for entry in EVALUATORS.values():
-        every.update((metric.name, metric) for metric in load(entry).metrics)
-    return {name: every[name] for name in (*_PUBLISHED, *every)}
+def metric_of(name: str) -> Metric:
+    """The metric of this name; imports its evaluator. One without an evaluator has a bare name."""
+    kinds = [load(EVALUATORS[METRICS[name]])] if name in METRICS else []
+    return next((m for kind in kinds for m in kind.metrics if m.name == name), Metric(name, name))
 
 
 def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:

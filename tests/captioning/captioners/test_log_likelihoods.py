@@ -33,6 +33,8 @@ def test_captions_were_drawn_with_these_likelihoods(captioner):
     assert found.shape == (2, 4, ids.size(2) - len(captioner.prompt_ids))
     # What the decoding summed up while it drew.
     torch.testing.assert_close(found.sum(-1).double(), drawn.scores, rtol=1e-4, atol=1e-4)
+    copy = captioner.for_inference(torch.float32, False)
+    torch.testing.assert_close(copy.log_likelihoods(encoded, ids), found, rtol=1e-4, atol=1e-4)
     assert len({round(score, 3) for score in drawn.scores.flatten().tolist()}) > 4
 
 
