@@ -305,7 +305,7 @@ def captioner_of(
     )
     load_weights(captioner, state, source)
     if CONFIG in content:
-        adapted(captioner, Lora(**config["lora"]), source, TIED)
+        adapted(captioner, Lora(**kept["lora"]), source, TIED)
         load_weights(captioner, content["model"], checkpoint)
         merge(captioner)
     return captioner.eval()
