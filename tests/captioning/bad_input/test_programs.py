@@ -91,7 +91,7 @@ def test_training_and_evaluation(
     ("program", "arguments", "message"),
     [
         (attend.main, ["--checkpoint", "{f}/attack.pth", "{f}/text.jpg"], "text.jpg: not a readab"),
-        (attend.main, ["--checkpoint", "{f}/attack.pth", "{s}"], "attack.pth holds objects"),
+        (attend.main, ["--checkpoint", "{f}/attack.pth", "{s}"], "attack.pth has objects"),
         (
             attend.main,
             ["--checkpoint", "{f}/nan.pth", "{f}/strip.png"],
