@@ -109,9 +109,9 @@ def settings_in(content: Mapping[str, Any], state: Mapping[str, Tensor], name: s
     kept = content.get("config")
     kept = kept if isinstance(kept, dict) else {}
     if not {PATCH, POSITION_EMBEDDING} <= set(state):
-        raise CheckpointError(f"{name} holds no image encoder of BLIP's")
+        raise CheckpointError(f"{name} has no image encoder of BLIP")
     if CONFIG in content and not {"image_size", "lora"} <= kept.keys():
-        raise CheckpointError(f"{name} holds an adapter without its run's configuration")
+        raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
     width, patches = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
     size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(patches**0.5)
     return {
@@ -152,7 +152,7 @@ def base_weights(
 
 
 def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
-    """Copy a state dict into a model; the position embedding is resized to its image size.
+    """Copy a state dict into a model. The position embedding is resized to its image size.
 
     name: the file, for messages. Raises CheckpointError and changes nothing if a value is not
     finite, a shape differs, or a key is missing or unexpected. As in BLIP's files, DERIVED keys may
