@@ -81,6 +81,13 @@ def count_what_is_kept(path):
     return hook
 
 
+def test_a_learnt_null_image_is_sharded(finished, config):
+    settings = (*BLIP, "drop_image=0.4", "null_image=learnt")
+    sharded = finished(*settings, "sharding=fsdp")
+    assert_close(sharded, finished(*settings))
+    assert weights(sharded)["null_image.vector"].any()
+
+
 def test_it_learns_as_without_and_each_process_keeps_its_part(finished, config):
     settings = (*BLIP, *CLIPPED, "vit_grad_ckpt=true", "vit_ckpt_layer=1")
     counts = config.with_name("counts")
