@@ -1,4 +1,4 @@
-"""The parts that a run is made of: batches, captioner, the captioner on all processes."""
+"""Builds the parts of a run: batches, captioner, and the captioner on all processes."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -25,7 +25,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training import sharding
 
-# Newer versions of torch have renamed the argument and warn of the old name.
+# Newer versions of torch have renamed the argument and warn about the old name.
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")
 SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
 
@@ -33,7 +33,7 @@ SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel)
 def training_batches(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> TrainingLoader:
-    """This rank's batches of the training split."""
+    """The loader of this rank's batches of the training split."""
     settings = (
         samples,
         config.image_root,
@@ -60,15 +60,15 @@ def training_batches(
 
 
 def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Module:
-    """The captioner of a new run, or of one that resumes from a checkpoint's content."""
+    """Build the captioner. resumed: the content of the checkpoint that the run resumes from."""
     pretrained = None if resumed else config.pretrained
     with distributed.first_on_each_machine():
         captioner, loaded = captioner_from(config, pretrained, resumed)
     if config.batch_size < captioner.min_batch_size:
         raise UserError(
-            f"batch_size is {config.batch_size}; this captioner normalises over a batch, and "
-            f"has one place at image_size {config.image_size}: it must be "
-            f"{captioner.min_batch_size} or more"
+            f"batch_size is {config.batch_size}, but must be {captioner.min_batch_size} or more: "
+            "this captioner has a batch norm, and its feature map at image_size "
+            f"{config.image_size} has one position"
         )
     if not resumed:
         log_line(loaded)
@@ -82,9 +82,10 @@ def distribute(
     device: torch.device,
     dtype: torch.dtype,
 ) -> nn.Module:
-    """The learner on the device: sharded, in DistributedDataParallel, or itself.
+    """Move the learner to the device. Shard it or wrap it in DistributedDataParallel if needed.
 
-    captioner: the learner or, with a reward, the captioner in it. dtype: of sharded computation.
+    captioner: the captioner in the learner; without a reward, the learner itself. dtype: the
+    precision of a sharded learner.
     """
     group = distributed.limit_waits(config.rank_timeout)
     if config.sharding == "fsdp":
@@ -94,7 +95,7 @@ def distribute(
         captioner.compile_parts()
     if group is None:
         return learner
-    # Running averages of a norm must be equal on all ranks; integer buffers never change.
+    # Running statistics of batch norms must be equal on all ranks. Integer buffers never change.
     sync = any(buffer.is_floating_point() for buffer in learner.buffers())
     return DistributedDataParallel(
         learner,
