@@ -44,8 +44,8 @@ vit.initializer_range=0
 """
 
 SPLIT = (
-    "it has to be shares of the photos, such as {val: 0.05, test: 0.05}, or lists of names in "
-    "ann_root, such as {train: a.txt, val: b.txt, test: c.txt}"
+    "it must be shares of the photos, such as {val: 0.05, test: 0.05}, or files in ann_root with "
+    "lists of names, such as {train: a.txt, val: b.txt, test: c.txt}"
 )
 LINES = [
     ("num_beam=3", "unknown key 'num_beam'; did you mean 'num_beams'?"),

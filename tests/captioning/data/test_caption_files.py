@@ -114,10 +114,10 @@ def test_references_as_a_mapping(write):
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({}, "holds no reference captions"),
+        ({}, "no reference captions: check"),
         ([], "no samples: check that this is the right file"),
         (3, "not an annotation file"),
-        ({"annotations": []}, "holds no reference captions"),
+        ({"annotations": []}, "no reference captions: check"),
         ({"annotations": [{"caption": "a"}]}, "annotations: entry 1 has no image_id"),
         ({"5": ["a"], "7": "b"}, "no reference captions under '7'"),
         ({"5": []}, "no reference captions under '5'"),

@@ -187,7 +187,7 @@ def test_a_disk_that_fails_for_a_moment_is_not_the_tar(tars, monkeypatch):
 
 def test_stores_of_two_kinds_are_refused():
     config = SimpleNamespace(train_file=["s3://b/{0..1}.tar", "gs://b/a.tar"], ann_root=".")
-    with pytest.raises(UserError, match="stores of two kinds"):
+    with pytest.raises(UserError, match="tars are in different stores"):
         training_tars(config)
     with pytest.raises(UserError) as caught:
         expand("s3://key:S3CR3T@bucket/{0..3.tar")
@@ -232,8 +232,8 @@ def test_a_bad_sample_is_refused_or_skipped_and_counted(photos, odd, line):
     ("kept", "line"),
     [
         (lambda starts, size: starts["8.png"] + 100, "unexpected end of data"),
-        (lambda starts, size: starts["8.png"] - 512, "it has no end: it was cut off"),
-        (lambda starts, size: starts["8.png"] - 300, "it has no end: it was cut off"),
+        (lambda starts, size: starts["8.png"] - 512, "it has no end marker: it was cut off"),
+        (lambda starts, size: starts["8.png"] - 300, "it has no end marker: it was cut off"),
         (lambda starts, size: 0, "empty file"),
     ],
 )
