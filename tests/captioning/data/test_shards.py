@@ -241,7 +241,7 @@ def test_a_tar_that_ends_early(tars, photos, samples, kept, line):
     starts = write_members(tars[2], members(photos, samples[7:], as_json))
     data = (photos / "tars" / "2.tar").read_bytes()
     (photos / "tars" / "2.tar").write_bytes(data[: kept(starts, len(data))])
-    with pytest.raises(UserError, match=rf"2\.tar: cannot be read on: {line}"):
+    with pytest.raises(UserError, match=rf"2\.tar: the rest cannot be read: {line}"):
         dataset(tars)
     with_what_is_left = dataset(tars, skip=True)
     # The captions of 7.png, where it is known that nothing of it is lost.
@@ -255,7 +255,7 @@ def test_a_tar_with_garbage_in_the_middle(tars, photos, samples):
     with open(tars[0], "r+b") as file:
         file.seek(starts["2.png"] - 512)
         file.write(b"x" * 512)
-    with pytest.raises(UserError, match=r"0\.tar: cannot be read on: it has no end"):
+    with pytest.raises(UserError, match=r"0\.tar: the rest cannot be read: it has no end"):
         dataset(tars)
     assert [sample.image[-5:] for sample in Shards(tars)][:2] == ["0.png", "4.png"]
 
