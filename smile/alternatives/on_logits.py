@@ -1,4 +1,4 @@
-"""The definitions of the alternatives' losses, on logits."""
+"""Computes the alternatives' losses from logits. These are their definitions."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,10 @@ from smile.labels import at_least_float32, caption_types
 
 
 def token_losses(loss: TokenLoss, ignore_index: int, logits: Tensor, labels: Tensor) -> Tensor:
-    """(C, L) of logits (C, L, V) and labels (C, L), a caption in a row; any without a label."""
+    """The losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
+
+    Losses of unlabelled positions are arbitrary.
+    """
     logits = at_least_float32(logits)
     if isinstance(loss, OfLogits):
         return _of_all(loss, logits, labels, ignore_index)
@@ -16,18 +19,21 @@ def token_losses(loss: TokenLoss, ignore_index: int, logits: Tensor, labels: Ten
 
 
 def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The tokens of each caption (C, L), and, (C, L, L) by position and token, which of them were
-    labels before the position, each once, and which of them are the position's label."""
+    """The tokens of each caption, (C, L), and two masks (C, L, L) by position and token.
+
+    The first mask is true once for each token that is a label before the position. The second mask
+    is true for tokens that are the position's label.
+    """
     types, distinct = caption_types(labels, ignore_index)
     is_label = types.unsqueeze(1) == labels.unsqueeze(2)
-    before = is_label.cumsum(1) - is_label.long()  # how often
-    return types, (before > 0) & distinct.unsqueeze(1), is_label
+    count_before = is_label.cumsum(1) - is_label.long()
+    return types, (count_before > 0) & distinct.unsqueeze(1), is_label
 
 
 def _of_all(loss: OfLogits, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
     labelled = labels != ignore_index
-    found = loss.losses(logits[labelled], labels[labelled])
-    return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, found)
+    losses = loss.losses(logits[labelled], labels[labelled])
+    return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, losses)
 
 
 def _of_likelihoods(
