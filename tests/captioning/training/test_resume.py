@@ -63,7 +63,7 @@ def test_a_run_that_has_run_more_epochs_than_asked_is_refused(scenes_config, tmp
     content = {"model": {}, "optimizer": {}, "epoch": 2, "config": config.model_dump()}
     torch.save(content, tmp_path / "checkpoint_02.pth")
     assert starting_point(config)["epoch"] == 2
-    with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has run 3 epochs"):
+    with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has finished 3 epochs"):
         starting_point(load_config(scenes_config, ["max_epoch=2"], {"output_dir": str(tmp_path)}))
 
 
