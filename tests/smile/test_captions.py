@@ -240,7 +240,7 @@ BAD = [
     ({"segments": torch.zeros(2, 5)}, "segments is torch.float32; give whole numbers"),
     ({"segments": torch.zeros(2, 6).long()}, r"segments is (2, 6), but labels is (2, 5)"),
     ({"segments": torch.zeros(5).long()}, r"segments is (5,), but labels is (2, 5)"),
-    ({"weights": torch.ones(5)}, r"weights is (5,), but labels is (2, 5); give one weight for each token"),
+    ({"weights": torch.ones(5)}, r"weights is (5,), but labels is (2, 5); give one weight"),
     ({"weights": torch.ones(2, 6)}, r"weights is (2, 6)"),
     ({"weights": torch.tensor([1.0, float("nan")])}, "a weight is nan; weights are finite"),
     ({"weights": [1.0, 1.0]}, "weights is a list; give a tensor of floats"),

@@ -200,5 +200,5 @@ def test_parts_of_what_is_whole_are_one_line(config):
 def test_a_torch_that_it_goes_wrong_with_is_refused(config, monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
-    with pytest.raises(UserError, match=r"sharding is fsdp, but this is torch 2.8.0.cpu, which computes"):
+    with pytest.raises(UserError, match=r"sharding is fsdp, but this is torch 2.8.0.cpu, which"):
         check_sharding(load_config(config, ["sharding=fsdp"]))
