@@ -1,5 +1,8 @@
 """Converts a captioner to a folder of transformers' BlipForConditionalGeneration, and back.
 
+Or BLIP's filter, a retrieval checkpoint, to one of BlipForImageTextRetrieval. The keys decide: a
+file with a text decoder is a captioner.
+
     python -m BLIP.convert to-hf checkpoints/blip_mle_smile_base.pth output/hf
     python -m BLIP.convert from-hf output/hf output/again.pth
 
@@ -16,20 +19,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Callable, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from adapters.lora import CONFIG, Lora, adapted, merge
-from BLIP.blip import MED_CONFIG, PROMPT, BlipCaptioner, build_captioner
+from BLIP.blip import PROMPT, BlipCaptioner, build_captioner
+from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
 from BLIP.med import MedConfig, TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import VIT_SIZES, ImageEncoder
 from BLIP.weights.checkpoint import (
     DERIVED,
-    POSITION_EMBEDDING,
     TIED,
     WORDS,
     CheckpointError,
@@ -37,12 +40,12 @@ from BLIP.weights.checkpoint import (
     check_fits,
     load_weights,
     read_checkpoint,
+    settings_in,
 )
 from BLIP.weights.download import without_secrets
 from BLIP.weights.safe_load import first_line
 from smile import Objective
 
-PATCH = "visual_encoder.patch_embed.proj.weight"
 ADDED = ("[DEC]", "[ENC]")
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Parameter names of the image encoder, ours and transformers': prefixes, and parts inside a block.
@@ -61,7 +64,8 @@ BLOCK = {
     ".norm2.": ".layer_norm2.",
 }
 POSITIONS = "text_decoder.bert.embeddings.position_ids"
-# Names of the image encoder's sizes, in `build_captioner` and in transformers' config.json.
+ITM_WORDS = "text_encoder.embeddings.word_embeddings.weight"
+# Sizes of the image encoder, in `build_captioner` and in transformers' config.json.
 VIT_NAMES = {
     "embed_dim": "hidden_size",
     "depth": "num_hidden_layers",
@@ -72,19 +76,23 @@ VIT_NAMES = {
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the keys of a captioner's state dict for transformers, and drop DERIVED keys."""
-    return {_renamed(k, VISION, BLOCK): v for k, v in state.items() if k not in DERIVED}
+    """A model's state dict under transformers' names, without DERIVED keys and position ids."""
+    left_out = {*DERIVED, POSITION_IDS}
+    return {_renamed(k, VISION, BLOCK): v for k, v in state.items() if k not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
     """The inverse of `to_hf_names`. positions: the number of positions of the text decoder.
 
-    The tied head is always a copy of the word embedding. Raises CheckpointError if the word
-    embedding is missing.
+    A captioner's tied head is filled in from the word embedding, even if it is there. Raises
+    CheckpointError if the word embedding is missing.
     """
     vision, block = ({new: old for old, new in names.items()} for names in (VISION, BLOCK))
     ours = {_renamed(key, vision, block): value for key, value in state.items()}
-    ours[POSITIONS] = torch.arange(positions).unsqueeze(0)
+    is_itm = HEAD in ours
+    ours[POSITION_IDS if is_itm else POSITIONS] = torch.arange(positions).unsqueeze(0)
+    if is_itm:
+        return ours
     for key, source in DERIVED.items():
         if source is not None:
             if source not in ours:
@@ -103,17 +111,22 @@ def _renamed(key: str, prefixes: Mapping[str, str], within: Mapping[str, str]) -
     return key
 
 
-def hf_config(captioner: BlipCaptioner, label_smoothing: float = 0.1) -> dict:
-    """`config.json` of a captioner. label_smoothing: by default BLIP's; transformers has 0."""
-    words, vit, decoder = captioner.tokenizer, captioner.visual_encoder, captioner.text_decoder
+def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
+    """`config.json` of a model. label_smoothing: BLIP's by default; transformers' is 0."""
+    words, vit = model.tokenizer, model.visual_encoder
+    if isinstance(model, BlipItm):
+        architecture, config = "BlipForImageTextRetrieval", model.config
+        further = {"image_text_hidden_size": model.text_proj.out_features}
+    else:
+        architecture, config = "BlipForConditionalGeneration", model.text_decoder.config
+        further = {"label_smoothing": label_smoothing, "tie_word_embeddings": True}
     ids = {"bos": words.start, "eos": words.end, "sep": words.end, "pad": words.pad}
-    sizes = asdict(decoder.config)
+    sizes = asdict(config)
     del sizes["initializer_range"]
     return {
-        "architectures": ["BlipForConditionalGeneration"],
+        "architectures": [architecture],
         "model_type": "blip",
-        "label_smoothing": label_smoothing,
-        "tie_word_embeddings": True,
+        **further,
         "text_config": {
             "model_type": "blip_text_model",
             "vocab_size": len(words),
@@ -158,30 +171,31 @@ def settings_of(config: Mapping) -> dict:
     }
 
 
-def save_hf(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
-    """Write a captioner as a folder for transformers 4.26 and later.
+def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> None:
+    """Write a model as a folder that transformers loads (from 4.26 on).
 
     Raises CheckpointError for a captioner with first_token_shift: its first token is a piece such
     as ##a, and transformers would append it to the prompt's last word.
     """
-    if captioner.shift:
+    if getattr(model, "shift", None):
         raise CheckpointError(
             "the captioner was trained with first_token_shift, which transformers does not "
             "support; python -m BLIP.export does"
         )
-    folder, words = Path(folder), captioner.tokenizer
+    folder, words = Path(folder), model.tokenizer
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(words, folder)
-    state = {k: v.contiguous() for k, v in to_hf_names(captioner.state_dict()).items()}
+    state = {k: v.contiguous() for k, v in to_hf_names(model.state_dict()).items()}
     with atomic_write(folder / "model.safetensors") as file:
         save_file(state, file, metadata={"format": "pt"})
-    config = hf_config(captioner)
+    config = hf_config(model)
     size = config["vision_config"]["image_size"]
     added = {token: words.bert.token_to_id(token) for token in ADDED}
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     ends = {key: id_ for key, id_ in config["text_config"].items() if key.endswith("_token_id")}
     write_json(config, folder / "config.json")
-    write_json(ends, folder / "generation_config.json")
+    if isinstance(model, BlipCaptioner):
+        write_json(ends, folder / "generation_config.json")
     write_json(added, folder / "added_tokens.json")
     tokenizer = {
         "tokenizer_class": "BertTokenizer",
@@ -231,11 +245,17 @@ def read_hf(folder: Union[str, Path]) -> dict:
         state = from_hf_names(state, sizes.max_position_embeddings)
         with torch.device("meta"):
             encoder = ImageEncoder(settings["vit"], settings["image_size"])
-            decoder = TextDecoder(sizes, len(state[WORDS]), encoder.embed_dim, Objective())
+            if HEAD in state:  # of the vocabulary only the length counts
+                words, width = range(len(state[ITM_WORDS])), len(state["text_proj.weight"])
+                model = BlipItm(encoder, sizes, words, width)
+            else:
+                decoder = TextDecoder(sizes, len(state[WORDS]), encoder.embed_dim, Objective())
+                model = nn.ModuleDict({"visual_encoder": encoder, "text_decoder": decoder})
+    except KeyError as error:
+        raise CheckpointError(f"{path}: there is no {error.args[0]}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    parts = nn.ModuleDict({"visual_encoder": encoder, "text_decoder": decoder})
-    check_fits(parts.state_dict(), state, f"{path}, by its config.json,")
+    check_fits(model.state_dict(), state, f"{path}, by its config.json,")
     return {"model": state, "config": settings}
 
 
@@ -268,35 +288,38 @@ def captioner_of(
 ) -> BlipCaptioner:
     """Build the captioner of a checkpoint. LoRA is merged.
 
-    The position embedding determines the image size. Arguments that are None, the prompt and
-    first_token_shift come from the configuration in the checkpoint. Without one they are BLIP's:
-    bert-base-uncased, configs/med_config.json, and ViT-B or ViT-L by the width.
+    Arguments that are None: see `settings_in`. The prompt and first_token_shift are those of the
+    configuration in the checkpoint, if there is one.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     checkpoint = without_secrets(checkpoint)
     state, source = base_weights(content, checkpoint, trust_checkpoint)
-    config = content.get("config")
-    config = config if isinstance(config, dict) else {}
-    if not {PATCH, POSITION_EMBEDDING} <= set(state):
-        raise CheckpointError(f"{checkpoint} has no image encoder of BLIP")
-    width, patches = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
-    if CONFIG in content and not {"image_size", "lora"} <= config.keys():
-        raise CheckpointError(f"{checkpoint} has an adapter, but not its run's configuration")
-    size = config["image_size"] if CONFIG in content else state[PATCH].size(2) * round(patches**0.5)
+    found = settings_in(content, state, checkpoint)
+    given = {"tokenizer": tokenizer, "vit": vit, "med_config": med_config}
+    kept = content.get("config")
+    kept = kept if isinstance(kept, dict) else {}
     captioner = build_captioner(
-        tokenizer=tokenizer or config.get("tokenizer", "bert-base-uncased"),
-        vit=vit or config.get("vit") or ("large" if width == 1024 else "base"),
-        image_size=size,
-        med_config=med_config or config.get("med_config", MED_CONFIG),
-        prompt=config.get("prompt", PROMPT),
-        first_token_shift=config.get("first_token_shift", False),
+        **{**found, **{name: value for name, value in given.items() if value}},
+        prompt=kept.get("prompt", PROMPT),
+        first_token_shift=kept.get("first_token_shift", False),
     )
     load_weights(captioner, state, source)
     if CONFIG in content:
-        adapted(captioner, Lora(**config["lora"]), source, TIED)
+        adapted(captioner, Lora(**kept["lora"]), source, TIED)
         load_weights(captioner, content["model"], checkpoint)
         merge(captioner)
     return captioner.eval()
+
+
+def model_of(checkpoint: str, **sizes: Any) -> Union[BlipCaptioner, BlipItm]:
+    """BLIP's filter if the checkpoint has its head and no text decoder, otherwise the captioner.
+
+    sizes: see `captioner_of`.
+    """
+    state = read_checkpoint(checkpoint, sizes["trust_checkpoint"], mapped=True)["model"]
+    if HEAD in state and WORDS not in state:
+        return load_itm(checkpoint, **sizes)[0]
+    return captioner_of(checkpoint, **sizes)
 
 
 def write_json(content: dict, path: Path) -> None:
@@ -343,7 +366,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def program() -> str:
         if given.pop("command") == "to-hf":
-            save_hf(captioner_of(**given), folder)
+            save_hf(model_of(**given), folder)
             return f"wrote {folder}"
         content = read_hf(folder)
         with atomic_write(Path(given["checkpoint"])) as file:

@@ -1,4 +1,4 @@
-"""The text decoder: BERT layers that attend to the caption so far and to the image.
+"""BERT layers that attend to the caption and to the image, and the text decoder made of them.
 
 Parameters have the names of the released BLIP checkpoints. Shapes: R rows (captions or beams),
 grouped by image, so that R = B * k; n tokens per row; P image tokens; H width; V vocabulary size.
@@ -179,28 +179,65 @@ class Layer(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        image_embeds: Tensor,
+        image_embeds: Optional[Tensor],
         mask: Tensor,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """Compute keys and values, then attend. FSDP needs one forward that uses all parameters."""
-        past = self.attention.keys_values(hidden, unpadding)
-        image = self.crossattention.keys_values(image_embeds)
-        return self.attend(hidden, past, image, mask, unpadding=unpadding)
+        """The whole layer, so that FSDP finds all its parameters used in one forward."""
+        own = self.attention.keys_values(hidden, unpadding)
+        image = None if image_embeds is None else self.crossattention.keys_values(image_embeds)
+        return self.attend(hidden, own, image, mask, unpadding=unpadding)
 
     def attend(
         self,
         hidden: Tensor,
-        past: KeysValues,
-        image: KeysValues,
+        own: KeysValues,
+        image: Optional[KeysValues],
         mask: Optional[Tensor] = None,
         is_causal: bool = False,
         unpadding: Optional[Unpadding] = None,
     ) -> Tensor:
-        """Apply the layer. past, image: keys and values of self-attention and cross-attention."""
-        hidden = self.attention(hidden, past, mask, is_causal, unpadding)
-        hidden = self.crossattention(hidden, image, unpadding=unpadding)
+        """The layer with precomputed keys and values of self-attention and cross-attention.
+
+        image: None leaves cross-attention out.
+        """
+        hidden = self.attention(hidden, own, mask, is_causal, unpadding)
+        if image is not None:
+            hidden = self.crossattention(hidden, image, unpadding=unpadding)
         return self.output(recompute_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
+
+
+def build_bert(config: MedConfig, vocab_size: int, encoder_width: int) -> nn.ModuleDict:
+    """Embeddings and layers, under BERT's names; `bert_states` is their forward."""
+    embeddings = Embeddings(config, vocab_size)
+    layers = [Layer(config, encoder_width) for _ in range(config.num_hidden_layers)]
+    encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
+    return nn.ModuleDict({"embeddings": embeddings, "encoder": encoder})
+
+
+def bert_states(
+    bert: nn.ModuleDict,
+    tokens: Tensor,
+    attention_mask: Tensor,
+    image_embeds: Optional[Tensor],
+    is_causal: bool,
+) -> Tensor:
+    """The last layer's output, (R, n, H).
+
+    tokens, attention_mask (1 real, 0 padding): int64 (R, n); image_embeds: (B, P, width), or None
+    without cross-attention; is_causal: whether a token attends only to itself and those before it.
+    """
+    mask = attention_mask.bool()[:, None, None, :]  # (R, 1, 1, n)
+    if is_causal:
+        length = tokens.size(1)
+        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        mask = causal & mask  # (R, 1, n, n)
+    hidden = bert["embeddings"](tokens)
+    unpadding = unpadding_of(attention_mask)
+    hidden = unpadding.unpad(hidden) if unpadding else hidden
+    for layer in bert["encoder"]["layer"]:
+        hidden = layer(hidden, image_embeds, mask, unpadding)
+    return unpadding.pad(hidden) if unpadding else hidden
 
 
 class Predictions(nn.Module):
@@ -233,12 +270,8 @@ class TextDecoder(nn.Module):
         self, config: MedConfig, vocab_size: int, encoder_width: int, objective: Objective
     ):
         super().__init__()
-        embeddings = Embeddings(config, vocab_size)
-        layers = [Layer(config, encoder_width) for _ in range(config.num_hidden_layers)]
-        self.bert = nn.ModuleDict(
-            {"embeddings": embeddings, "encoder": nn.ModuleDict({"layer": nn.ModuleList(layers)})}
-        )
-        predictions = Predictions(config, embeddings.word_embeddings)
+        self.bert = build_bert(config, vocab_size, encoder_width)
+        predictions = Predictions(config, self.bert["embeddings"].word_embeddings)
         self.cls = nn.ModuleDict({"predictions": predictions})
         self.config = config
         self.objective = objective
@@ -253,24 +286,16 @@ class TextDecoder(nn.Module):
         return self.bert["encoder"]["layer"]
 
     def hidden_states(self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor) -> Tensor:
-        """The last layer's output, (R, n, H).
-
-        tokens, attention_mask (1 token, 0 padding): int64 (R, n); image_embeds: (B, P, width).
-        """
-        length = tokens.size(1)
-        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
-        mask = causal & attention_mask.bool()[:, None, None, :]  # (R, 1, n, n)
-        hidden = self.bert["embeddings"](tokens)
-        unpadding = unpadding_of(attention_mask)
-        hidden = unpadding.unpad(hidden) if unpadding else hidden
-        for layer in self.layers:
-            hidden = layer(hidden, image_embeds, mask, unpadding)
-        return unpadding.pad(hidden) if unpadding else hidden
+        """The last layer's output, (R, n, H); see `bert_states`."""
+        return bert_states(self.bert, tokens, attention_mask, image_embeds, is_causal=True)
 
     def logits(
         self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
     ) -> Tensor:
-        """Next-token logits (R, n - start, V) from position `start` on; see `hidden_states`."""
+        """Next-token logits (R, n - start, V) of positions `start` to n - 1.
+
+        The other arguments are those of `bert_states`.
+        """
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         return self.cls["predictions"](hidden[:, start:])
 
@@ -282,7 +307,7 @@ class TextDecoder(nn.Module):
         labels: Tensor,
         prompt_length: int = 1,
     ) -> ObjectiveOutput:
-        """The objective on labels (R, n) after the first `prompt_length`; see `hidden_states`."""
+        """The objective over labels (R, n) after the first `prompt_length`; see `bert_states`."""
         hidden = self.hidden_states(tokens, attention_mask, image_embeds)
         head = self.cls["predictions"]
         hidden = head.transformed(hidden[:, prompt_length - 1 : -1])

@@ -25,6 +25,23 @@ def slices(count: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
+def is_distributed(tensor: Optional[Tensor]) -> bool:
+    """Whether a tensor is a DTensor. This avoids the import of DTensor, which is slow."""
+    return hasattr(tensor, "placements")
+
+
+def whole(logits: Tensor) -> Tensor:
+    """Convert replicated logits to a plain tensor. Raises ValueError for sharded logits."""
+    if not is_distributed(logits):
+        return logits
+    if not all(placement.is_replicate() for placement in logits.placements):
+        raise ValueError(
+            f"logits are placed {logits.placements}; give logits.full_tensor(), or give hidden "
+            "states and the sharded head to from_hidden, which does not gather logits"
+        )
+    return logits.to_local()
+
+
 class Transform(NamedTuple):
     """Maps z = hidden @ weight.T + bias to logits: scale * z, or cap * tanh(scale * z / cap)."""
 

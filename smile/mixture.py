@@ -2,14 +2,13 @@
 
 import ast
 from functools import lru_cache
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from smile.alternatives import ALTERNATIVES, TokenLoss
+from smile.alternatives import ALTERNATIVES, load
 from smile.head import Transform
-from smile.sharded import Shards
 
 # Whether the original code scores the first token of a caption over the whole vocabulary.
 FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
@@ -37,9 +36,10 @@ class Mixture(NamedTuple):
     ignore_index: int
     alternatives_text: str = "{}"
 
-    def alternatives(self) -> dict[str, TokenLoss]:
-        """The alternatives by name, in the order of the weights."""
-        return _built(self.alternatives_text)
+    def alternatives(self) -> dict[str, Any]:
+        """The alternatives with a weight, each a `TokenLoss`, by name."""
+        built = _built(self.alternatives_text)
+        return {name: built[name] for name in self.weights if name in built}
 
     def text(self) -> str:
         """The mixture as a string, which a custom operator takes. Dynamo can trace this method."""
@@ -59,9 +59,9 @@ class Mixture(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _built(parameters: str) -> dict[str, TokenLoss]:
+def _built(parameters: str) -> dict[str, Any]:
     by_name = ast.literal_eval(parameters)
-    return {name: ALTERNATIVES[name](**options) for name, options in by_name.items()}
+    return {name: load(ALTERNATIVES[name])(**options) for name, options in by_name.items()}
 
 
 class LossInputs(NamedTuple):
@@ -69,7 +69,7 @@ class LossInputs(NamedTuple):
 
     labels: (B, N). words: (B, N, R), sampled for random subsetting, or None. segments, weights:
     (B, N) or None. dtype: the dtype of logits. wanted: whether hidden states, weight and bias need
-    a gradient. shards: the processes that share the head, or None.
+    a gradient. shards: the `smile.sharded.Shards` with which processes share the head, or None.
     """
 
     labels: Tensor
@@ -81,7 +81,7 @@ class LossInputs(NamedTuple):
     transform: Transform
     dtype: torch.dtype
     wanted: tuple[bool, bool, bool]
-    shards: Optional[Shards]
+    shards: Any
 
     @property
     def defer_grad(self) -> bool:

@@ -4,7 +4,7 @@ Both call `smile.from_hidden`. In a compiled program the loss is one operator, b
 it depend on the labels.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from smile.from_hidden import loss_and_parts, losses_and_gradients
 from smile.head import Transform, computed_in
 from smile.labels import check_labels, check_weights
 from smile.mixture import LossInputs, Mixture
-from smile.sharded import Shards
 
 NO_SECOND = "the fused linear loss has no second derivative; compute the objective from logits"
 
@@ -29,7 +28,7 @@ def mixture_from_hidden(
     mixture: Mixture,
     reduction: str,
     transform: Transform,
-    shards: Optional[Shards],
+    shards: Any,
 ) -> tuple[Tensor, Tensor]:
     """The loss, and its detached parts in the order of the weights; see `Objective.from_hidden`.
 

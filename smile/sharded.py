@@ -1,5 +1,7 @@
 """The fused linear loss with a head whose rows are sharded over processes (tensor parallelism).
 
+It is imported only for DTensors.
+
 No process has the whole weight or all logits of a position. Sums, maxima and the logits of single
 tokens are reduced over the process group, so that all processes compute the same losses.
 """
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smile.head import Head, Slope
+from smile.head import Head, Slope, is_distributed
 
 
 class Shards(NamedTuple):
@@ -24,10 +26,31 @@ class Shards(NamedTuple):
     first: Optional[int]
     vocabulary: int
 
+    def head(self, *args) -> Head:
+        """The `Head` of these arguments."""
+        return Head(*args) if self.first is None else ShardedHead(self, *args)
 
-def is_distributed(tensor: Optional[Tensor]) -> bool:
-    """Whether a tensor is a DTensor. This avoids the import of DTensor, which is slow."""
-    return hasattr(tensor, "placements")
+    def agree(self, labels: Tensor, words: Optional[Tensor]) -> Optional[Tensor]:
+        """Let all processes of the group use the words (B, N, R) that the first one has sampled.
+
+        words: for random subsetting, or None. Raises ValueError on all processes if their labels
+        differ. They differ if FSDP has sharded the weight: then each process has a part of a batch.
+        """
+        order = torch.arange(1, labels.numel() + 1, device=labels.device)
+        sizes = order.new_tensor(labels.shape)
+        found = torch.cat([sizes, (order * labels.flatten()).sum().unsqueeze(0)])
+        both = torch.stack([found, -found])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+        if (both[0] != -both[1]).any():
+            raise ValueError(
+                "the processes that shard the head have different labels; give all of them the "
+                "same batch, or, if FSDP shards the head, call the objective in the forward of the "
+                "module that FSDP wraps"
+            )
+        if words is not None:
+            words = words.clone()
+            dist.broadcast(words, dist.get_global_rank(self.group, 0), group=self.group)
+        return words
 
 
 def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
@@ -71,41 +94,6 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
         bias = bias.redistribute(placements=[Shard(0)]).to_local()
     group = mesh.get_group()
     return hidden, weight.to_local(), bias, Shards(group, dist.get_rank(group) * share, vocabulary)
-
-
-def whole(logits: Tensor) -> Tensor:
-    """Convert replicated logits to a plain tensor. Raises ValueError for sharded logits."""
-    if is_distributed(logits):
-        if not all(placement.is_replicate() for placement in logits.placements):
-            raise ValueError(
-                f"logits are placed {logits.placements}; give logits.full_tensor(), or give hidden "
-                "states and the sharded head to from_hidden, which does not gather logits"
-            )
-        return logits.to_local()
-    return logits
-
-
-def agree(labels: Tensor, words: Optional[Tensor], shards: Shards) -> Optional[Tensor]:
-    """Let all processes of the group use the words (B, N, R) that the first process has sampled.
-
-    words: for random subsetting, or None. Raises ValueError on all processes if their labels
-    differ. They differ if FSDP has sharded the weight: then each process has a part of a batch.
-    """
-    order = torch.arange(1, labels.numel() + 1, device=labels.device)
-    sizes = order.new_tensor(labels.shape)
-    found = torch.cat([sizes, (order * labels.flatten()).sum().unsqueeze(0)])
-    both = torch.stack([found, -found])
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=shards.group)
-    if (both[0] != -both[1]).any():
-        raise ValueError(
-            "the processes that shard the head have different labels; give all of them the same "
-            "batch, or, if FSDP shards the head, call the objective in the forward of the module "
-            "that FSDP wraps"
-        )
-    if words is not None:
-        words = words.clone()
-        dist.broadcast(words, dist.get_global_rank(shards.group, 0), group=shards.group)
-    return words
 
 
 class ShardedHead(Head):

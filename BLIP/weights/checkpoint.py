@@ -15,13 +15,15 @@ from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, 
 from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
+PATCH = "visual_encoder.patch_embed.proj.weight"
 
-# BLIP's pre-training files also have text encoders, momentum copies, projections and queues.
-PRETRAINING_KEYS = (
-    *("text_encoder.", "text_encoder_m.", "visual_encoder_m.", "text_decoder_m."),
-    *("vision_proj.", "vision_proj_m.", "text_proj.", "text_proj_m.", "itm_head."),
-    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue", "temp"),
-)
+NULL_IMAGE = "null_image."  # a run may start from a checkpoint with another one
+# BLIP's files hold further towers, heads, momentum copies and queues, by the first part of the key.
+FURTHER_TOWERS = {
+    *("text_encoder", "text_decoder", "vision_proj", "text_proj", "itm_head", "temp"),
+    *("visual_encoder_m", "text_encoder_m", "text_decoder_m", "vision_proj_m", "text_proj_m"),
+    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue"),
+}
 
 # Keys that a file may lack, each with the key of the same value (None: not a learned value).
 WORDS = "text_decoder.bert.embeddings.word_embeddings.weight"
@@ -97,6 +99,30 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     return content
 
 
+def settings_in(content: Mapping[str, Any], state: Mapping[str, Tensor], name: str) -> dict:
+    """Return `tokenizer`, `vit`, `image_size` and `med_config`, as `build_captioner` takes them.
+
+    They come from the configuration in a checkpoint, if there is one, or are BLIP's:
+    bert-base-uncased and its sizes, the encoder of that width, and the image size of the position
+    embedding. state: its weights, or those of its base. name: of the file, for the message. Raises
+    CheckpointError.
+    """
+    kept = content.get("config")
+    kept = kept if isinstance(kept, dict) else {}
+    if not {PATCH, POSITION_EMBEDDING} <= set(state):
+        raise CheckpointError(f"{name} has no image encoder of BLIP")
+    if CONFIG in content and not {"image_size", "lora"} <= kept.keys():
+        raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
+    width, patches = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(patches**0.5)
+    return {
+        "tokenizer": kept.get("tokenizer", "bert-base-uncased"),
+        "vit": kept.get("vit") or ("large" if width == 1024 else "base"),
+        "image_size": size,
+        "med_config": kept.get("med_config", {}),
+    }
+
+
 def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
     """Return the file of an adapter's base weights. None if the checkpoint has no adapter.
 
@@ -126,12 +152,14 @@ def base_weights(
         raise CheckpointError(f"{name} has an adapter of {base}, but {error}") from error
 
 
-def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
-    """Copy a state dict into a captioner. The position embedding is resized to its image size.
+def load_weights(
+    model: nn.Module, state: dict[str, Tensor], name: str, new_null: bool = False
+) -> LoadReport:
+    """Copy a state dict into a model; the position embedding is resized to its image size.
 
-    name: the file, for messages. Raises CheckpointError and changes nothing if a value is not
-    finite, a shape differs, or a key is missing or unexpected. As in BLIP's files, DERIVED keys may
-    be missing and PRETRAINING_KEYS are ignored.
+    name: the file, for messages. new_null: the file may lack the null image. Raises CheckpointError
+    and changes nothing if a value is not finite, a shape differs, or a key is missing or
+    unexpected. As in BLIP's files, DERIVED keys may be missing and FURTHER_TOWERS are ignored.
     """
     own, state = model.state_dict(), dict(state)
     missing, unexpected, reshaped = [], [], []
@@ -139,7 +167,19 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
         if key in own and key not in state and (source is None or source in state):
             missing.append(key)
             state[key] = own[key] if source is None else state[source]
-    for key in [key for key in state if key not in own and key.startswith(PRETRAINING_KEYS)]:
+    for key in [key for key in own if key.startswith(NULL_IMAGE)]:
+        if new_null and (key not in state or state[key].shape != own[key].shape):
+            missing.append(key)
+            state[key] = own[key]
+        elif key not in state:
+            raise CheckpointError(
+                f"{name} does not hold the null image that null_image names ({key}); set "
+                "null_image as it was in training"
+            )
+    further = FURTHER_TOWERS - {_tower(key) for key in own}
+    left_out = [key for key in state if _tower(key) in further]
+    left_out += [key for key in state if key.startswith(NULL_IMAGE) and key not in own]
+    for key in left_out:
         unexpected.append(key)
         del state[key]
     key = POSITION_EMBEDDING  # only BLIP has one
@@ -153,6 +193,10 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
     check_finite(state, name)
     model.load_state_dict(state)
     return LoadReport(missing, unexpected, reshaped)
+
+
+def _tower(key: str) -> str:
+    return key.partition(".")[0]
 
 
 def check_fits(own: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:

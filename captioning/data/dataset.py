@@ -62,6 +62,9 @@ class TrainingDataset(Dataset):
 
     same: `transform` is deterministic and returns tensors. If the tensors of all images take at
     most MOST_KEPT bytes, each process transforms an image once and keeps the tensor.
+
+    drop_image: the share of items with the key `dropped`, whose image is to be replaced by the null
+    image. With 0, no item has that key.
     """
 
     samples: Sequence[Sample]
@@ -72,6 +75,7 @@ class TrainingDataset(Dataset):
     max_words: int = 30
     skip_bad_images: bool = False
     same: bool = False
+    drop_image: float = 0.0
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
@@ -125,8 +129,12 @@ class TrainingDataset(Dataset):
                 chosen = _sample(len(sample.captions), self.captions_per_image)
             image = self._image(sample)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
-        ids = {"image_id": sample.image_id, "index": candidate}
-        return {"image": image, "captions": captions, **ids}
+        item = {"image": image, "captions": captions}
+        if self.drop_image:
+            # A generator of its own: whether images are dropped changes no other draw.
+            drawn = torch.Generator().manual_seed(derived_seed("drop", self.seed, epoch, index))
+            item["dropped"] = torch.rand((), generator=drawn).item() < self.drop_image
+        return {**item, "image_id": sample.image_id, "index": candidate}
 
     def _image(self, sample: Sample) -> Any:
         if sample.image in self._images:

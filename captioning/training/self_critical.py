@@ -144,7 +144,7 @@ def start_of(config: Config, device: torch.device) -> Optional[nn.Module]:
     """The captioner at the start of training, for the KL penalty. None without reward_kl."""
     if not (config.reward and config.reward_kl):
         return None
-    captioner, _ = captioner_from(config, config.pretrained)
+    captioner, _ = captioner_from(config, config.pretrained, trains=True)
     return captioner.to(device).eval().requires_grad_(False)
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from smile.alternatives.interface import Likelihoods, OfLikelihoods, OfLogits
-from smile.alternatives.on_logits import earlier_words
+from smile.alternatives.interface import Likelihoods, earlier_words
 from smile.head import recorded
 from smile.mixture import Mixture
 
@@ -37,8 +36,8 @@ class Alternatives:
         self.weights, self.ignore_index = mixture.weights, mixture.ignore_index
         self.differentiate = differentiate
         losses = mixture.alternatives()
-        self.likelihoods = {k: v for k, v in losses.items() if isinstance(v, OfLikelihoods)}
-        self.logits = {k: v for k, v in losses.items() if isinstance(v, OfLogits)}
+        self.likelihoods = {k: v for k, v in losses.items() if not v.reads_logits}
+        self.logits = {k: v for k, v in losses.items() if v.reads_logits}
 
     def earlier(self, labels: Tensor, chosen: Tensor) -> Optional[Earlier]:
         """The tokens in the captions of the positions `chosen` (M,). None if no loss needs them.

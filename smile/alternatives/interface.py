@@ -1,7 +1,8 @@
 """The interface of an alternative to SMILE: a loss of single tokens, with its parameters.
 
 There are two kinds. A loss of likelihoods is cheap in the fused linear loss, because it shares
-MLE's softmax. A loss of logits needs a copy of the logits.
+MLE's softmax. A loss of logits needs a copy of the logits. The method `of_captions` is the
+definition of a loss.
 """
 
 import math
@@ -11,6 +12,8 @@ from typing import Any, NamedTuple, Optional, get_type_hints
 
 import torch
 from torch import Tensor
+
+from smile.labels import at_least_float32, caption_types
 
 
 class Likelihoods(NamedTuple):
@@ -46,10 +49,11 @@ class TokenLoss(ABC):
 
     The fields of a subclass are its parameters, and each has a default. The constructor raises a
     one-line ValueError for a parameter of the wrong type or out of range. title: the name in
-    tables.
+    tables. reads_logits: whether the loss needs all logits of a position.
     """
 
     title = ""
+    reads_logits = False
 
     def __post_init__(self):
         hints = get_type_hints(type(self))
@@ -86,6 +90,20 @@ class OfLikelihoods(TokenLoss):
     def losses(self, words: Likelihoods) -> Tensor:
         """The losses (R,)."""
 
+    def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+        """The losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
+
+        Losses of unlabelled positions are arbitrary.
+        """
+        logits = at_least_float32(logits)
+        label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
+        known = [logits.logsumexp(2).flatten(), logits.gather(2, label).flatten()]
+        if self.looks_back:
+            types, *which = earlier_words(labels, ignore_index)
+            columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
+            known += [x.flatten(0, 1) for x in (logits.gather(2, columns), *which)]
+        return self.losses(Likelihoods(*known)).view_as(labels)
+
 
 class Weighed(OfLikelihoods):
     """MLE's loss of each token, times a detached weight that depends on its probability."""
@@ -104,6 +122,27 @@ class Weighed(OfLikelihoods):
 class OfLogits(TokenLoss):
     """A loss of all logits of a position."""
 
+    reads_logits = True
+
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The losses (R,) of logits (R, V), float32 or wider, and labels (R,)."""
+
+    def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+        """The losses (C, L); see `OfLikelihoods.of_captions`."""
+        labelled = labels != ignore_index
+        logits = at_least_float32(logits)
+        losses = self.losses(logits[labelled], labels[labelled])
+        return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, losses)
+
+
+def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of each caption, (C, L), and two masks (C, L, L) by position and token.
+
+    The first mask is true once for each token that is a label before the position. The second mask
+    is true for tokens that are the position's label.
+    """
+    types, distinct = caption_types(labels, ignore_index)
+    is_label = types.unsqueeze(1) == labels.unsqueeze(2)
+    count_before = is_label.cumsum(1) - is_label.long()
+    return types, (count_before > 0) & distinct.unsqueeze(1), is_label
