@@ -131,7 +131,10 @@ def test_a_configuration_has_it_and_fast_is_the_default(scenes_config):
 
 @pytest.mark.parametrize(
     ("module", "told"),
-    [(None, "OpenCV is not installed"), (SimpleNamespace(__version__="5.0.0"), "OpenCV is 5.0.0")],
+    [
+        (None, "OpenCV is not installed"),
+        (SimpleNamespace(__version__="5.0.0"), "OpenCV has version 5.0.0"),
+    ],
 )
 def test_without_opencv_4_it_is_one_line(
     scenes_config, tmp_path, monkeypatch, capsys, module, told
