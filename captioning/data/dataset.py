@@ -63,8 +63,8 @@ class TrainingDataset(Dataset):
     same: `transform` is deterministic and returns tensors. If the tensors of all images take at
     most MOST_KEPT bytes, each process transforms an image once and keeps the tensor.
 
-    drop_image: the share of items with the key `dropped`, whose image is to be replaced by the null
-    image. With 0, no item has that key.
+    drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
+    A dropped image has to be replaced by the null image.
     """
 
     samples: Sequence[Sample]
@@ -131,9 +131,9 @@ class TrainingDataset(Dataset):
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
         item = {"image": image, "captions": captions}
         if self.drop_image:
-            # A generator of its own: whether images are dropped changes no other draw.
-            drawn = torch.Generator().manual_seed(derived_seed("drop", self.seed, epoch, index))
-            item["dropped"] = torch.rand((), generator=drawn).item() < self.drop_image
+            # A separate generator, so that other random numbers do not depend on drop_image.
+            generator = torch.Generator().manual_seed(derived_seed("drop", self.seed, epoch, index))
+            item["dropped"] = torch.rand((), generator=generator).item() < self.drop_image
         return {**item, "image_id": sample.image_id, "index": candidate}
 
     def _image(self, sample: Sample) -> Any:

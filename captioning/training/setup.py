@@ -29,8 +29,9 @@ from captioning.training import sharding
 
 # Newer versions of torch have renamed the argument and warn about the old name.
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")
-MEAN_OF = 512  # images
 SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
+
+MEAN_OF = 512  # images
 
 
 def training_batches(
@@ -79,7 +80,7 @@ def mean_image(
     evaluation = preprocessing._replace(
         training=lambda image: preprocessing.evaluation(decode(image)), same=False
     )
-    # With several captions per image, an index is an image.
+    # If captions_per_image is above 1, dataset indices count images instead of captions.
     config = config.model_copy(update={"captions_per_image": 2})
     dataset = _dataset(config, samples, evaluation)
     chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_OF]
