@@ -47,7 +47,7 @@ REFUSED = {
     "an image twice, once as text": (
         entries(5, "5"),
         REFERENCES,
-        "image_id 5 and '5' are one image, with two predictions: keep one of them",
+        "image_id 5 and '5' are the same image with two predictions: keep one of them",
     ),
     "other images": (
         entries(8, 9),
@@ -57,7 +57,7 @@ REFUSED = {
     "references of none": (
         entries(5),
         {},
-        "{r}: holds no reference captions: check that this is the right file",
+        "{r}: no reference captions: check that this is the right file",
     ),
     "references without text": (
         entries(5),

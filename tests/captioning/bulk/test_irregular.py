@@ -33,7 +33,7 @@ def test_irregular_files_are_failed_images(call, photos, odd, tmp_path, workers)
     }
     assert failed.keys() == odd
     for name, error in failed.items():
-        assert error.startswith(f"{photos / name}: not a readable image (no regular file)")
+        assert error.startswith(f"{photos / name}: not a readable image (not a regular file)")
     assert (photos / "link.txt").read_text()  # the link is a photo
     names = {os.path.splitext(path.name)[0] for path in photos.glob("*.txt")}
     assert not names & {os.path.splitext(name)[0] for name in odd}

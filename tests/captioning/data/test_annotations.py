@@ -121,7 +121,7 @@ def test_karpathy_splits(write):
 
 
 def test_folder_in_place_of_a_file(tmp_path):
-    with pytest.raises(UserError, match=r"a folder without photos and without metadata\.jsonl"):
+    with pytest.raises(UserError, match=r"the folder has no photos and no metadata\.jsonl"):
         read_annotations(tmp_path)
 
 

@@ -159,7 +159,7 @@ def test_replaced_pair_keeps_image_and_caption_together(photos, samples):
 def test_a_wrong_folder_is_not_skipped_for_ever(photos, samples, monkeypatch):
     monkeypatch.setattr(dataset_module, "MAX_REPLACEMENTS", 3)
     dataset = make_training(samples, photos / "none", skip_bad_images=True)
-    with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 others"):
+    with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 replacements"):
         dataset[0, 0]
 
 

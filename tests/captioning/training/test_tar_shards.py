@@ -117,9 +117,9 @@ def test_the_words_of_a_vocabulary_come_from_tars_as_from_annotations(scenes_con
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("train_file=[a.tar, b.json]", "train_file: a.tar: tars are for training only"),
-        ("val_file=a.tar", "val_file: a.tar: tars are for training only"),
-        ("train_file=a.tar.gz", r"a.tar.gz: unpack it"),
+        ("train_file=[a.tar, b.json]", "train_file: a.tar: only train_file can be tars"),
+        ("val_file=a.tar", "val_file: a.tar: only train_file can be tars"),
+        ("train_file=a.tar.gz", r"a.tar.gz is compressed, which"),
         ("train_file=['{tmp}/0.tar', '{tmp}/{{0..1}}.tar']", "0.tar is named twice"),
         ("train_file='{tmp}/{{0..3}}.tar'", "1 of 4 tars are missing, the first is .*3.tar"),
         ("train_file='{tmp}/{{0..3.tar'", "not a pattern of tars"),
