@@ -169,7 +169,7 @@ def test_files_that_are_no_text(tmp_path):
     rows = {
         "latin.json": "not UTF-8 text at byte 28: convert it",
         "image.json": "not UTF-8 text at byte 0: convert it",
-        "none.json": "no such file: put it there, or correct what names it",
+        "none.json": "no such file: put it there, or correct the path",
     }
     for name, message in rows.items():
         with pytest.raises(UserError) as error:

@@ -86,7 +86,7 @@ LINES = [
     ("reward={cider: .inf}", "reward.cider: found inf; input should be a finite number"),
     (
         "reward={facts: 1}",
-        "reward: facts needs facts_file: the file that says what is in each image",
+        "reward: facts needs facts_file: the file that describes each image's scene",
     ),
     (
         "reward={cider: 1} reward_samples=1",

@@ -76,7 +76,7 @@ def test_an_unfinished_run_refuses_another_input(
     first = [filled(one), "--existing", existing, *map(filled, flags)]
     run_in_part(*first)
     _, log = run(filled(two), "--existing", existing, *map(filled, others), code=2)
-    assert f"an unfinished run had {name} {filled(was)!r}, and now it is {filled(now)!r}: " in log
+    assert f"the unfinished run has {name} {filled(was)!r}, this call has {filled(now)!r}: " in log
     lines, _ = run(*first)  # goes on
     assert sorted(line["image"] for line in lines) == sorted(found(images))
     lines, _ = run(filled(two), "--existing", existing, *map(filled, others))
