@@ -1,5 +1,6 @@
 """Scores a caption word by word: the probability and the attention map of each word."""
 
+import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -7,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from captioning.captioners.interface import Images
+from captioning.models.generation import scored_lists
+from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, until_end
+from decoding.guided import encode_noisy
 
 END = "(end)"
 
@@ -17,12 +21,13 @@ class ScoredCaption(NamedTuple):
     """A scored caption.
 
     - words: the caption's words; the last is END if the caption has an end token
-    - score: see `decoding.Decoded`
+    - score, own_score: see `decoding.Generated`
     - probabilities: float64 (words,), of each word given the previous words. For a word of several
       pieces, the product over its pieces
     - attention_map: float (words, G, G); each map sums to 1. It is from the step that generated the
       word; for a word of several pieces, the mean over its steps. None if the captioner has no
       attention to the image
+    - candidates: the candidates of reranking, see `scored_lists`; else empty
     """
 
     caption: str
@@ -30,11 +35,16 @@ class ScoredCaption(NamedTuple):
     words: list[str]
     probabilities: Tensor
     attention_map: Optional[Tensor]
+    own_score: Optional[float]
+    candidates: list[dict[str, Any]]
 
 
 @torch.inference_mode()
 def scored_captions(
-    captioner: nn.Module, images: Images, settings: DecodingSettings
+    captioner: nn.Module,
+    images: Images,
+    settings: DecodingSettings,
+    reranker: Optional[Reranker] = None,
 ) -> list[ScoredCaption]:
     """Generate and score the best caption of each image of a batch.
 
@@ -42,7 +52,14 @@ def scored_captions(
     decoding.
     """
     encoded = captioner.encode(images)
-    found = captioner.generate_from(encoded, settings)
+    if reranker is None:
+        other = encode_noisy(captioner, images, settings)
+        found = captioner.generate_from(encoded, settings, other)
+        candidates: list[list[dict[str, Any]]] = [[] for _ in found.captions]
+    else:
+        every = dataclasses.replace(settings, num_return=reranker.reranking.num_candidates)
+        found = reranker.generate_from(images, encoded, every)
+        candidates = scored_lists(found)
     return [
         _scored(
             captioner,
@@ -50,13 +67,21 @@ def scored_captions(
             found.token_ids[row, 0],
             found.captions[row][0],
             found.scores[row, 0].item(),
+            None if found.own_scores is None else found.own_scores[row, 0].item(),
+            candidates[row],
         )
         for row in range(len(images))
     ]
 
 
 def _scored(
-    captioner: nn.Module, encoded: Any, ids: Tensor, caption: str, score: float
+    captioner: nn.Module,
+    encoded: Any,
+    ids: Tensor,
+    caption: str,
+    score: float,
+    own_score: Optional[float],
+    candidates: list[dict[str, Any]],
 ) -> ScoredCaption:
     """Score one caption. encoded: one encoded image. ids: (n,), the caption's ids with padding."""
     prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
@@ -71,7 +96,9 @@ def _scored(
         attention_map = (
             attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
         )
-    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map)
+    return ScoredCaption(
+        caption, score, words, probabilities.cpu(), attention_map, own_score, candidates
+    )
 
 
 def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:

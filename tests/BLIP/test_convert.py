@@ -96,8 +96,8 @@ MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
             ),
             "hf: config.json cannot be used: med_config: hidden_size 24 is not a multiple",
         ),
-        (lambda path: (path / "model.safetensors").unlink(), "holds no model.safetensors and no"),
-        (reweighted(lambda state: {"a": torch.ones(1)}), "this is no captioner"),
+        (lambda path: (path / "model.safetensors").unlink(), "has neither model.safetensors nor"),
+        (reweighted(lambda state: {"a": torch.ones(1)}), "this is not a captioner"),
         (
             reweighted(lambda state: {k: v for k, v in state.items() if k != MISSING}),
             "1 keys missing (visual_encoder.blocks.1.mlp.fc1.bias)",

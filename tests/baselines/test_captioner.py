@@ -136,7 +136,7 @@ def test_the_penalty_of_parts_weighted_by_their_tokens_is_that_of_the_whole(mode
 
 
 def test_a_prompt_of_unknown_words_is_refused():
-    with pytest.raises(ValueError, match="prompt: the vocabulary lacks a word of 'a picture of '"):
+    with pytest.raises(ValueError, match="prompt is 'a picture of ', but the vocabulary lacks"):
         make("lstm", prompt="a picture of ")
 
 

@@ -20,7 +20,7 @@ from tests.smile.hf_steps import BOTH_KINDS, GPT2, LLAMA, made
 from tests.smile.largest_made import LargestMade
 from tests.soak.processes import Processes
 
-from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
+BAMBA = "BambaForCausalLM"
 
 
 def gradients(model, batch):
@@ -28,17 +28,6 @@ def gradients(model, batch):
     model.zero_grad()
     model(**batch).loss.backward()
     return {k: v.grad.clone() for k, v in model.named_parameters() if v.grad is not None}
-
-
-@pytest.mark.parametrize("name", BOTH_KINDS)
-@from_logits_and_hidden
-def test_gradient_checkpointing(name, from_hidden):
-    family = hf_models.make(name)
-    model = use_smile(family.model.train(), from_hidden=from_hidden)
-    expected = gradients(model, family.batch)
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
-    torch.testing.assert_close(gradients(model, family.batch), expected)
 
 
 def test_a_large_vocabulary_costs_its_weights_and_no_logits():
@@ -73,32 +62,23 @@ def one_process():
     dist.destroy_process_group()
 
 
-def unsharded_and_sharded(name, **how):
-    """A step's output of each; FSDP2 makes the model's class a subclass with another name."""
+TEXTS = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
+POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+ROWS = {LLAMA: {"input_ids": TEXTS, "labels": TEXTS, "position_ids": POSITIONS}}
+
+
+@pytest.mark.parametrize("name", [name for name in (GPT2, LLAMA, BAMBA) if name in hf_models.HERE])
+def test_a_sharded_model(name, one_process):
+    """It is trained from hidden states, takes packed rows, or keeps the loss of its logits, as one
+    that is not; FSDP2 makes the model's class a subclass with another name."""
     found = []
     for wrap in (lambda model: model, fully_shard):
         family = made(name)
         model = wrap(use_smile(family.model, from_hidden=family.from_hidden))
-        found.append(model(**(how or family.batch)))
+        found.append(model(**ROWS.get(name, family.batch)))
     assert type(model).__name__ == f"FSDP{name}"
     torch.testing.assert_close(found[1].loss.detach(), found[0].loss.detach())
-    return found[1]
-
-
-def test_a_sharded_model_is_trained_from_hidden_states(one_process):
-    assert unsharded_and_sharded(GPT2).logits is None
-
-
-@pytest.mark.skipif(transformers.__version__ == "4.15.0", reason="masks read no positions")
-def test_a_sharded_model_takes_packed_rows(one_process):
-    tokens = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
-    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
-    unsharded_and_sharded(LLAMA, input_ids=tokens, labels=tokens, position_ids=places)
-
-
-@pytest.mark.skipif("BambaForCausalLM" not in hf_models.HERE, reason="transformers has no Bamba")
-def test_a_sharded_model_keeps_the_loss_of_its_logits(one_process):
-    unsharded_and_sharded("BambaForCausalLM")
+    assert (found[1].logits is None) == family.from_hidden
 
 
 PYTHON = r"```python\n(.*?)```"

@@ -30,18 +30,13 @@ def plain(kind, size=(8, 8), colour=RED, **settings):
 
 def animated(kind):
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
-    more = {"lossless": True} if kind == "WEBP" else {}
-    return encoded(frames[0], kind, save_all=True, append_images=frames[1:], **more)
+    return encoded(frames[0], kind, save_all=True, append_images=frames[1:])
 
 
 def palette():
     image = Image.new("P", (8, 8), 1)
     image.putpalette([0, 0, 0, *RED])
     return encoded(image, "PNG")
-
-
-def sixteen_bits():
-    return encoded(Image.fromarray(np.full((8, 8), 65535, np.uint16)), "PNG")
 
 
 def png(width, height, data=b""):
@@ -54,13 +49,6 @@ def png(width, height, data=b""):
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
-
-
-def black(width, height):
-    """All of its rows, compressed to some thousandth."""
-    packer = zlib.compressobj(9)
-    rows = [packer.compress(bytes(1 + width // 8)) for _ in range(height)]
-    return png(width, height, b"".join(rows) + packer.flush())
 
 
 PROGRESSIVE = plain("JPEG", quality=95, progressive=True)
@@ -92,19 +80,11 @@ def frames(count):
 GOOD = {
     "a.png": (plain("PNG"), (8, 8), RED),
     "a PNG named.jpg": (plain("PNG"), (8, 8), RED),
-    "a JPEG named.png": (plain("JPEG", quality=95), (8, 8), RED),
-    "a WebP named.jpeg": (plain("WEBP", lossless=True), (8, 8), RED),
-    "without a suffix": (plain("PNG"), (8, 8), RED),
     "ink.jpg": (encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"), (8, 8), RED),
     "palette.png": (palette(), (8, 8), RED),
-    "sixteen bits.png": (sixteen_bits(), (8, 8), (255, 255, 255)),
-    "grey.png": (encoded(Image.new("L", (8, 8), 7), "PNG"), (8, 8), (7, 7, 7)),
-    "alpha.png": (encoded(Image.new("RGBA", (8, 8), (*RED, 0)), "PNG"), (8, 8), RED),
     "one pixel.png": (plain("PNG", (1, 1)), (1, 1), RED),
     "strip.png": (plain("PNG", (1, 3000)), (1, 3000), RED),
     "film.gif": (animated("GIF"), (8, 8), RED),
-    "film.webp": (animated("WEBP"), (8, 8), RED),
-    "film.png": (animated("PNG"), (8, 8), RED),
     "b.bmp": (plain("BMP"), (8, 8), RED),
     "b.tiff": (plain("TIFF"), (8, 8), RED),
     "b.ppm": (plain("PPM"), (8, 8), RED),
@@ -126,32 +106,20 @@ TOO_MANY = "not a readable image (more than 100 scans or 10000 segments): save i
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 BAD = {
-    "empty.jpg": (b"", REPLACE.format(NONE_OF)),
     "text.jpg": (b"just text", REPLACE.format(NONE_OF)),
-    "page.png": (b"<html>404 Not Found</html>", REPLACE.format(NONE_OF)),
     "drawing.jpg": (POSTSCRIPT, REPLACE.format(NONE_OF)),  # Pillow has Ghostscript run it
-    "vector.png": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", REPLACE.format(NONE_OF)),
     "beginning.png": (plain("PNG")[:20], REPLACE.format(ANY)),
     "half.jpg": (encoded(Image.fromarray(NOISE), "JPEG")[:-1500], REPLACE.format(ANY)),
     "half.png": (encoded(Image.fromarray(NOISE), "PNG")[:-3000], REPLACE.format(ANY)),
     "half.webp": (encoded(Image.fromarray(NOISE), "WEBP")[:-500], REPLACE.format(ANY)),
     "header alone.png": (png(9000, 9000), REPLACE.format(ANY)),
-    "30000 x 30000.png": (black(30_000, 30_000), TOO_LARGE),
     "30000 x 30000, header alone.png": (png(30_000, 30_000), TOO_LARGE),
-    "30000 x 30000.gif": (
-        b"GIF89a%b\0\0\0,\0\0\0\0%b\0\2\0;" % ((struct.pack("<HH", 30_000, 30_000),) * 2),
-        TOO_LARGE,
-    ),
     "30000 x 30000.ppm": (b"P6 30000 30000 255\n", TOO_LARGE),
     "a little too large.png": (png(13_378, 13_378), TOO_LARGE),
     "101 scans.jpg": (scanned(101), TOO_MANY),
     "101 scans, cut off.jpg": (scanned(101)[:-3], TOO_MANY),
     "101 scans, not progressive.jpg": (sequential_scans(101), TOO_MANY),
     "segments.jpg": (PROGRESSIVE[:-2] + b"\xff\xfe\0\2" * 10_000 + PROGRESSIVE[-2:], TOO_MANY),
-    "half of a progressive one.jpg": (
-        encoded(Image.fromarray(NOISE), "JPEG", progressive=True)[:-1500],
-        REPLACE.format(ANY),
-    ),
 }
 
 
@@ -233,5 +201,5 @@ def test_bad_images_are_skipped_and_counted_where_so_configured(mixed, caplog):
 def test_without_that_the_first_bad_image_ends_it(mixed):
     folder, samples = mixed
     dataset = EvaluationDataset(samples, str(folder), evaluation_transform(8))
-    with pytest.raises(UserError, match=r"empty.jpg: not a readable image"):
+    with pytest.raises(UserError, match=r"text.jpg: not a readable image"):
         list(evaluation_loader(dataset, 4))

@@ -14,7 +14,7 @@ from PIL import Image
 from captioning import caption
 from captioning.bulk.model import CheckpointModel
 from tests.captioning.bulk.conftest import read_lines
-from tests.captioning.data.caption_formats import FORMATS, write_captions
+from tests.captioning.data.caption_formats import write_captions
 
 
 def by_name(lines):
@@ -122,7 +122,7 @@ def test_existing_captions_are_kept_or_replaced(run, photos, existing):
     assert f"done {1 if existing == 'skip' else 11} (" in log
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ["captions.txt", "folder with metadata.csv"])
 def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path, name):
     one, two = min(photos.glob("*.png")), photos / "within" / "scene_000009.png"
     old = {one.name: ["a disc", "two"], "within/scene_000009.png": ["a square"]}

@@ -45,7 +45,7 @@ def test_sidecars_that_cannot_be_written(run, photos, monkeypatch, no_captioner)
 
 @pytest.mark.parametrize(
     "extension",
-    [".jpg", ".PNG", ".Jpeg", ".small.png", ".tiff", ".", "", "..", "./a", ".a/b", "txt"],
+    [".Jpeg", ".small.png", ".", "", ".a/b", "txt"],
 )
 def test_sidecars_that_would_be_photos(run, photos, no_captioner, capsys, extension):
     before = {path: path.read_bytes() for path in photos.rglob("*.png")}
@@ -58,7 +58,6 @@ def test_sidecars_that_would_be_photos(run, photos, no_captioner, capsys, extens
 
 INPUTS = [
     (["{photos}", "--glob", "*.IMG"], ".img"),  # an image with an unusual suffix
-    (["{photos}", "--glob", "*.IMG"], ".IMG"),
     (["{photos}/one.txt"], ".txt"),  # the list
     (["{photos}/one.txt"], ".jsonl"),  # --out
     (["{photos}/one.txt"], ".jsonl.done"),

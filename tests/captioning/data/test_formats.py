@@ -180,6 +180,7 @@ def test_photos_that_are_not_there_are_told_before_training(folder, configured):
         ({"split": {"test": 0.5}}, "it has to be shares"),
         ({"split": {"val": 0.5, "test": "a.txt"}}, "it has to be shares"),
         ({"split": {"val": 0.5, "train": 0.5}}, "it has to be shares"),
+        ({"split": {"val": 0.0}}, "it has to be shares"),
         ({"split": {"val": "a.txt", "dev": "b.txt"}}, "it has to be shares"),
         ({"split": {"val": 0.1, "seed": 0.5}}, "it has to be shares"),
         ({"split": "0.05"}, "split: found '0.05'; input should be a mapping"),

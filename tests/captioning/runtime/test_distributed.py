@@ -167,7 +167,7 @@ def test_a_process_that_fails_alone_does_not_wait_for_the_others(tmp_path, error
     """Its worker is ended, and what was registered with atexit is done."""
     given = (tmp_path, error)
     run = Processes(_fail_in_a_collective, given, tmp_path / "said", 2, _leave_groups_as_nccl)
-    assert run.wait(30) == [1, code], run.said()
+    assert run.wait() == [1, code], run.said()
     assert run.said().count("[rank 1] error: a: mend it\n") == (code == 2)
     assert (tmp_path / "tidied").exists()
     assert not Path("/proc", (tmp_path / "worker").read_text()).exists()

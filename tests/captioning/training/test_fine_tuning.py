@@ -14,6 +14,7 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
 from captioning.training.setup import SYNC_BUFFERS, distribute
+from tests.captioning.training.conftest import first_gradient
 from tests.tiny_run import log_of
 
 NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
@@ -181,18 +182,6 @@ def test_so_many_checkpoints_are_kept_but_never_one(run, scored):
         "checkpoint_02.pth",
         "checkpoint_best.pth",
     }
-
-
-def first_gradient(tuning):
-    """The gradient at the first optimiser step, as the optimiser would see it."""
-    found = {}
-
-    def keep(*_, **__):
-        found.update({n: p.grad.clone() for n, p in tuning.captioner.named_parameters()})
-
-    tuning.optimizer.register_step_pre_hook(keep)
-    tuning._train_epoch(0)
-    return found
 
 
 def one_step(run, **settings):
