@@ -27,8 +27,9 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from captioning.bulk import served_options, stored_output
+from captioning.bulk import filtering, served_options, stored_output
 from captioning.bulk.cluster import Cluster
+from captioning.bulk.filtering import FilteredModel
 from captioning.bulk.local_engine import LocalEngine
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.ray_engine import RayEngine
@@ -71,7 +72,7 @@ DECODING = {
 }
 # An unfinished run continues only with the same input and the same values of these flags.
 IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
-IDENTITY += ("write_shards", "glob", "root", "column", "recursive")
+IDENTITY += ("write_shards", "glob", "root", "column", "recursive", "filter")
 # Flags that set the configuration keys of the same names.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -147,6 +148,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="write text files next to the photos",
     )
     group.add_argument("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
+    group.add_argument("--filter", metavar="'itm>0.5'", help="captions of a lower score go apart")
+    group.add_argument("--itm_model", help="of --filter: a retrieval checkpoint of BLIP")
     group.add_argument("--parquet", type=_location, metavar="FILE")
     group.add_argument("--shard_size", type=int, help="images per shard, for a folder or list")
     return parser
@@ -221,6 +224,23 @@ def loader(
     )
 
 
+def with_filter(
+    arguments: argparse.Namespace,
+    loaded: tuple[dict[str, Any], Callable[[], Any]],
+    device: torch.device,
+) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """The settings and the function of `loader` with those of the filter, if there is one."""
+    file, (settings, load) = arguments.itm_model, loaded
+    if file is None:
+        return loaded
+    default = "bf16" if device.type == "cuda" else "fp32"
+    dtype = DTYPES[arguments.precision or default]
+    dtype = torch.float32 if dtype == torch.int8 else dtype
+    name = stores.without_secrets(file)
+    settings = {**settings, "itm_model": name, "itm_model_time": checkpoints.version_of(file)}
+    return settings, partial(FilteredModel, arguments.filter, file, device, dtype, load)
+
+
 @contextlib.contextmanager
 def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
     """The settings that identify the run, and the engine. Raises UserError."""
@@ -228,22 +248,25 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], E
     if distributed.announced() > 1:
         raise UserError("torchrun is not supported here; use --engine ray for several processes")
     if arguments.backend == "openai":
-        distributed.start("cpu")
-        settings, load = served_options.served(arguments)
+        device = distributed.start("auto" if arguments.filter else "cpu")
+        settings, load = with_filter(arguments, served_options.served(arguments), device)
         yield settings, LocalEngine(load)
         return
     cluster = cluster_of(arguments)
     if cluster is None:
-        settings, load = loader(arguments, distributed.start(arguments.device))
+        device = distributed.start(arguments.device)
+        settings, load = with_filter(arguments, loader(arguments, device), device)
         yield settings, LocalEngine(load)
         return
     with contextlib.closing(cluster):
-        settings, load = loader(arguments, cluster.device)
+        device = cluster.device
+        settings, load = with_filter(arguments, loader(arguments, device), device)
         yield settings, RayEngine(cluster, load)
 
 
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
+    arguments.filter = filtering.check(arguments.filter, arguments.itm_model)
     names = set(Request.__dataclass_fields__) - {"source", "out", "address"}
     out, address = stored_output.locate(arguments.out)
     given = {name: getattr(arguments, name) for name in names}

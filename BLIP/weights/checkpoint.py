@@ -110,9 +110,9 @@ def settings_in(content: Mapping[str, Any], state: Mapping[str, Tensor], name: s
     kept = content.get("config")
     kept = kept if isinstance(kept, dict) else {}
     if not {PATCH, POSITION_EMBEDDING} <= set(state):
-        raise CheckpointError(f"{name} holds no image encoder of BLIP's")
+        raise CheckpointError(f"{name} has no image encoder of BLIP")
     if CONFIG in content and not {"image_size", "lora"} <= kept.keys():
-        raise CheckpointError(f"{name} holds an adapter without its run's configuration")
+        raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
     width, patches = state[PATCH].size(0), state[POSITION_EMBEDDING].size(1) - 1
     size = kept["image_size"] if CONFIG in content else state[PATCH].size(2) * round(patches**0.5)
     return {

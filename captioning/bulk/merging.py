@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Callable, Optional
 
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, Line, Plan, captions_of
@@ -15,11 +16,11 @@ from captioning.files.writing import atomic_write, json_line, locked, write_line
 ROWS = 10_000  # held in memory while the Parquet file is written
 
 
-def merge(request: Request, plan: Plan) -> tuple[int, int]:
-    """Write `out` and `failed`, then `marker`. Raises OSError.
+def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
+    """Write `out`, `filtered` and `failed`, then `marker`. Raises OSError.
 
-    Returns the numbers of captioned and of failed images of the plan. After a kill at any instant,
-    another call writes the same files.
+    Returns the numbers of captioned, failed and filtered images of the plan. After a kill at any
+    instant, another call writes the same files.
     """
     parts = plan.parts()
 
@@ -32,10 +33,11 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
     images = 0
     with atomic_write(request.out, request.parts) as file:
         out = Hashed(file)
-        for line in itertools.chain(base, new_lines()):
+        for line in itertools.chain(base, request.kept(new_lines())):
             if "error" not in line:
                 out.write(json_line(line))
                 images += 1
+    _write_filtered(request, new_lines)
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
     with locked(request.failed):  # runs with other captions files in this folder write it, too
@@ -43,7 +45,20 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
     write_lines(request.marker, [content], request.parts)
-    return tuple(sum(part[what] for part in counts) for what in ("images", "failed"))
+    names = ("images", "failed", "filtered")
+    return tuple(sum(part.get(name, 0) for part in counts) for name in names)
+
+
+def _write_filtered(request: Request, new_lines: Callable[[], Iterable[Line]]) -> None:
+    """Write `filtered`, without earlier lines of images that were captioned again."""
+    if not (request.filter or request.filtered.exists()):
+        return
+    again = {line["image"] for line in new_lines()}
+    old = (line for line in read_lines(request.filtered) if line and line.get("image") not in again)
+    dropped = filter(None, (request.split(line)[1] for line in new_lines()))
+    write_lines(request.filtered, itertools.chain(old, dropped), request.parts)
+    if not request.filtered.stat().st_size:
+        request.filtered.unlink()
 
 
 def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
@@ -65,16 +80,19 @@ def _write_failed(request: Request, new: Iterable[Line], tars: set[str]) -> int:
     return len(own)
 
 
-def write_parquet(captions: Path, name: str) -> None:
+def write_parquet(captions: Path, name: str, metric: Optional[str] = None) -> None:
     """Write the captions as a Parquet file. name: a path or an address. Raises OSError, UserError.
 
-    Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON).
+    Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON), and
+    the filter's `metric`, if given.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
     text = ("image", "image_id", "caption", "checkpoint", "settings")
     others = [("captions", pa.list_(pa.string())), ("score", pa.float64())]
+    if metric:
+        others.append((metric, pa.float64()))
     schema = pa.schema([*((name, pa.string()) for name in text), *others])
     lines = filter(None, read_lines(captions))
     with written(name) as file, parquet.ParquetWriter(file, schema) as writer:

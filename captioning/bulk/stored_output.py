@@ -1,10 +1,10 @@
 """Captions files in an object store: a local copy is written, and finished files are uploaded.
 
-A store can neither rename nor append. ADDRESS.parts holds the plan, whose header is uploaded last.
-It also holds the captions and then the marker of each finished shard. Their names begin with the
-plan's name, so that files of two plans are never mixed up. At the end `failed`, `out` and `marker`
-are uploaded in this order. Then the plan is removed, its header first. If a machine is lost,
-another machine continues from the uploaded files. Journals stay on the local disk.
+A store can neither rename nor append. ADDRESS.parts has the plan, whose header is uploaded last. It
+also has the captions and then the marker of each finished shard. Their names begin with the plan's
+name, so that files of two plans are never mixed up. At the end `failed`, `filtered`, `out` and
+`marker` are uploaded in this order. Then the plan is removed, its header first. If a machine is
+lost, another machine continues from the uploaded files. Journals stay on the local disk.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def begin(request: Request, restart: bool) -> None:
         _continue(request, header, local, remote)
     elif remote:
         remove(request)
-    for path in (request.failed, request.out, request.marker):
+    for path in (request.failed, request.filtered, request.out, request.marker):
         _refresh(request, path)
 
 
@@ -95,7 +95,7 @@ def upload_captions(request: Request, plan: Plan) -> None:
     """Upload the merged files, the marker last. Raises UserError."""
     _require_own_plan(request, plan)  # again, since merging may have taken long
     with _explain_upload_errors(request):
-        for path in (request.failed, request.out, request.marker):
+        for path in (request.failed, request.filtered, request.out, request.marker):
             stamp = uploads.upload(path, request.location(path)) if path.exists() else None
             if stamp is None:
                 uploads.remove(request.location(path))
@@ -127,8 +127,9 @@ def _continue(
         if stored and not part.marker.exists():
             download(part.path.name)
             if request.sidecar:
-                made = (line for line in part.read() if "error" not in line)
-                on_disk = (line for line in made if not stores.is_store(line["image"]))
+                on_disk = (
+                    line for line in request.kept(part.read()) if not stores.is_store(line["image"])
+                )
                 Sidecars(request.sidecar).write(on_disk)
             download(part.marker.name)
             part.journal.unlink(missing_ok=True)
