@@ -61,14 +61,14 @@ DECODING = {
     "min_p": "sample from tokens with at least this fraction of the best one's probability",
     "typical_p": "sample from the typical tokens that together have this probability",
     "rerank": "choose among candidates by mmi, mbr, clip, itm or judge",
-    "num_candidates": "candidates of an image",
+    "num_candidates": "candidates per image",
     "candidates": "samples or beams",
-    "rerank_weight": "of log p(caption without image) in mmi and judge, 0 to 1",
+    "rerank_weight": "weight of log p(caption without image) in mmi and judge, 0 to 1",
     "rerank_judge": "checkpoint of the judge",
-    "guidance_scale": "of classifier-free guidance; 1 is none",
-    "contrastive_alpha": "of visual contrastive decoding; 0 is none",
-    "contrastive_beta": "with it, fewest of the best token's probability",
-    "contrastive_noise": "with it, the image's diffusion step, of 1,000",
+    "guidance_scale": "scale of classifier-free guidance; 1 switches it off",
+    "contrastive_alpha": "alpha of visual contrastive decoding; 0 switches it off",
+    "contrastive_beta": "its least share of the best token's probability",
+    "contrastive_noise": "its diffusion step of the noisy image, of 1,000",
 }
 # An unfinished run continues only with the same input and the same values of these flags.
 IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
@@ -148,8 +148,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="write text files next to the photos",
     )
     group.add_argument("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
-    group.add_argument("--filter", metavar="'itm>0.5'", help="captions of a lower score go apart")
-    group.add_argument("--itm_model", help="of --filter: a retrieval checkpoint of BLIP")
+    group.add_argument(
+        "--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file"
+    )
+    group.add_argument("--itm_model", help="for --filter: a retrieval checkpoint of BLIP")
     group.add_argument("--parquet", type=_location, metavar="FILE")
     group.add_argument("--shard_size", type=int, help="images per shard, for a folder or list")
     return parser
@@ -229,7 +231,7 @@ def with_filter(
     loaded: tuple[dict[str, Any], Callable[[], Any]],
     device: torch.device,
 ) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """The settings and the function of `loader` with those of the filter, if there is one."""
+    """Add the filter, if there is one, to the settings and the function of `loader`."""
     file, (settings, load) = arguments.itm_model, loaded
     if file is None:
         return loaded

@@ -62,7 +62,7 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
             tally.settings.update(n for n in used if used[n] != settings.get(n, used[n]))
     failed = filter(None, read_lines(request.failed))
     failed = {line["image"]: None for line in failed if line.get("out") == request.out.name}
-    # What this filter dropped is done; what another one dropped is captioned again.
+    # Images dropped by this filter are done. Images dropped by another filter are captioned again.
     dropped: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for line in _valid_lines(request.filtered, Tally()):
         if line["image"] not in captioned:
@@ -169,7 +169,7 @@ def _tars(
     again: Iterable[str],
     tally: Tally,
 ) -> Iterator[dict[str, Any]]:
-    """again: images that are captioned again, even if the tar has not changed."""
+    """The entries of tars. again: images to be captioned again even if the tar has not changed."""
     require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar does not work with a .tar: use --write-shards")

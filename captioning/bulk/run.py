@@ -202,8 +202,8 @@ class BulkCaptioning:
         log_line(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
         if request.filter:
             log_line(
-                f"filter: {self.filtered} images have no caption with {request.filter}; what was "
-                f"dropped is in {request.location(request.filtered)}"
+                f"filter: {self.filtered} images have no caption with {request.filter}; dropped "
+                f"captions are in {request.location(request.filtered)}"
             )
         if request.verify and request.write_shards:
             self._verify_tars()

@@ -143,8 +143,8 @@ class Part:
     def counts(self) -> dict[str, Any]:
         """The content of the marker.
 
-        `images`: the number of captioned images. `failed`: the number of failed images. `written`:
-        the manifest of the output tar, by name. `tar`, `stamp`: the input tar, if any.
+        `images`, `failed`, `filtered`: the numbers of captioned, failed and filtered images.
+        `written`: the manifest of the output tar, by name. `tar`, `stamp`: the input tar, if any.
         """
         return next(read_lines(self.marker))
 

@@ -85,7 +85,7 @@ class Idf:
 
 
 def similarities(captions: Sequence[str]) -> list[list[float]]:
-    """CIDEr-D of each pair of captions, from 0 to 10, with equal weights of n-grams."""
+    """CIDEr-D (0 to 10) of each pair of captions, with equal weights of all n-grams."""
     idf = Idf(())
     vectors = [idf.vectors(_ended(imitated(text))) for text in captions]
     return [[10.0 * _similarity(own, other) for other in vectors] for own in vectors]

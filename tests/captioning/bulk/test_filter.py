@@ -262,5 +262,5 @@ def test_parquet_has_the_score(run, photos, truth, flags, tmp_path):
 def test_one_form_of_an_expression():
     assert str(parse(" itm>0.50")) == str(parse("itm > .5")) == "itm>0.5"
     for text in ("itm>=0.5", "itm<0.5", "0.5", "itm>", "", "itm>half", "itm>-1", "itm>0.5 x"):
-        with pytest.raises(UserError, match=r"it has to be such as 'itm>0\.5'"):
+        with pytest.raises(UserError, match=r"write it as 'itm>0\.5'"):
             parse(text)
