@@ -82,9 +82,10 @@ def is_own_origin(address: str, headers) -> bool:
 
 
 def is_from_this_page(scope, headers) -> bool:
-    """Whether the request comes from this page, or follows a link to this page.
+    """Whether the request comes from this page or from a program, or follows a link to this page.
 
-    Pages cannot set Sec-Fetch-Site. Browsers send it only over TLS and to localhost.
+    Requests by pages of other origins are refused. Pages cannot set Sec-Fetch-Site. Browsers send
+    it only over TLS and to localhost.
     """
     site = headers.get("sec-fetch-site", "none")
     if site == "same-origin":

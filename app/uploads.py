@@ -21,8 +21,8 @@ FULL = "this page has no more room for photos: try again in an hour"
 class Uploads:
     """The folder of uploads.
 
-    Its size is limited to two batches of the largest photos, its files to those of 100 batches.
-    own: files of the page, which are not removed.
+    Its bytes are limited to two batches of the largest photos, its files to 100 batches. own: files
+    of the page, which are not removed.
     """
 
     def __init__(self, folder: Path, limits: Limits, own: Iterable[Path] = ()):

@@ -103,7 +103,7 @@ class ClipEvaluator(Evaluator):
         read_clip(self.options.clip_model)
 
     def features(self, captions: CaptionSet) -> "ClipFeatures":
-        """The features, shared by all evaluators of these captions with the same CLIP."""
+        """The features, computed with one CLIP for all evaluators of these captions."""
         if ClipFeatures not in captions.shared:
             captions.shared[ClipFeatures] = ClipFeatures(self)
         return captions.shared[ClipFeatures]
