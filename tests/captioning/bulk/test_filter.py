@@ -87,7 +87,7 @@ def test_what_is_not_above_goes_to_a_file_of_its_own(
     assert {str(path.with_suffix(".png")) for path in photos.rglob("*.txt")} == names
     assert sum(map(images_in, (tmp_path / "tars").glob("*.tar"))) == len(kept)
     assert f"done {len(kept)} (" in log and "skipped 0, failed 0" in log
-    assert f"filter: {len(lost)} images have no caption with itm>{above:g}; what was " in log
+    assert f"filter: {len(lost)} images have no caption with itm>{above:g}; dropped " in log
 
 
 def test_what_was_dropped_is_done(run, photos, truth, flags, dropped, request):
