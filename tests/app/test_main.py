@@ -28,7 +28,7 @@ def test_a_port_that_is_taken(capsys):
         port = str(taken.getsockname()[1])
         line = refused(capsys, "x.pth", "--port", port)
     assert line.startswith(f"error: cannot listen on 127.0.0.1:{port} (")
-    assert line.endswith("name another --port")
+    assert line.endswith("choose another --port")
 
 
 @needs_gradio

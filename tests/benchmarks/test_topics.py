@@ -125,7 +125,7 @@ def test_both_train_the_same_parameters_by_the_same_loss(needs_peer):
         both.step(training.OURS, autocast=False)()
     weight = both.ours.text_decoder.bert["embeddings"].word_embeddings.weight
     assert any(weight is parameter for parameter in both.theirs.parameters())
-    assert all(state["step"] == 4 for state in both.fused.state.values())
+    assert all(state["step"] == 4 for state in both.our_optimizer.state.values())
 
 
 def test_captions_have_their_lengths():

@@ -94,7 +94,7 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
     monkeypatch.setattr(resize, "make_small", counted)
     command = [str(folder), str(target), "--side", "64", "--workers", "1"]
     assert resize.main(command) == 0
-    assert "stopped by SIGTERM; the same command goes on from here" in capsys.readouterr().err
+    assert "stopped by SIGTERM; the same command continues from here" in capsys.readouterr().err
     assert len(files(target)) == 3  # with the one that was under way
     (target / ".wide.jpg.1.staged").write_bytes(b"of a killed program")
     kept = {name: path.stat().st_mtime_ns for name, path in files(target).items()}
@@ -109,10 +109,10 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
     ("source", "target", "line"),
     [
         ("none", "small", "none: no such folder"),
-        ("empty", "small", "empty holds no images"),
-        ("images", "images", "images is .*images or within it: give a folder beside it"),
-        ("images", "images/small", "images/small is .*images or within it"),
-        ("images", "other", "other has images of another side"),
+        ("empty", "small", "empty contains no images"),
+        ("images", "images", "images is .*images or inside it: give a folder outside"),
+        ("images", "images/small", "images/small is .*images or inside it"),
+        ("images", "other", "other was made with another --side"),
         ("images", "file", "cannot write .*file"),
     ],
 )

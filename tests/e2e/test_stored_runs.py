@@ -70,7 +70,7 @@ def test_what_a_store_refuses_is_one_line_and_nothing_is_lost(s3, train, finishe
     said, folder = train("one", code=2)
     s3.refused = None
     (error,) = (line for line in said.splitlines() if line.startswith("error:"))
-    assert "not allowed: give credentials as s3fs finds them" in error and str(folder) in error
+    assert "not allowed: give credentials where s3fs finds them" in error and str(folder) in error
     assert "S3CR3T" not in said and "Traceback" not in said
     said, folder = train("one")
     assert "resuming from s3://bucket/within/run/checkpoint_01_step00000009.pth" in said
@@ -100,8 +100,8 @@ def test_two_processes_and_scores_of_another_machine(s3, train):
     ("address", "line"),
     [
         ("s3://no-bucket/run", "no such file or bucket"),
-        ("s3://key:S3CR3T@bucket/run", "may hold a secret"),
-        ("https://host/run", "it has to be on a disk"),
+        ("s3://key:S3CR3T@bucket/run", "may contain a secret"),
+        ("https://host/run", "use a path on a disk"),
     ],
 )
 def test_where_nothing_can_be_written(s3, config, tmp_path, monkeypatch, address, line):

@@ -156,7 +156,7 @@ def test_files_that_are_no_text(tmp_path):
     (tmp_path / "latin.json").write_bytes(b'[{"image": "x", "caption": "\xe9"}]')
     rows = {
         "latin.json": "not UTF-8 text at byte 28: convert it",
-        "none.json": "no such file: put it there, or correct what names it",
+        "none.json": "no such file: put it there, or correct the path",
     }
     for name, message in rows.items():
         with pytest.raises(UserError) as error:

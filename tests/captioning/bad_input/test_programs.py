@@ -98,8 +98,12 @@ def test_training_and_evaluation(
             "strip.png: 2 x 3000 pixels are too long and thin to draw on: crop it",
         ),
         (calibrate.main, ["--checkpoint", "{f}/pickle.pth"], "pickle.pth "),
-        (calibrate.main, ["--checkpoint", "{f}/other.pth"], "other.pth does not hold the config"),
-        (report, ["{f}"], "not a run: it holds no config.yaml"),
+        (
+            calibrate.main,
+            ["--checkpoint", "{f}/other.pth"],
+            "other.pth does not contain the config",
+        ),
+        (report, ["{f}"], "not a run: it has no config.yaml"),
     ],
 )
 def test_the_other_programs(

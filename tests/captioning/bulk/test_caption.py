@@ -34,7 +34,7 @@ def test_every_photo_has_the_captioners_caption(run, photos, expected, checkpoin
         **{"repetition_penalty": 1.0, "num_return_sequences": 1, "precision": "fp32"},
     }
     assert "10/10" in log and "img/s" in log
-    assert "done 10 (" in log and "images a second), skipped 0, failed 0" in log
+    assert "done 10 (" in log and "images per second), skipped 0, failed 0" in log
     assert len({line["caption"] for line in lines}) == 10
 
 

@@ -44,7 +44,7 @@ def test_a_pipe_among_the_outputs_is_refused(call, photos, tmp_path):
     os.mkfifo(beside)
     code, log = call("--sidecar")
     assert code == 2 and log.splitlines() == [
-        f"error: {beside} is no regular file: remove it, or name another --sidecar"
+        f"error: {beside} is not a regular file: remove it, or choose another --sidecar"
     ]
     for name in ("captions.jsonl", "failed.jsonl", "captions.jsonl.done"):
         os.mkfifo(tmp_path / "out" / name)

@@ -131,8 +131,7 @@ def test_a_flipped_bit_is_noticed_and_the_file_set_aside(tmp_path):
     _, newest, problems = checkpoints.read_newest(tmp_path)
     assert newest["epoch"] == 0
     assert problems == [
-        f"passing over a checkpoint: {path} cannot be read: its bytes are not those that were "
-        "written"
+        f"skipping a checkpoint: {path} cannot be read: its content differs from what was written"
     ]
     assert checkpoints.read_newest(tmp_path)[2] == []  # it is not counted any more
     assert path.with_name("checkpoint_01.pth.bad").read_bytes() == damaged

@@ -148,4 +148,4 @@ def test_gathered_it_is_a_file(save, tmp_path, capsys):
     assert gather.main([str(path), str(tmp_path / "other.pth")]) == 2
     said = capsys.readouterr().err
     for name in ("whole.pth", "other.json"):
-        assert f"error: {tmp_path / name} is there already: name a file that is new\n" in said
+        assert f"error: {tmp_path / name} exists already: choose another file name\n" in said

@@ -247,7 +247,7 @@ def test_nccls_timeout_comes_after_the_watchdogs(monkeypatch, backend, seconds):
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("gpu", "device: 'gpu' is no device"), ("cuda:99", "was asked for, but there")],
+    [("gpu", "device: 'gpu' is no device"), ("cuda:99", "was requested, but there")],
 )
 def test_a_device_that_is_not_there_is_one_line(device, message):
     with pytest.raises(UserError, match=message) as error:

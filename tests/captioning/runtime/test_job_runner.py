@@ -206,7 +206,7 @@ def test_one_that_does_not_end_is_killed_and_named(job, tmp_path, monkeypatch, c
     up = ask_when(lambda: list(tmp_path.glob("up.*")))
     with pytest.raises(signals.Stopped):
         run(deaf, good, poll=up)
-    said = ["stopping by SIGTERM: saving", "killed, as they did not end within 0.5 s: deaf"]
+    said = ["stopping by SIGTERM: saving", "killed after 0.5 s, since they did not stop: deaf"]
     assert capsys.readouterr().err.splitlines() == said
     with pytest.raises(ProcessLookupError):
         os.kill(int(next(tmp_path.glob("up.*")).suffix[1:]), 0)
