@@ -131,6 +131,6 @@ def check_itm(state: dict[str, Tensor], name: str) -> None:
     """Raise CheckpointError for a file without the heads of retrieval. name: of the file."""
     if not {HEAD, "text_proj.weight"} <= state.keys():
         raise CheckpointError(
-            f"{name} holds no image-text matching head: give a checkpoint of BLIP's retrieval, "
+            f"{name} has no image-text matching head: give a checkpoint of BLIP's retrieval, "
             "such as model_base_retrieval_coco.pth"
         )

@@ -141,7 +141,7 @@ def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, cap
     moved = read(checkpoint)
     moved["adapter_config"]["base_model_name_or_path"] = "gone.pth"
     torch.save(moved, tmp_path / "moved.pth")
-    line = "moved.pth holds an adapter of gone.pth, but checkpoint gone.pth does not exist"
+    line = "moved.pth has an adapter of gone.pth, but checkpoint gone.pth does not exist"
     assert message(flags, str(tmp_path / "moved.pth")).endswith(line)
     del moved["config"]["image_size"]
     moved["adapter_config"]["base_model_name_or_path"] = str(base)

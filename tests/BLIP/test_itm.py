@@ -54,7 +54,7 @@ def test_a_file_of_pre_training_and_one_without_position_ids_load(itm_checkpoint
 def test_a_captioner_is_refused_in_one_line(make_captioner, tmp_path):
     path = tmp_path / "captioner.pth"
     torch.save(make_captioner().state_dict(), path)
-    with pytest.raises(CheckpointError, match="holds no image-text matching head: give a") as error:
+    with pytest.raises(CheckpointError, match="has no image-text matching head: give a") as error:
         load_itm(str(path))
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"itm_model: checkpoint .* does not exist"):

@@ -39,6 +39,6 @@ def test_what_is_wrong_is_said_before_captions_are_made(make_captioner, tmp_path
     found = unavailable(tmp_path / "none.pth")
     assert found.keys() == {"ITM", "ITC"} and "none.pth does not exist" in found["ITM"]
     torch.save(make_captioner().state_dict(), tmp_path / "captioner.pth")
-    assert "holds no image-text matching head" in unavailable(tmp_path / "captioner.pth")["ITC"]
+    assert "has no image-text matching head" in unavailable(tmp_path / "captioner.pth")["ITC"]
     with pytest.raises(UserError, match="itm_model: "):
         Itm(itm_model=str(tmp_path / "captioner.pth")).evaluate(CaptionSet({}, {}))
