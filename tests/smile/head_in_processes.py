@@ -19,13 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smile import Objective
 from tests.smile import hidden_states
-from tests.smile.hidden_states import CAPPED, IGNORE, PACKED, SPECS, by_definition, gradients
+from tests.smile.hidden_states import CAPPED, IGNORE, PACKED, by_definition, gradients
 from tests.smile.largest_made import LargestMade
 
 SPECS = [
-    *SPECS[:4],
+    *hidden_states.SPECS[:4],
     {"unlikelihood": 0.3, "scalegrad": 0.2, "focal": 0.1, "truncation": 0.5},
-    SPECS[-1],
+    hidden_states.SPECS[-1],
 ]
 HOW = [{}, {"reduction": "none"}, {"reduction": "sum", **CAPPED}, PACKED]
 

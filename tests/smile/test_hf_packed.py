@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smile import Objective
-from smile.hf import compute_loss_func, undo, use_smile
+from smile.hf import compute_loss_func, use_smile
 from tests.smile import hf_models
 from tests.smile.hf_steps import GPT2, LLAMA, gradients, made
 
@@ -239,15 +239,6 @@ def test_captions_that_are_concatenated_are_refused(tokens, prompt, with_end):
 )
 def test_one_caption_that_ends_is_not_refused(tokens, prompt, with_end):
     assert row(with_end, *tokens, prompt=prompt).isfinite()
-
-
-def test_maximum_likelihood_asks_for_no_captions(with_end):
-    """To it they are the same, so that a row that seems to hold two has the model's own loss."""
-    tokens = torch.tensor([[3, 4, END, 5, 6, END]])
-    own = copy.deepcopy(with_end)
-    own = (undo(own))(input_ids=tokens, labels=tokens).loss
-    use_smile(with_end, Objective("mle", label_smoothing=0.0))
-    torch.testing.assert_close(with_end(input_ids=tokens, labels=tokens).loss, own.double())
 
 
 def test_turns_that_end_are_not_refused(with_end):
