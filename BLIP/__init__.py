@@ -1,6 +1,6 @@
 """BLIP: image encoder, text decoder and released checkpoints.
 
-The names below are imported when they are used, so that reading a checkpoint needs no model.
+The names below are imported at first use, so that reading a checkpoint does not import the model.
 """
 
 from importlib import import_module

@@ -56,7 +56,7 @@ def write(folder: str, V: int) -> None:
 
 def step(contender: str, sizes: Sizes, folder: str, device: torch.device) -> Work:
     """Loss and gradients by one contender, after a small step that loads the libraries."""
-    model, question = model_of(folder, weights=True), prompt_processor_of(folder, vlm.tiny.ASKED)
+    model, question = model_of(folder, weights=True), prompt_processor_of(folder, vlm.tiny.PROMPT)
     objective = Objective(OURS.get(contender, "mle"))
     captioner = VlmCaptioner(model, question, objective, max_tokens=sizes.n + 1).train().to(device)
     words = sorted(word for word in captioner.tokenizer.tokenizer.get_vocab() if len(word) == 4)

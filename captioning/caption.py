@@ -27,8 +27,9 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from captioning.bulk import served_options, stored_output
+from captioning.bulk import filtering, served_options, stored_output
 from captioning.bulk.cluster import Cluster
+from captioning.bulk.filtering import FilteredModel
 from captioning.bulk.local_engine import LocalEngine
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.ray_engine import RayEngine
@@ -59,10 +60,19 @@ DECODING = {
     "temperature": "of sampling",
     "min_p": "sample from tokens with at least this fraction of the best one's probability",
     "typical_p": "sample from the typical tokens that together have this probability",
+    "rerank": "choose among candidates by mmi, mbr, clip, itm or judge",
+    "num_candidates": "candidates of an image",
+    "candidates": "samples or beams",
+    "rerank_weight": "of log p(caption without image) in mmi and judge, 0 to 1",
+    "rerank_judge": "checkpoint of the judge",
+    "guidance_scale": "of classifier-free guidance; 1 is none",
+    "contrastive_alpha": "of visual contrastive decoding; 0 is none",
+    "contrastive_beta": "with it, fewest of the best token's probability",
+    "contrastive_noise": "with it, the image's diffusion step, of 1,000",
 }
 # An unfinished run continues only with the same values of these flags, and the same input.
 IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
-IDENTITY += ("write_shards", "glob", "root", "column", "recursive")
+IDENTITY += ("write_shards", "glob", "root", "column", "recursive", "filter")
 # Flags that set the configuration keys of the same names.
 KEYS = (*DECODING, "seed", "num_workers", "precision")
 
@@ -95,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("decoding (default: as in the checkpoint's run)")
     for name, text in DECODING.items():
         kind = Config.model_fields[name].annotation
+        kind = kind if kind in (int, float) else str
         group.add_argument(f"--{name}", type=kind, help=text)
     group.add_argument("--do_sample", action="store_true", help="sample instead of searching")
     group.add_argument("--seed", type=int, help="of sampling")
@@ -133,6 +144,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos"
     )
     group.add_argument("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
+    group.add_argument("--filter", metavar="'itm>0.5'", help="captions of a lower score go apart")
+    group.add_argument("--itm_model", help="of --filter: a retrieval checkpoint of BLIP")
     group.add_argument("--parquet", type=_location, metavar="FILE")
     group.add_argument("--shard_size", type=int, help="images a shard of a folder or list")
     return parser
@@ -203,6 +216,23 @@ def loader(
     )
 
 
+def with_filter(
+    arguments: argparse.Namespace,
+    loaded: tuple[dict[str, Any], Callable[[], Any]],
+    device: torch.device,
+) -> tuple[dict[str, Any], Callable[[], Any]]:
+    """The settings and the function of `loader` with those of the filter, if there is one."""
+    file, (settings, load) = arguments.itm_model, loaded
+    if file is None:
+        return loaded
+    default = "bf16" if device.type == "cuda" else "fp32"
+    dtype = DTYPES[arguments.precision or default]
+    dtype = torch.float32 if dtype == torch.int8 else dtype
+    name = stores.without_secrets(file)
+    settings = {**settings, "itm_model": name, "itm_model_time": checkpoints.version_of(file)}
+    return settings, partial(FilteredModel, arguments.filter, file, device, dtype, load)
+
+
 @contextlib.contextmanager
 def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Engine]]:
     """The settings that identify the run, and the engine. Raises UserError."""
@@ -210,22 +240,25 @@ def engine_of(arguments: argparse.Namespace) -> Iterator[tuple[dict[str, Any], E
     if distributed.announced() > 1:
         raise UserError("several processes caption with --engine ray, and not under torchrun")
     if arguments.backend == "openai":
-        distributed.start("cpu")
-        settings, load = served_options.served(arguments)
+        device = distributed.start("auto" if arguments.filter else "cpu")
+        settings, load = with_filter(arguments, served_options.served(arguments), device)
         yield settings, LocalEngine(load)
         return
     cluster = cluster_of(arguments)
     if cluster is None:
-        settings, load = loader(arguments, distributed.start(arguments.device))
+        device = distributed.start(arguments.device)
+        settings, load = with_filter(arguments, loader(arguments, device), device)
         yield settings, LocalEngine(load)
         return
     with contextlib.closing(cluster):
-        settings, load = loader(arguments, cluster.device)
+        device = cluster.device
+        settings, load = with_filter(arguments, loader(arguments, device), device)
         yield settings, RayEngine(cluster, load)
 
 
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
+    arguments.filter = filtering.check(arguments.filter, arguments.itm_model)
     names = set(Request.__dataclass_fields__) - {"source", "out", "address"}
     out, address = stored_output.locate(arguments.out)
     given = {name: getattr(arguments, name) for name in names}

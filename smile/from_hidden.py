@@ -14,12 +14,11 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from smile.alternatives.in_pieces import Alternatives, Earlier
+from smile.alternatives import load
 from smile.captions import blocks
 from smile.head import POSITIONS, Head, recorded, slices
 from smile.labels import caption_types, count, first_labelled, reduce
 from smile.mixture import LossInputs, Mixture
-from smile.sharded import ShardedHead, agree
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
 
@@ -46,9 +45,8 @@ def losses_and_gradients(hidden, weight, bias, inputs, d_loss):
     wanted = inputs.wanted if d_loss is not None else (False, False, False)
     head = (hidden.flatten(0, 1), weight, bias, inputs.transform, inputs.dtype, wanted)
     if shards is not None:
-        words = agree(labels, words, shards)
-    divided = shards is not None and shards.first is not None
-    head = ShardedHead(shards, *head) if divided else Head(*head)
+        words = shards.agree(labels, words)
+    head = Head(*head) if shards is None else shards.head(*head)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
         if inputs.weights is not None:
@@ -82,7 +80,10 @@ class _Losses:
 
     def __init__(self, head: Head, labels: Tensor, mixture: Mixture, d_losses: Tensor):
         self.head, self.mixture, self.first_by_mle = head, mixture, mixture.first_by_mle()
-        self.alternatives = Alternatives(mixture, head.differentiate)
+        self.alternatives = None
+        if mixture.alternatives():
+            in_pieces = load("smile.alternatives.in_pieces:Alternatives")
+            self.alternatives = in_pieces(mixture, head.differentiate)
         self.d_losses = d_losses.flatten()
         # The last element takes the losses of positions that are not scored.
         self.of = {name: d_losses.new_zeros(labels.numel() + 1) for name in mixture.weights}
@@ -98,12 +99,12 @@ class _Losses:
         chosen = (labelled if everywhere else first).flatten().nonzero().squeeze(1)  # (M,)
         excluded = reverse_subset_excludes(labels, mixture.ignore_index, padding)
         label, is_first = (x.flatten()[chosen].unsqueeze(1) for x in (labels, first))  # (M, 1) each
-        earlier = self.alternatives.earlier(labels, chosen)
+        earlier = self.alternatives and self.alternatives.earlier(labels, chosen)
         of_caption = chosen.div(labels.size(1), rounding_mode="floor")
         chosen = rows.flatten()[chosen]
         for piece in slices(len(chosen), POSITIONS["cpu" if labels.is_cpu else "cuda"]):
             columns = excluded[of_caption[piece]]
-            before = Earlier(*(x[piece] for x in earlier)) if earlier else None
+            before = earlier and earlier._make(x[piece] for x in earlier)
             self._add_piece(chosen[piece], label[piece], is_first[piece], columns, before)
 
     def _add_piece(self, rows, label, is_first, excluded, earlier):
@@ -117,15 +118,20 @@ class _Losses:
         target = self.head.pick(logits, label)
         scale = self.d_losses[rows].unsqueeze(1)
         picked = [self.head.pick(logits, earlier.words)] if earlier else []
-        losses, (d_all,) = self.alternatives.of_logits(logits, label.squeeze(1), scale.squeeze(1))
+        losses, d_all, d_known = {}, None, [None, None]
+        if self.alternatives:
+            reading = (logits, label.squeeze(1), scale.squeeze(1))
+            losses, (d_all,) = self.alternatives.of_logits(*reading)
         if reverse:
             subset = self.head.without(logits, excluded, label, target)
             self.of["reverse"][rows] = (self.head.softmax_(subset) - target).squeeze(1)
         mean = self.head.mean(logits) if smoothing else target
         total = self.head.softmax_(logits)
-        known = [total.squeeze(1), target.squeeze(1), *picked]
-        more, d_known = self.alternatives.of_likelihoods(known, earlier, scale.squeeze(1))
-        for name, found in {**losses, **more}.items():
+        if self.alternatives:
+            known = [total.squeeze(1), target.squeeze(1), *picked]
+            more, d_known = self.alternatives.of_likelihoods(known, earlier, scale.squeeze(1))
+            losses.update(more)
+        for name, found in losses.items():
             self.of[name][rows] = found
         if mle:
             smoothed = total - (1 - smoothing) * target - smoothing * mean

@@ -2,14 +2,13 @@
 
 import ast
 from functools import lru_cache
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from smile.alternatives import ALTERNATIVES, TokenLoss
+from smile.alternatives import ALTERNATIVES, load
 from smile.head import Transform
-from smile.sharded import Shards
 
 # Whether the original's training scores the first token of a caption over the whole vocabulary.
 FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
@@ -34,9 +33,10 @@ class Mixture(NamedTuple):
     ignore_index: int
     alternatives_text: str = "{}"
 
-    def alternatives(self) -> dict[str, TokenLoss]:
-        """By name, in the order of the weights."""
-        return _built(self.alternatives_text)
+    def alternatives(self) -> dict[str, Any]:
+        """The alternatives with a weight, each a `TokenLoss`, by name."""
+        built = _built(self.alternatives_text)
+        return {name: built[name] for name in self.weights if name in built}
 
     def text(self) -> str:
         """An operator's argument; compiled programs make it while they are traced."""
@@ -56,9 +56,9 @@ class Mixture(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _built(parameters: str) -> dict[str, TokenLoss]:
+def _built(parameters: str) -> dict[str, Any]:
     given = ast.literal_eval(parameters)
-    return {name: ALTERNATIVES[name](**of_it) for name, of_it in given.items()}
+    return {name: load(ALTERNATIVES[name])(**of_it) for name, of_it in given.items()}
 
 
 class LossInputs(NamedTuple):
@@ -66,7 +66,7 @@ class LossInputs(NamedTuple):
 
     labels: (B, N). words: (B, N, R), sampled for random subsetting, or None. segments, weights:
     (B, N) or None. dtype: that in which logits are computed. wanted: which of hidden states, weight
-    and bias get a gradient. shards: the processes that divide the head, or None.
+    and bias get a gradient. shards: the `smile.sharded.Shards` that divide the head, or None.
     """
 
     labels: Tensor
@@ -78,7 +78,7 @@ class LossInputs(NamedTuple):
     transform: Transform
     dtype: torch.dtype
     wanted: tuple[bool, bool, bool]
-    shards: Optional[Shards]
+    shards: Any
 
     @property
     def defer_grad(self) -> bool:

@@ -4,26 +4,21 @@ import copy
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from smile.alternatives import ALTERNATIVES, OfLogits, TokenLoss
-from smile.alternatives.on_logits import token_losses
-from smile.alternatives.selective_eos import SelectiveEos
-from smile.alternatives.truncation import LastMeans
+from smile.alternatives import ALTERNATIVES, load
 from smile.captions import check_segments, numbered, reduced_by_caption
-from smile.head import Transform
+from smile.head import Transform, is_distributed, whole
 from smile.labels import check_labels, check_reduction, count, reduce, weigh
 from smile.mixture import Mixture, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
-from smile.sharded import is_distributed, on_one_process, whole
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
-from smile.truncated import truncated_from_hidden
 
 Spec = Union[str, Mapping[str, Union[float, Mapping[str, Any]]]]
 OBJECTIVES = ("mle", "smile", "random", "reverse", *ALTERNATIVES)
@@ -60,8 +55,8 @@ def parse_objective(spec: Spec) -> dict[str, float]:
     return {name: weight for name, (weight, _) in _parsed(spec).items()}
 
 
-def _parsed(spec: Spec) -> dict[str, tuple[float, Optional[TokenLoss]]]:
-    """The weight of each name, and its alternative; None for MLE, SMILE and its ablations."""
+def _parsed(spec: Spec) -> dict[str, tuple[float, Any]]:
+    """The weight of each name, and its `TokenLoss`; None for MLE, SMILE and its ablations."""
     spec = {spec: 1.0} if isinstance(spec, str) else spec
     if not spec:
         raise ValueError(f"objective is empty; name one or more of {', '.join(OBJECTIVES)}")
@@ -78,8 +73,8 @@ def _parsed(spec: Spec) -> dict[str, tuple[float, Optional[TokenLoss]]]:
     return parsed
 
 
-def _alternative(name: str, parameters: dict[str, Any]) -> Optional[TokenLoss]:
-    kind = ALTERNATIVES.get(name)
+def _alternative(name: str, parameters: dict[str, Any]) -> Any:
+    kind = load(ALTERNATIVES[name]) if name in ALTERNATIVES else None
     known = [field.name for field in fields(kind)] if kind else []
     for parameter in parameters:
         if parameter not in known:
@@ -121,9 +116,9 @@ class Objective(nn.Module):
         self.ignore_index = ignore_index
         self._keep({name: loss for name, (_, loss) in parsed.items() if loss is not None})
         truncation = self.alternatives.get("truncation")
-        self.means = LastMeans(truncation.window) if truncation else None
+        self.means = truncation.last_means() if truncation else None
 
-    def _keep(self, alternatives: dict[str, TokenLoss]) -> None:
+    def _keep(self, alternatives: dict[str, Any]) -> None:
         self.alternatives = alternatives
         self.alternatives_text = repr({name: asdict(x) for name, x in alternatives.items()})
 
@@ -172,6 +167,7 @@ class Objective(nn.Module):
         check_reduction(reduction)
         vocabulary, shards = len(weight), None
         if any(map(is_distributed, (hidden, weight, bias))):
+            on_one_process = load("smile.sharded:on_one_process")
             hidden, weight, bias, shards = on_one_process(hidden, weight, bias)
             each = (labels, segments, weights)
             labels, segments, weights = (x.full_tensor() if is_distributed(x) else x for x in each)
@@ -189,10 +185,8 @@ class Objective(nn.Module):
         inputs, rest = (hidden, weight, bias), (Transform(scale, softcap), shards)
         batch = (labels, self._sample(labels, vocabulary), segments, weights)
         if "truncation" in self.alternatives:
-            truncation = (self.alternatives["truncation"], self._means())
-            loss, parts = truncated_from_hidden(
-                *truncation, inputs, batch, mixture, reduction, *rest
-            )
+            in_two_passes = self.alternatives["truncation"].from_hidden
+            loss, parts = in_two_passes(self._means(), inputs, batch, mixture, reduction, *rest)
         else:
             loss, parts = mixture_from_hidden(*inputs, *batch, mixture, reduction, *rest)
         parts = dict(zip(self.weights, parts.unbind()))
@@ -204,7 +198,8 @@ class Objective(nn.Module):
         own.pad_token_id = pad_token_id
         selective = own.alternatives.get("selective_eos")
         if selective and selective.eos_token_id is None:
-            own._keep({**own.alternatives, "selective_eos": SelectiveEos(eos_token_id)})
+            selective = replace(selective, eos_token_id=eos_token_id)
+            own._keep({**own.alternatives, "selective_eos": selective})
         return own
 
     def state(self) -> dict[str, Any]:
@@ -217,14 +212,14 @@ class Objective(nn.Module):
             self.means.restore(state)
 
     def _check_shards(self, shards) -> None:
-        of_logits = [n for n, loss in self.alternatives.items() if isinstance(loss, OfLogits)]
+        of_logits = [name for name, loss in self.alternatives.items() if loss.reads_logits]
         if of_logits and shards.first is not None:
             raise ValueError(
                 f"objective {of_logits[0]!r} reads all logits of a position, which a head whose "
                 "rows are sharded never has; give it logits, or another objective"
             )
 
-    def _means(self) -> Optional[LastMeans]:
+    def _means(self) -> Optional[nn.Module]:
         """The last losses, which truncation reads in training."""
         return self.means if self.training and torch.is_grad_enabled() else None
 
@@ -243,7 +238,7 @@ class Objective(nn.Module):
         if name == "truncation":
             return self._truncated(logits, labels, segments, reduction, weights)
         if name in self.alternatives:
-            losses_of = functools.partial(token_losses, self.alternatives[name], ignore)
+            losses_of = functools.partial(self.alternatives[name].of_captions, ignore_index=ignore)
             rest = (ignore, reduction, segments, weights)
             return reduced_by_caption(losses_of, (logits,), labels, *rest)
         how["segments"] = segments

@@ -72,11 +72,14 @@ def write_outputs(
     number: of the tar. entries, lines: all of the shard's. Can be repeated after a kill: it writes
     the same files again, each atomically.
     """
-    captioned = [line for line in lines if "error" not in line]
+    captioned = list(request.kept(lines))
+    failed = sum("error" in line for line in lines)
     if request.sidecar:
         Sidecars(request.sidecar).write(captioned)
     tar = entries[0].get("tar")
-    counts: dict[str, Any] = {"images": len(captioned), "failed": len(lines) - len(captioned)}
+    counts: dict[str, Any] = {"images": len(captioned), "failed": failed}
+    if request.filter:
+        counts["filtered"] = len(lines) - len(captioned) - failed
     if folder := request.tars():
         counts["written"] = folder.write(
             number, lambda file: tars.write(file, number, captioned, tar)

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Callable, Optional
 
 from captioning.bulk.request import Request
 from captioning.bulk.shards import BASE, Line, Plan, captions_of
@@ -15,11 +16,12 @@ from captioning.files.writing import atomic_write, json_line, locked, write_line
 ROWS = 10_000  # of a parquet file that are in memory at once
 
 
-def merge(request: Request, plan: Plan) -> tuple[int, int]:
-    """Write `out` and `failed`, then `marker`. Raises OSError.
+def merge(request: Request, plan: Plan) -> tuple[int, int, int]:
+    """Write `out`, `filtered` and `failed`, then `marker`. Raises OSError.
 
-    Returns the numbers of images of the plan that have captions and that failed. After a kill at
-    any instant it can be called again, and writes the same files.
+    Returns the numbers of images of the plan that have captions, that failed, and whose captions
+    the filter dropped. After a kill at any instant it can be called again, and writes the same
+    files.
     """
     parts = plan.parts()
 
@@ -32,10 +34,11 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
     images = 0
     with atomic_write(request.out, request.parts) as file:
         out = Hashed(file)
-        for line in itertools.chain(base, made()):
+        for line in itertools.chain(base, request.kept(made())):
             if "error" not in line:
                 out.write(json_line(line))
                 images += 1
+    _write_filtered(request, made)
     counts = [part.counts() for part in parts]
     tars = {part["tar"]: part for part in counts if "tar" in part}
     with locked(request.failed):  # other captions files in the folder share it
@@ -43,7 +46,20 @@ def merge(request: Request, plan: Plan) -> tuple[int, int]:
     tars = {**next(read_lines(request.marker), {}).get("tars", {}), **tars}
     content = {"images": images, "failed": failed, "tars": tars, **out.manifest()}
     write_lines(request.marker, [content], request.parts)
-    return tuple(sum(part[what] for part in counts) for what in ("images", "failed"))
+    names = ("images", "failed", "filtered")
+    return tuple(sum(part.get(name, 0) for part in counts) for name in names)
+
+
+def _write_filtered(request: Request, made: Callable[[], Iterable[Line]]) -> None:
+    """Write `filtered`, without the earlier lines of images that were captioned again."""
+    if not (request.filter or request.filtered.exists()):
+        return
+    again = {line["image"] for line in made()}
+    old = (line for line in read_lines(request.filtered) if line and line.get("image") not in again)
+    dropped = filter(None, (request.split(line)[1] for line in made()))
+    write_lines(request.filtered, itertools.chain(old, dropped), request.parts)
+    if not request.filtered.stat().st_size:
+        request.filtered.unlink()
 
 
 def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int:
@@ -64,16 +80,18 @@ def _write_failed(request: Request, made: Iterable[Line], tars: set[str]) -> int
     return len(own)
 
 
-def write_parquet(captions: Path, name: str) -> None:
+def write_parquet(captions: Path, name: str, metric: Optional[str] = None) -> None:
     """Columns: image, image_id, caption, captions (a list), score, checkpoint, settings (JSON).
 
-    name: a path or an address. Raises OSError, UserError.
+    metric: of the filter, a further column. name: a path or an address. Raises OSError, UserError.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
     text = ("image", "image_id", "caption", "checkpoint", "settings")
     others = [("captions", pa.list_(pa.string())), ("score", pa.float64())]
+    if metric:
+        others.append((metric, pa.float64()))
     schema = pa.schema([*((name, pa.string()) for name in text), *others])
     lines = filter(None, read_lines(captions))
     with written(name) as file, parquet.ParquetWriter(file, schema) as writer:

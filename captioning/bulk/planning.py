@@ -60,6 +60,13 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
             tally.settings.update(n for n in made if made[n] != settings.get(n, made[n]))
     failed = filter(None, read_lines(request.failed))
     failed = {line["image"]: None for line in failed if line.get("out") == request.out.name}
+    # What this filter dropped is done; what another one dropped is captioned again.
+    dropped: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    for line in _valid_lines(request.filtered, Tally()):
+        if line["image"] not in captioned:
+            made = line.get("settings") or {}
+            same = all(made.get(name) == settings.get(name) for name in ("filter", "itm_model"))
+            dropped[same][line["image"]] = None
     if tally.damaged or tally.repeated:
         if not request.verify:
             raise UserError(
@@ -68,19 +75,21 @@ def make_plan(request: Request, settings: dict[str, Any], resumed: bool) -> tupl
             )
         write_lines(request.out, _valid_lines(request.out, Tally()), request.parts)
     remove_plan(request.parts)
+    done = {**captioned, **dropped[True]}
     in_tars = request.in_tars
     # A new name for each plan: another machine may see the files of an earlier one for a while.
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with atomic_write(request.parts / name) as file:
         if in_tars:
-            entries = _tars(request, captioned, failed, tally)
+            entries = _tars(request, done, failed, dropped[False], tally)
         else:
-            entries = _images(request, captioned, failed, tally, resumed)
+            entries = _images(request, done, failed, tally, resumed)
         for entry in entries:
             file.write(json_line(entry))
             count += 1
     if not tally.found and not count:
         raise UserError(f"{request.source}: found no images")
+    tally.no_sidecar.difference_update(dropped[True])
     if tally.no_sidecar:
         lines = _valid_lines(request.out, Tally())
         Sidecars(request.sidecar).write(line for line in lines if line["image"] in tally.no_sidecar)
@@ -119,7 +128,7 @@ def _valid_lines(out: Path, tally: Tally) -> Iterator[Line]:
 
 def _images(
     request: Request,
-    captioned: Collection[str],
+    done: Collection[str],
     failed: Collection[str],
     tally: Tally,
     resumed: bool,
@@ -130,7 +139,7 @@ def _images(
     skips = request.skips_existing
     for item in request.images():
         tally.found += 1
-        in_out, has_failed = item.image in captioned, item.image in failed
+        in_out, has_failed = item.image in done, item.image in failed
         has_sidecar = bool(sidecars and sidecars.exists(item.image))
         if sidecars and in_out and skips and not has_sidecar:
             tally.no_sidecar.add(item.image)
@@ -152,8 +161,13 @@ def _images(
 
 
 def _tars(
-    request: Request, captioned: Iterable[str], failed: Collection[str], tally: Tally
+    request: Request,
+    captioned: Iterable[str],
+    failed: Collection[str],
+    again: Iterable[str],
+    tally: Tally,
 ) -> Iterator[dict[str, Any]]:
+    """again: images that are captioned again, even if the tar has not changed."""
     require("webdataset", "a .tar")
     if request.sidecar:
         raise UserError("--sidecar does not work with a .tar: use --write-shards")
@@ -166,6 +180,7 @@ def _tars(
     with ThreadPoolExecutor(STORE_THREADS) as pool:
         stamps = dict(zip(urls, pool.map(stamp_if_any, urls)))
     captioned_in, failed_in = _by_tar(captioned, urls), _by_tar(skipped_failures, urls)
+    again_in = _by_tar(again, urls)
     for url in urls:
         entry: dict[str, Any] = {"tar": url, "stamp": stamps[url]}
         tally.found += 1
@@ -174,7 +189,7 @@ def _tars(
             tally.skipped += len(with_caption)
             tally.failed += len(without) + (url in skipped_failures)
             skip = with_caption + without
-            if _is_done(request, url, stamps[url], done.get(url), skip):
+            if url not in again_in and _is_done(request, url, stamps[url], done.get(url), skip):
                 continue
             if skip:
                 entry["skip"] = skip

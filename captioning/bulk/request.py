@@ -4,14 +4,15 @@ import contextlib
 import importlib.util
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
 from filelock import FileLock, Timeout
 
-from captioning.bulk.shards import LOCK, has_captions, remove_plan
+from captioning.bulk import filtering
+from captioning.bulk.shards import LOCK, Line, has_captions, remove_plan
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, uploads
 from captioning.files.images import LISTS, Listed, images_in, is_image, read_list
@@ -25,6 +26,7 @@ class Request:
     """One call.
 
     out: the captions, one line per image. failed: one line for each image without a caption.
+    filtered: one line for each image with a caption that the filter drops.
     marker: written last. parts: the folder of the unfinished run. address: of `out` in a store, see
     `stored_output`; the files are then local copies.
     """
@@ -45,11 +47,16 @@ class Request:
     shard_size: Optional[int] = None
     write_shards: Optional[str] = None
     parquet: Optional[str] = None
+    filter: Optional[str] = None
     address: Optional[str] = None
 
     @property
     def failed(self) -> Path:
         return self.out.with_name("failed.jsonl")
+
+    @property
+    def filtered(self) -> Path:
+        return self.out.with_name(f"{self.out.stem}.filtered.jsonl")
 
     @property
     def marker(self) -> Path:
@@ -68,6 +75,16 @@ class Request:
     def in_tars(self) -> bool:
         """Whether the images are in tars; a folder may be named like a tar."""
         return is_tars(self.source) and not os.path.isdir(self.source)
+
+    def split(self, line: Line) -> tuple[Optional[Line], Optional[Line]]:
+        """The lines for `out` and for `filtered` of a line of a shard; None for nothing."""
+        if "error" in line:
+            return None, None
+        return filtering.parse(self.filter).split(line) if self.filter else (line, None)
+
+    def kept(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """The lines for `out`."""
+        return filter(None, (self.split(line)[0] for line in lines))
 
     def location(self, path: Path) -> str:
         """The path or address at which the user finds `out` or a file beside it."""
@@ -139,7 +156,7 @@ class Request:
         stores.check_names_file("--parquet", self.parquet or "")
         if self.address and self.write_shards and not stores.is_store(self.write_shards):
             raise UserError("with an --out in a store, --write-shards is a folder in a store, too")
-        for path in (self.out, self.failed, self.marker):
+        for path in (self.out, self.failed, self.filtered, self.marker):
             if self.out.suffix != ".jsonl" or (path.exists() and not path.is_file()):
                 raise UserError(
                     f"--out is {self.location(self.out)}; it has to be a file that ends in .jsonl, "

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from captioning.bulk import stored_output
+from captioning.bulk.filtering import parse
 from captioning.bulk.local_engine import OnImages, disk_errors, publish
 from captioning.bulk.merging import merge, printable, write_parquet
 from captioning.bulk.planning import Tally, make_plan
@@ -39,7 +40,7 @@ class BulkCaptioning:
         self.restart = restart
         self.name = request.location(request.out)
         self.tally = Tally()
-        self.captioned = self.failed = 0
+        self.captioned = self.failed = self.filtered = 0
         self.images, self.seconds = 0, 0.0  # of this call
 
     def run(self) -> None:
@@ -54,7 +55,8 @@ class BulkCaptioning:
             # Images may have been added since the unfinished plan was made.
             if not resumed or self.request.skips_existing or not self.request.in_tars:
                 if resumed:
-                    before, self.failed = self.captioned, 0  # the next plan counts them again
+                    # The next plan counts them again.
+                    before, self.failed = self.captioned + self.filtered, 0
                 with disk_errors(self.request):
                     self._plan(resumed)
                 self.tally.skipped -= before
@@ -129,7 +131,7 @@ class BulkCaptioning:
                     if removed or not part.marker.exists():
                         publish(self.request, plan, part)
                     counts = part.counts()
-                    done += counts["images"] + counts["failed"]
+                    done += counts["images"] + counts["failed"] + counts.get("filtered", 0)
                 else:
                     done += len(part.recover().lines)
                     left.append(part.shard)
@@ -158,16 +160,18 @@ class BulkCaptioning:
         if has_to_merge:
             if stored:
                 stored_output.before_merging(request, plan)
-            captioned, failed = merge(request, plan)
+            captioned, failed, filtered = merge(request, plan)
             if stored:
                 stored_output.upload_captions(request, plan)
             self.captioned += captioned
             self.failed += failed
+            self.filtered += filtered
             if folder := request.tars():
                 counts = [part.counts() for part in plan.parts()]
                 folder.record({n: of for c in counts for n, of in c["written"].items()})
         if request.parquet:
-            write_parquet(request.out, request.parquet)
+            metric = parse(request.filter).metric if request.filter else None
+            write_parquet(request.out, request.parquet, metric)
         if stored:
             stored_output.remove(request)
         remove_plan(request.parts)  # last: without it the same command is a new run
@@ -190,9 +194,14 @@ class BulkCaptioning:
         for line in itertools.islice(examples, EXAMPLES):
             log_line(printable(f"{line['image']}: {line['caption']}"))
         log_line(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
+        if request.filter:
+            log_line(
+                f"filter: {self.filtered} images have no caption with {request.filter}; what was "
+                f"dropped is in {request.location(request.filtered)}"
+            )
         if request.verify and request.write_shards:
             self._verify_tars()
-        if failed and not (self.captioned or tally.skipped):
+        if failed and not (self.captioned or self.filtered or tally.skipped):
             raise UserError(f"none of {failed} images has a caption{why}")
         log_line(f"captions are in {self.name}")
 

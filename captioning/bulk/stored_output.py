@@ -2,9 +2,9 @@
 
 A store can neither rename nor append. ADDRESS.parts holds the plan (its header is uploaded last)
 and, for each finished shard, its lines and then its marker. The names begin with that of the plan,
-so that files of another plan are never mixed up with them. At the end `failed`, `out` and `marker`
-are uploaded in this order, and the plan is removed, its header first. Another machine continues
-from what a lost machine has uploaded. Journals stay on the local disk.
+so that files of another plan are never mixed up with them. At the end `failed`, `filtered`, `out`
+and `marker` are uploaded in this order, and the plan is removed, its header first. Another machine
+continues from what a lost machine has uploaded. Journals stay on the local disk.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def begin(request: Request, restart: bool) -> None:
         _continue(request, header, local, remote)
     elif remote:
         remove(request)
-    for path in (request.failed, request.out, request.marker):
+    for path in (request.failed, request.filtered, request.out, request.marker):
         _refresh(request, path)
 
 
@@ -95,7 +95,7 @@ def upload_captions(request: Request, plan: Plan) -> None:
     """Upload the merged files, the marker last. Raises UserError."""
     _require_own_plan(request, plan)  # merging may have taken long
     with _explain_upload_errors(request):
-        for path in (request.failed, request.out, request.marker):
+        for path in (request.failed, request.filtered, request.out, request.marker):
             stamp = uploads.upload(path, request.location(path)) if path.exists() else None
             if stamp is None:
                 uploads.remove(request.location(path))
@@ -127,8 +127,9 @@ def _continue(
         if stored and not part.marker.exists():
             download(part.path.name)
             if request.sidecar:
-                made = (line for line in part.read() if "error" not in line)
-                on_disk = (line for line in made if not stores.is_store(line["image"]))
+                on_disk = (
+                    line for line in request.kept(part.read()) if not stores.is_store(line["image"])
+                )
                 Sidecars(request.sidecar).write(on_disk)
             download(part.marker.name)
             part.journal.unlink(missing_ok=True)

@@ -1,9 +1,11 @@
 """The configuration of a run, validated: impossible values, alone and in combination, are refused.
 
-`Config` has the keys that all captioners share. `config_class` adds the keys of one captioner's
-package, which is imported then.
+`Config` has the keys that all runs share. `config_class` adds those of a captioner's package and
+the options of metrics and rewards, which are imported then.
 """
 
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any, Optional
 
@@ -22,19 +24,23 @@ from captioning.files.stores import check_address, check_can_hold, has_folders, 
 from captioning.files.tars import is_tars
 from captioning.metrics.metric_sum import MetricSum
 from captioning.metrics.options import option_classes
-from captioning.metrics.registry import EVALUATORS
+from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings
+from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.mixture import FIRST_TOKEN_MLE
+
+# The keys that name the models of rerankers.
+RERANKING_MODELS = {"clip": "clip_model", "itm": "itm_model", "judge": "rerank_judge"}
 
 LAST = "last"  # the epoch that `select` may name instead of metrics
 
 
-class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
-    """A run's configuration: `Keys` and the options of all metrics and rewards."""
+class Config(Keys):
+    """A run's configuration: `Keys`, and in the classes that `config_class` makes more keys."""
 
     @field_validator("*")
     @classmethod
@@ -107,7 +113,12 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
 
     @model_validator(mode="after")
     def _possible_together(self):
-        self.decoding_settings()
+        reranking = self.reranking()
+        if reranking:
+            self._check_reranking(reranking)
+        else:
+            self.decoding_settings()
+        self._check_null_image()
         if self.reward:
             self._check_reward()
         try:
@@ -120,6 +131,28 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
         if self.min_lr > self.init_lr:
             raise ValueError(f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}")
         return self
+
+    def _check_reranking(self, reranking: Reranking) -> None:
+        reranking.settings(self.decoding_settings())
+        key = RERANKING_MODELS.get(self.rerank)
+        if key and not reranking.model:
+            raise ValueError(f"rerank is {self.rerank}, which needs {key}")
+
+    def _check_null_image(self) -> None:
+        if self.drop_image and self.reward:
+            raise ValueError(
+                f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
+            )
+        if self.null_image == "learnt" and not self.drop_image:
+            raise ValueError(
+                "null_image is learnt, but drop_image 0, so that nothing trains it; set drop_image "
+                "above 0, or another null_image"
+            )
+        if self.null_image != "zeros" and self.lora:
+            raise ValueError(
+                f"null_image is {self.null_image}, which a checkpoint of lora would not hold; set "
+                "it to zeros"
+            )
 
     def _check_reward(self) -> None:
         check_options(self.reward, self)
@@ -146,7 +179,7 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
         for key in ("val_file", "test_file"):
             if getattr(self, key):
                 raise ValueError(f"split divides train_file, and {key} is set: unset one of them")
-        if self.train_captions and self.train_captions == self.train_file:
+        if self.train_file and getattr(self, "train_captions", None) == self.train_file:
             raise ValueError(
                 "train_captions is train_file, of which split takes parts: name a file that has "
                 "the captions of train alone"
@@ -154,7 +187,7 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
 
     def __reduce__(self):
         """Classes made by `config_class` have no module that pickle could import them from."""
-        return _restored, (self.model, self.__dict__, self.model_fields_set)
+        return _restored, (self.__dict__, self.model_fields_set)
 
     @property
     def monitors(self) -> Optional[str]:
@@ -168,6 +201,15 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
         names = set(DecodingSettings.__dataclass_fields__) & set(type(self).model_fields)
         return DecodingSettings(**{name: getattr(self, name) for name in names})
 
+    def reranking(self) -> Optional[Reranking]:
+        """How this run reranks captions; None without it, and for a weight of 0."""
+        if self.rerank is None or self.rerank_weight == 0:
+            return None
+        names = {field.name for field in fields(Reranking)} - {"model"}
+        key = RERANKING_MODELS.get(self.rerank)
+        model = getattr(self, key) if key else None
+        return Reranking(**{name: getattr(self, name) for name in names}, model=model)
+
     def build_objective(self) -> Objective:
         """The training objective; with a reward alone the captioner gets an MLE that is unused."""
         return Objective(
@@ -178,45 +220,75 @@ class Config(*option_classes([*EVALUATORS.values(), *REWARDS.values()]), Keys):
         )
 
 
-def config_class(model: Optional[str] = None) -> type[Config]:
-    """`Config` with the own keys of a captioner, or of all captioners. Imports their packages.
+def config_class(
+    model: Optional[str] = None,
+    metrics: Iterable[str] = EVALUATORS,
+    rewards: Iterable[str] = REWARDS,
+) -> type[Config]:
+    """`Config` with the own keys of a captioner, or of all captioners, and the options of metrics
+    and rewards, by default of all. Imports their modules.
 
-    Raises TypeError for a key that two packages declare.
+    Raises TypeError for a key that two of them declare.
     """
-    modules = CAPTIONERS.values() if model is None else [CAPTIONERS[model]]
-    return _config_with(*dict.fromkeys(modules))
+    packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
+    entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
+    return _config_with(tuple(packages), tuple(dict.fromkeys(entries)))
 
 
 @cache
-def _config_with(*modules: str) -> type[Config]:
+def _config_with(packages: tuple[str, ...], entries: tuple[str, ...]) -> type[Config]:
+    parts = [*(load(package).Keys for package in packages), *option_classes(entries)]
     owners = dict.fromkeys(Config.model_fields, Config.__module__)
-    for module in modules:
-        for name in load(module).Keys.model_fields:
+    for part in parts:
+        for name in part.model_fields:
             if name in owners:
-                raise TypeError(f"key {name!r} is of {owners[name]} and of {module}")
-            owners[name] = module
-    return create_model("Config", __base__=(*(load(module).Keys for module in modules), Config))
+                raise TypeError(f"key {name!r} is of {owners[name]} and of {part.__module__}")
+            owners[name] = part.__module__
+    return create_model("Config", __base__=(*parts, Config))
 
 
 def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
-    """The keys of that role, by default of those that all captioners share."""
+    """The keys of that role, by default of those that all runs share."""
     return [key for key, declared in roles_of(keys).items() if declared == role]
 
 
 def parse_config(values: Any) -> Config:
     """The configuration of a mapping. Raises pydantic's ValidationError.
 
-    Keys of other captioners than its own are validated, and left out.
+    Keys of other captioners than its own are validated, and left out. Options of metrics and
+    rewards that it does not name are kept where it sets them.
     """
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
         return config_class().model_validate(values)  # which refuses it
-    own = config_class(model)
+    own = _own_class(model, values)
     if not values.keys() <= own.model_fields.keys():
         config_class().model_validate(values)
         values = {key: value for key, value in values.items() if key in own.model_fields}
     return own.model_validate(values)
 
 
-def _restored(model: str, values: dict[str, Any], given: set[str]) -> Config:
-    return config_class(model).model_construct(given, **values)
+def _own_class(model: str, values: Mapping[str, Any]) -> type[Config]:
+    """The class with all keys of `values` but those of other captioners.
+
+    Modules of metrics and rewards that are not named are imported only for a key that is not known
+    without them.
+    """
+    metrics, rewards = values.get("metrics", DEFAULT_METRICS), values.get("reward")
+    own = config_class(model, _in_registry(EVALUATORS, metrics), _in_registry(REWARDS, rewards))
+    return own if values.keys() <= own.model_fields.keys() else config_class(model)
+
+
+def _in_registry(registry: Mapping[str, str], given: Any) -> list[str]:
+    """The entries that a value names, which is validated later."""
+    names = given if isinstance(given, (list, tuple, dict)) else ()
+    return [name for name in registry if name in names]
+
+
+def _restored(values: dict[str, Any], given: set[str]) -> Config:
+    return _own_class(values["model"], values).model_construct(given, **values)
+
+
+def every_key(config: Config) -> dict[str, Any]:
+    """The values of all keys there are, by which runs are compared; imports all modules."""
+    return config_class()(**config.model_dump()).model_dump()

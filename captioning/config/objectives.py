@@ -5,14 +5,16 @@ from dataclasses import asdict
 from captioning.config.config import Config
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.registry import load
-from smile import Objective, parse_objective
+from smile import OBJECTIVES, Objective, parse_objective
 from smile.alternatives import ALTERNATIVES
 from smile.mixture import scores_first_token
 
-NAMES = {
-    **{"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"},
-    **{name: loss.title for name, loss in ALTERNATIVES.items()},
-}
+_OWN = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
+
+
+def title_of(name: str) -> str:
+    """The name of an objective in tables; imports an alternative."""
+    return _OWN.get(name) or load(ALTERNATIVES[name]).title
 
 
 def trained_by(config: Config) -> list[str]:
@@ -42,8 +44,8 @@ def _reward_name(weights) -> str:
 def objective_name(spec) -> str:
     """ "MLE", "SMILE", "focal (gamma 1)" or, of a mixture, "MLE+SMILE 0.3:0.7"."""
     weights = parse_objective(spec)
-    ordered = [name for name in NAMES if name in weights]
-    names = "+".join(NAMES[name] + _parameters(spec, name) for name in ordered)
+    ordered = [name for name in OBJECTIVES if name in weights]
+    names = "+".join(title_of(name) + _parameters(spec, name) for name in ordered)
     if len(ordered) == 1:
         return names
     return f"{names} {':'.join(f'{weights[name]:g}' for name in ordered)}"
@@ -93,4 +95,4 @@ def _with_settings(name: str, objective: Objective) -> str:
         given = asdict(objective.alternatives[name])
         shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in given.items()}
         settings += [f"{key} {value}" for key, value in shown.items() if value is not None]
-    return NAMES[name] + (f" ({', '.join(settings)})" if settings else "")
+    return title_of(name) + (f" ({', '.join(settings)})" if settings else "")

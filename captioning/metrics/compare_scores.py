@@ -14,7 +14,7 @@ import numpy as np
 from captioning.data.caption_files import Captions, ImageId, by_id
 from captioning.metrics.bootstrap import RESAMPLES, mean, resampled_means
 from captioning.metrics.evaluator import Metric, Scores
-from captioning.metrics.registry import all_metrics
+from captioning.metrics.registry import METRICS, metric_of
 from captioning.metrics.score_table import align
 from captioning.runtime.errors import UserError
 
@@ -70,7 +70,7 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
             values = [scores.metrics[name].value for scores in (first, second)]
             count = first.metrics[name].n
             found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
-    places = {name: place for place, name in enumerate(all_metrics())}
+    places = {name: place for place, name in enumerate(METRICS)}
     ordered = sorted(found, key=lambda name: (places.get(name, len(places)), name))
     return {name: found[name] for name in ordered}
 
@@ -109,10 +109,9 @@ def p_value(differences: np.ndarray) -> float:
 
 def format_comparison(differences: Mapping[str, Difference]) -> str:
     """Return a line a metric: both means, the difference, its interval and p."""
-    shown = {**all_metrics(), "rank": Metric("rank", "Mean Rank", 1)}
     rows = [("", "first", "second", "difference", "95 % interval", "p")]
     for name, found in differences.items():
-        metric = shown.get(name, Metric(name, name))
+        metric = Metric(name, "Mean Rank", 1) if name == "rank" else metric_of(name)
         decimals = metric.decimals
         cells = [f"{value:.{decimals}f}" for value in (found.first, found.second, found.difference)]
         interval = p = ""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from captioning.metrics.registry import all_metrics
+from captioning.metrics.registry import METRICS, metric_of
 
 
 class MetricSum(NamedTuple):
@@ -19,7 +19,7 @@ class MetricSum(NamedTuple):
     def parse(cls, text: str) -> "MetricSum":
         """From `CIDEr`, `CIDEr + Bleu_4` or `-PPL`. Raises ValueError, one line."""
         # A name may have a hyphen within, as PAC-S does.
-        names = "|".join(re.escape(name) for name in all_metrics() if "-" in name)
+        names = "|".join(re.escape(name) for name in METRICS if "-" in name)
         term_of = re.compile(rf"\s*([+-]?)\s*((?:{names})(?![^\s+-])|[^\s+-]+)\s*")
         signs, place = {}, 0
         while place < len(text) or not signs:
@@ -27,7 +27,7 @@ class MetricSum(NamedTuple):
             if term is None or (signs and not term[1]):
                 raise ValueError("write it as METRIC, -METRIC or METRIC + METRIC")
             sign, name = term.groups()
-            if name not in all_metrics():
+            if name not in METRICS:
                 raise ValueError(f"{name!r} is no metric{_hint(name)}")
             if name in signs:
                 raise ValueError(f"{name} is in it twice")
@@ -42,9 +42,7 @@ class MetricSum(NamedTuple):
 
 def _hint(name: str) -> str:
     """The metric that may be meant, by its name or its title."""
-    known = {metric.title.lower(): each for each, metric in all_metrics().items()}
-    known |= {each.lower(): each for each in all_metrics()}
+    known = {metric_of(each).title.lower(): each for each in METRICS}
+    known |= {each.lower(): each for each in METRICS}
     near = difflib.get_close_matches(name.lower(), known, n=1)
-    return (
-        f"; did you mean {known[near[0]]}?" if near else f"; there are {', '.join(all_metrics())}"
-    )
+    return f"; did you mean {known[near[0]]}?" if near else f"; there are {', '.join(METRICS)}"

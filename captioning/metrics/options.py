@@ -34,10 +34,10 @@ class Options(BaseModel):
 
     @classmethod
     def from_config(cls, config: Any) -> dict[str, Any]:
-        """{option: value} of a configuration, with files as paths on this disk."""
+        """{option: value} of a configuration, or the default, with files as paths on this disk."""
         values = {}
         for name, field in cls.model_fields.items():
-            value = getattr(config, name)
+            value = getattr(config, name, field.default)
             if FILE in field.metadata and value:
                 names = [value] if isinstance(value, str) else value
                 paths = [str(located(config.ann_root, each)) for each in names]

@@ -1,7 +1,6 @@
 """The evaluators by name. A new one is a module and a line here."""
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any, Optional
 
 from captioning.metrics.evaluator import Evaluator, Metric, Settings
@@ -9,33 +8,43 @@ from captioning.metrics.options import missing_options
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 
-# In the order of their metrics in tables.
-EVALUATORS: dict[str, str] = {
-    "coco": "captioning.metrics.coco:Coco",
-    "retrieval": "captioning.metrics.retrieval:Retrieval",
-    "clipscore": "captioning.metrics.clipscore:ClipScore",
-    "diversity": "captioning.metrics.diversity:Diversity",
-    "facts": "captioning.metrics.facts:Facts",
-    "chair": "captioning.metrics.chair:Chair",
-    "pacs": "captioning.metrics.clipscore:PacScore",
-    "clair": "captioning.metrics.clair:Clair",
-    "repetition": "captioning.metrics.repetition:Repetition",
-    "detail": "captioning.metrics.detail:Detail",
-    "length": "captioning.metrics.diversity:Length",
-    "perplexity": "captioning.metrics.perplexity:Perplexity",
+# Each evaluator's class, and the metrics that it computes, in the order of their columns in tables.
+# The class is imported where it is used; the names of metrics are checked without it.
+_DECLARED = {
+    "coco": (
+        "captioning.metrics.coco:Coco",
+        "Bleu_1 Bleu_2 Bleu_3 Bleu_4 METEOR ROUGE_L CIDEr SPICE",
+    ),
+    "retrieval": ("captioning.metrics.retrieval:Retrieval", "R@1 R@5 R@10 median_rank"),
+    "clipscore": ("captioning.metrics.clipscore:ClipScore", "CLIPScore RefCLIPScore"),
+    "diversity": (
+        "captioning.metrics.diversity:Diversity",
+        "lex_div ttr distinct_1 distinct_2 distinct_captions vocab_use seen_captions "
+        "train_vocab_use",
+    ),
+    "facts": ("captioning.metrics.facts:Facts", "true_facts wrong_facts scene_R@1 scene_R@5"),
+    "chair": ("captioning.metrics.chair:Chair", "CHAIRs CHAIRi object_recall"),
+    "pacs": ("captioning.metrics.clipscore:PacScore", "PAC-S RefPAC-S"),
+    "clair": ("captioning.metrics.clair:Clair", "CLAIR"),
+    "repetition": ("captioning.metrics.repetition:Repetition", "rep_2 rep_3 rep_4 loops"),
+    "detail": ("captioning.metrics.detail:Detail", "nouns adjectives numbers relations"),
+    "length": ("captioning.metrics.diversity:Length", "cap_len"),
+    "perplexity": ("captioning.metrics.perplexity:Perplexity", "PPL"),
+    "itm": ("captioning.metrics.itm:Itm", "ITM ITC"),
 }
+EVALUATORS: dict[str, str] = {name: entry for name, (entry, _) in _DECLARED.items()}
 DEFAULT_METRICS = ("coco", "length", "diversity")
 
 _PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # the paper's table
+_COMPUTED_BY = {metric: name for name, (_, own) in _DECLARED.items() for metric in own.split()}
+# The evaluator of each metric, in the order of tables: the published table's columns first.
+METRICS: dict[str, str] = {name: _COMPUTED_BY[name] for name in (*_PUBLISHED, *_COMPUTED_BY)}
 
 
-@cache
-def all_metrics() -> dict[str, Metric]:
-    """Every metric by name: the published table's columns first, then in the registry's order."""
-    every = {}
-    for entry in EVALUATORS.values():
-        every.update((metric.name, metric) for metric in load(entry).metrics)
-    return {name: every[name] for name in (*_PUBLISHED, *every)}
+def metric_of(name: str) -> Metric:
+    """The metric of this name; imports its evaluator. One without an evaluator has a bare name."""
+    kinds = [load(EVALUATORS[METRICS[name]])] if name in METRICS else []
+    return next((m for kind in kinds for m in kind.metrics if m.name == name), Metric(name, name))
 
 
 def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:

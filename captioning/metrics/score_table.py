@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from captioning.metrics.evaluator import Scores
-from captioning.metrics.registry import all_metrics
+from captioning.metrics.registry import METRICS, metric_of
 
 WIDTH = 80
 
@@ -13,8 +13,7 @@ def format_table(scores: Scores) -> str:
 
     Under a score stands half the width of its interval. "-" is a metric that was skipped.
     """
-    metrics = all_metrics()
-    names = [name for name in metrics if name in scores.metrics or name in scores.skipped]
+    names = [name for name in METRICS if name in scores.metrics or name in scores.skipped]
     rows = []
     for block in _blocks([_cells(name, scores) for name in names]):
         rows += ["  ".join(line).rstrip() for line in zip(*block) if "".join(line).strip()]
@@ -29,14 +28,14 @@ def format_table(scores: Scores) -> str:
     rows.append(", ".join([f"{len(scores.per_image)} captions", *known]))
     reasons = [scores.skipped[name] for name in names if name in scores.skipped]
     for reason in dict.fromkeys(reasons):
-        skipped = [metrics[name].title for name in names if scores.skipped.get(name) == reason]
+        skipped = [metric_of(name).title for name in names if scores.skipped.get(name) == reason]
         rows.append(f"{', '.join(skipped)} skipped: {reason}")
     return "\n".join(rows)
 
 
 def _cells(name: str, scores: Scores) -> list[str]:
     """Return title, score and interval of a metric, padded to one width."""
-    metric = all_metrics()[name]
+    metric = metric_of(name)
     score, spread = "-", ""
     if name in scores.metrics:
         estimate = scores.metrics[name]

@@ -10,7 +10,7 @@ from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.facts import FactsOptions
-from captioning.metrics.registry import EVALUATORS, all_metrics, build_evaluators, options_of
+from captioning.metrics.registry import EVALUATORS, build_evaluators, metric_of, options_of
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
@@ -101,7 +101,8 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     human = _human_row(texts, samples.values(), runs, missing)
     scenes = {}
     try:
-        facts = next((run.scored_with for run in runs if run.scored_with.facts_file), None)
+        of_runs = (run.scored_with for run in runs)
+        facts = next((each for each in of_runs if getattr(each, "facts_file", None)), None)
         if facts:
             scenes = read_scenes(Path(FactsOptions.from_config(facts)["facts_file"]))
     except UserError as error:
@@ -190,7 +191,7 @@ def _human_row(
             missing.append(f"People could not be scored: {error}.")
     scores = score({image_id: captions[image_id] for image_id in others}, others, built)
     if alone:  # a caption would be scored against itself
-        wanted -= {name for name, metric in all_metrics().items() if metric.references}
+        wanted -= {name for name in wanted if metric_of(name).references}
     skipped = sorted(wanted.intersection(scores.skipped))
     for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
         missing.append(f"Not all scores of people could be computed: {reason}.")

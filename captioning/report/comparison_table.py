@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.evaluator import Metric, Shown
-from captioning.metrics.registry import all_metrics
+from captioning.metrics.registry import METRICS, metric_of
 from captioning.metrics.score_table import align
 from captioning.report.comparison import Comparison, Row
 
@@ -57,9 +57,8 @@ def table_of(comparison: Comparison) -> Table:
 
 def other_metrics(comparison: Comparison) -> Table:
     """Every metric that `table_of` leaves out, to 3 decimals."""
-    every = all_metrics()
     names = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
-    metrics = [every.get(name, Metric(name, name)) for name in names]
+    metrics = map(metric_of, names)
     shown = Shown("", decimals=3)
     return _table(comparison, [Column.of(metric, shown) for metric in metrics if not metric.report])
 
@@ -80,10 +79,9 @@ def in_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def columns_of(rows: Iterable[Row]) -> list[Column]:
     """The comparison's columns that any of the rows has a value of."""
-    every = all_metrics()
     present = {name for row in rows for name in row.metrics}
-    names = [name for name in dict.fromkeys((*FIRST, *every)) if name in present]
-    return [Column.of(every[name], every[name].report) for name in names if every[name].report]
+    names = [name for name in dict.fromkeys((*FIRST, *METRICS)) if name in present]
+    return [Column.of(m, m.report) for m in map(metric_of, names) if m.report]
 
 
 def shown_value(column: Column, row: Row) -> str:

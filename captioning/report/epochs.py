@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Callable, NamedTuple, Optional
 
-from captioning.metrics.registry import all_metrics
+from captioning.metrics.registry import metric_of
 from captioning.report.runs import Run
 from captioning.training.selection import in_words, shown_metrics
 
@@ -24,7 +24,7 @@ def selected_epochs(runs: Iterable[Run]) -> Iterator[Selected]:
         if run.selected is None:
             continue
         names = shown_metrics(run.selected)
-        lines = [(all_metrics()[name].title, _cells(run, name, _of_metric(name))) for name in names]
+        lines = [(metric_of(name).title, _cells(run, name, _of_metric(name))) for name in names]
         if len(names) > 1 and any(each["value"] is not None for each in run.selected["epochs"]):
             lines.insert(0, (run.selected["select"], _cells(run, names[0], itemgetter("value"))))
         yield Selected(run, in_words(run.selected), lines)
@@ -39,6 +39,6 @@ def _cells(run: Run, like: str, value_of: Callable) -> list[tuple[int, str, bool
     cells = []
     for each in run.selected["epochs"]:
         value = value_of(each)
-        text = "none" if value is None else f"{value:.{all_metrics()[like].decimals}f}"
+        text = "none" if value is None else f"{value:.{metric_of(like).decimals}f}"
         cells.append((each["epoch"] + 1, text, each["epoch"] == run.selected["epoch"]))
     return cells

@@ -13,10 +13,11 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from captioning.config.objectives import NAMES
+from captioning.config.objectives import title_of
 from captioning.metrics.diversity import words
 from captioning.report.runs import Run
 from captioning.training.run_log import CURVES
+from smile import OBJECTIVES
 
 WIDTH, HEIGHT = 4.3, 3.2  # inches, about the width of a phone
 INK, FAINT = "#1c2733", "#c9d1d9"
@@ -130,7 +131,7 @@ class Curve(NamedTuple):
 
 def curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     """(title, figure) of each objective's loss by step, of sampled captions, and of validations."""
-    of_steps = {part: (f"{name} loss in training", "nats a token") for part, name in NAMES.items()}
+    of_steps = {part: (f"{title_of(part)} loss in training", "nats a token") for part in OBJECTIVES}
     for part, (title, label) in {**of_steps, **CURVES}.items():
         lines = [line for line in _lines(runs, "step", part) if len(line.x) > 1]
         if not lines:

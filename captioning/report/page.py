@@ -8,7 +8,7 @@ import jinja2
 
 from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
-from captioning.metrics.registry import all_metrics
+from captioning.metrics.registry import metric_of
 from captioning.report.comparison import Comparison
 from captioning.report.comparison_table import other_metrics, table_of
 from captioning.report.epochs import selected_epochs
@@ -102,7 +102,7 @@ def _skipped(comparison: Comparison) -> list[tuple[str, str, str]]:
     for name in dict.fromkeys(name for run in comparison.runs for name in run.skipped):
         of = [run for run in comparison.runs if name in run.skipped]
         labels = ", ".join(run.label for run in of)
-        title = all_metrics()[name].title if name in all_metrics() else name
+        title = metric_of(name).title
         found.setdefault((labels, of[0].skipped[name]), []).append(title)
     return [(", ".join(titles), labels, why) for (labels, why), titles in found.items()]
 

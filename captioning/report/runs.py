@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from captioning.captioners.registry import package_of
-from captioning.config import Config, config_class, keys_of, load_config
+from captioning.config import Config, config_class, every_key, keys_of, load_config
 from captioning.config.objectives import trained_by, training_name
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
@@ -20,7 +20,6 @@ from captioning.training.run_log import read_log
 from captioning.training.selection import read_record
 
 NOT_A_SETTING = keys_of("machine")  # the page mentions that these are left out
-OF_SCORING = [*keys_of("generation"), *keys_of("scoring")]
 
 
 @dataclass(frozen=True)
@@ -218,12 +217,14 @@ def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
     were made with differently are under "NAME, in scoring".
     """
     found = {}
-    all_keys = config_class()  # runs of different captioners have different keys
-    configs = [all_keys(**run.config.model_dump()).model_dump() for run in runs]
-    scored = [all_keys(**run.scored_with.model_dump()).model_dump() for run in runs]
+    configs = [every_key(run.config) for run in runs]
+    scored = [every_key(run.scored_with) for run in runs]
+    of_scoring = [
+        key for role in ("generation", "scoring") for key in keys_of(role, config_class())
+    ]
     for name in (name for name in configs[0] if name not in NOT_A_SETTING):
         then = [config[name] for config in scored]
-        trained = then if name in OF_SCORING else [config[name] for config in configs]
+        trained = then if name in of_scoring else [config[name] for config in configs]
         if any(value != trained[0] for value in trained):
             found[name] = [_text(value) for value in trained]
         if then != trained and any(value != then[0] for value in then):

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
 
 from captioning.config import Config
-from captioning.config.objectives import trained_by
+from captioning.config.objectives import title_of, trained_by
 from captioning.runtime.errors import UserError
 from smile import OBJECTIVES, parse_objective
-from smile.alternatives import ALTERNATIVES
 
 MLE_WEIGHTS = (0.0, 0.01, 0.1, 0.5, 1.0)
 SUBSET_SIZES = (1, 10, 100)
@@ -92,7 +91,7 @@ def _alone(name: str) -> Variant:
     spec = name
     if name in PARAMETERS:
         spec = f"{{{name}: {{{', '.join(f'{k}: {v}' for k, v in PARAMETERS[name].items())}}}}}"
-    return Variant(name, ALTERNATIVES[name].title, (f"objective={spec}",))
+    return Variant(name, title_of(name), (f"objective={spec}",))
 
 
 def _random(size: int) -> Variant:

@@ -14,7 +14,7 @@ from captioning.config.objectives import trained_by
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.metric_sum import MetricSum
-from captioning.metrics.registry import all_metrics
+from captioning.metrics.registry import metric_of
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -157,7 +157,7 @@ def summary(folder: Path) -> Iterator[str]:
     for each in record["epochs"]:
         cells = [] if each["value"] is None else [f"{each['value']:.3f}"]
         for name in shown_metrics(record):
-            column, score = all_metrics()[name], each["scores"].get(name)
+            column, score = metric_of(name), each["scores"].get(name)
             value = "none" if score is None else f"{score:.{column.decimals}f}"
             cells.append(f"{column.title} {value}")
         chosen = "  (selected)" if each["epoch"] == record["epoch"] else ""

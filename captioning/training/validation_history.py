@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.config import Config, load_config
+from captioning.config import Config, every_key, load_config
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
@@ -111,4 +111,4 @@ def is_scored(config: Config, split: str = "test") -> bool:
         return False
     if scored.stat().st_mtime < weights.stat().st_mtime:
         return False
-    return load_config(settings).model_dump() == config.model_dump()
+    return every_key(load_config(settings)) == every_key(config)

@@ -1,29 +1,26 @@
 """Other published objectives against bland or wrong text, by name.
 
-A new one is a file beside these, after `interface.py`, and a line here.
+A new one is a file beside these, after `interface.py`, and a line here. It is imported when an
+objective names it.
 """
 
-from smile.alternatives.dft import Dft
-from smile.alternatives.focal import Focal
-from smile.alternatives.gem import Gem
-from smile.alternatives.interface import Likelihoods, OfLikelihoods, OfLogits, TokenLoss
-from smile.alternatives.mixce import MixCe
-from smile.alternatives.scalegrad import ScaleGrad
-from smile.alternatives.selective_eos import SelectiveEos
-from smile.alternatives.tailr import TaiLr
-from smile.alternatives.truncation import Truncation
-from smile.alternatives.unlikelihood import Unlikelihood
+from importlib import import_module
+from typing import Any
 
-ALTERNATIVES: dict[str, type[TokenLoss]] = {
-    "selective_eos": SelectiveEos,
-    "unlikelihood": Unlikelihood,
-    "focal": Focal,
-    "dft": Dft,
-    "tailr": TaiLr,
-    "mixce": MixCe,
-    "gem": Gem,
-    "scalegrad": ScaleGrad,
-    "truncation": Truncation,
+ALTERNATIVES: dict[str, str] = {
+    "selective_eos": "smile.alternatives.selective_eos:SelectiveEos",
+    "unlikelihood": "smile.alternatives.unlikelihood:Unlikelihood",
+    "focal": "smile.alternatives.focal:Focal",
+    "dft": "smile.alternatives.dft:Dft",
+    "tailr": "smile.alternatives.tailr:TaiLr",
+    "mixce": "smile.alternatives.mixce:MixCe",
+    "gem": "smile.alternatives.gem:Gem",
+    "scalegrad": "smile.alternatives.scalegrad:ScaleGrad",
+    "truncation": "smile.alternatives.truncation:Truncation",
 }
 
-__all__ = ["ALTERNATIVES", "Likelihoods", "OfLikelihoods", "OfLogits", "TokenLoss"]
+
+def load(entry: str) -> Any:
+    """What "module:attribute" names; imports the module."""
+    module, _, attribute = entry.partition(":")
+    return getattr(import_module(module), attribute)

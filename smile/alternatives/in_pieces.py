@@ -9,8 +9,7 @@ from typing import NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from smile.alternatives.interface import Likelihoods, OfLikelihoods, OfLogits
-from smile.alternatives.on_logits import earlier_words
+from smile.alternatives.interface import Likelihoods, earlier_words
 from smile.head import recorded
 from smile.mixture import Mixture
 
@@ -32,8 +31,8 @@ class Alternatives:
         self.weights, self.ignore_index = mixture.weights, mixture.ignore_index
         self.differentiate = differentiate
         found = mixture.alternatives()
-        self.likelihoods = {k: v for k, v in found.items() if isinstance(v, OfLikelihoods)}
-        self.logits = {k: v for k, v in found.items() if isinstance(v, OfLogits)}
+        self.likelihoods = {k: v for k, v in found.items() if not v.reads_logits}
+        self.logits = {k: v for k, v in found.items() if v.reads_logits}
 
     def earlier(self, labels: Tensor, chosen: Tensor) -> Optional[Earlier]:
         """For positions `chosen` (M,) of flattened labels (C, L); None where nothing looks back."""

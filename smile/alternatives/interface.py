@@ -1,7 +1,7 @@
 """The interface of an alternative to SMILE: a loss of single tokens with its parameters.
 
 There are two kinds, which differ in their cost in the fused linear loss: a loss of likelihoods
-shares MLE's softmax, a loss of logits needs a copy of them.
+shares MLE's softmax, a loss of logits needs a copy of them. `of_captions` is the definition.
 """
 
 import math
@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Optional, get_type_hints
 
 import torch
 from torch import Tensor
+
+from smile.labels import at_least_float32, caption_types
 
 
 class Likelihoods(NamedTuple):
@@ -43,9 +45,12 @@ class Likelihoods(NamedTuple):
 @dataclass(frozen=True)
 class TokenLoss(ABC):
     """Its fields are its parameters, each with a default. Its constructor raises ValueError, in one
-    line, for a parameter of another type or out of its range. title: its name in tables."""
+    line, for a parameter of another type or out of its range. title: its name in tables.
+    reads_logits: whether it reads all logits of a position.
+    """
 
     title = ""
+    reads_logits = False
 
     def __post_init__(self):
         hints = get_type_hints(type(self))
@@ -82,6 +87,17 @@ class OfLikelihoods(TokenLoss):
     def losses(self, words: Likelihoods) -> Tensor:
         """(R,)."""
 
+    def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+        """(C, L) of logits (C, L, V) and labels (C, L), a caption in a row; any without a label."""
+        logits = at_least_float32(logits)
+        label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
+        known = [logits.logsumexp(2).flatten(), logits.gather(2, label).flatten()]
+        if self.looks_back:
+            types, *which = earlier_words(labels, ignore_index)
+            columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
+            known += [x.flatten(0, 1) for x in (logits.gather(2, columns), *which)]
+        return self.losses(Likelihoods(*known)).view_as(labels)
+
 
 class Weighed(OfLikelihoods):
     """MLE's loss of each token, times a detached weight, a function of its probability."""
@@ -100,6 +116,24 @@ class Weighed(OfLikelihoods):
 class OfLogits(TokenLoss):
     """A loss of all logits of a position."""
 
+    reads_logits = True
+
     @abstractmethod
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(R,) of logits (R, V), float32 or wider, and labels (R,)."""
+
+    def of_captions(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+        """(C, L), as that of `OfLikelihoods`."""
+        labelled = labels != ignore_index
+        logits = at_least_float32(logits)
+        found = self.losses(logits[labelled], labels[labelled])
+        return torch.zeros_like(logits[..., 0]).masked_scatter(labelled, found)
+
+
+def earlier_words(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens of each caption (C, L), and, (C, L, L) by position and token, which of them were
+    labels before the position, each once, and which of them are the position's label."""
+    types, distinct = caption_types(labels, ignore_index)
+    is_label = types.unsqueeze(1) == labels.unsqueeze(2)
+    before = is_label.cumsum(1) - is_label.long()  # how often
+    return types, (before > 0) & distinct.unsqueeze(1), is_label

@@ -61,7 +61,9 @@ def test_a_generated_piece_is_read_as_a_word(make_captioner, pieces, shift, read
 def test_a_vocabulary_without_pieces_is_refused(make_captioner, tmp_path, vocabulary):
     path = tmp_path / "vocab.txt"
     path.write_text(vocabulary.read_text().replace("##s\n", ""))
-    with pytest.raises(ValueError, match="first_token_shift: the vocabulary has no piece"):
+    with pytest.raises(
+        ValueError, match="first_token_shift: no word of the vocabulary has a piece"
+    ):
         make_captioner(tokenizer=str(path), first_token_shift=True)
 
 

@@ -66,7 +66,7 @@ ROWS = [  # arguments, {f} being the folder of bad files, and a part of what is 
         [*EVALUATE, "image_root={f}/images", "skip_bad_images=true"],
         "test: no image could be read, so there is nothing to score",
     ),
-    ([*EVALUATE, "pretrained={f}/attack.pth"], "attack.pth holds objects that could run code ("),
+    ([*EVALUATE, "pretrained={f}/attack.pth"], "attack.pth has objects that could run code ("),
     ([*EVALUATE, "pretrained={f}/pickle.pth", "trust_checkpoint=true"], "pickle.pth "),
 ]
 
@@ -91,7 +91,7 @@ def test_training_and_evaluation(
     ("program", "arguments", "message"),
     [
         (attend.main, ["--checkpoint", "{f}/attack.pth", "{f}/text.jpg"], "text.jpg: not a readab"),
-        (attend.main, ["--checkpoint", "{f}/attack.pth", "{s}"], "attack.pth holds objects"),
+        (attend.main, ["--checkpoint", "{f}/attack.pth", "{s}"], "attack.pth has objects"),
         (
             attend.main,
             ["--checkpoint", "{f}/nan.pth", "{f}/strip.png"],
@@ -125,6 +125,6 @@ def test_from_the_command_line(files, tmp_path, repository):
         text=True,
         timeout=240,
     )
-    line = f"error: checkpoint {path} holds objects that could run code (posix.mkdir); set "
+    line = f"error: checkpoint {path} has objects that could run code (posix.mkdir); "
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(line)
     assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())

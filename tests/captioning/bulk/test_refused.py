@@ -19,6 +19,12 @@ REFUSED = [
     (["--glob", "*.gif"], "found no images"),
     (["--sidecar"], "would both have the sidecar"),
     (["{out}.jpg"], "no such photo, folder or list"),
+    (["--filter", "itm>0.5"], "--filter itm>0.5 needs --itm_model, a retrieval checkpoint"),
+    (["--filter", "clip>0.5", "--itm_model", "a"], "its metric has to be itm"),
+    (["--filter", "itm>=0.5", "--itm_model", "a"], "it has to be such as 'itm>0.5'"),
+    (["--filter", "itm>50", "--itm_model", "a"], "has to be from 0 to below 1"),
+    (["--filter", "itm>0.5", "--itm_model", "{out}"], "captions.jsonl does not exist"),
+    (["--itm_model", "a"], "--itm_model is for --filter"),
     (["{out}{{1..3}}.tar"], "3 of 3 tars are missing"),
 ]
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 
 import pytest
 
-from captioning.config import config_class, load_config, parse_config, write_config
-from captioning.config.objectives import NAMES, training_name
+from captioning.config import config_class, every_key, load_config, parse_config, write_config
+from captioning.config.objectives import title_of, training_name
 from captioning.runtime.errors import UserError
 from smile import OBJECTIVES
-from smile.alternatives import ALTERNATIVES
+from smile.alternatives import ALTERNATIVES, load
 
 # The keys and values of BLIP's own configs/caption_coco.yaml.
 BLIPS = """
@@ -83,7 +83,7 @@ def test_the_objective_is_built_from_its_keys(blips):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_objective_alone_and_in_a_mixture_with_its_parameters(name, blips, tmp_path):
-    parameters = asdict(ALTERNATIVES[name]()) if name in ALTERNATIVES else {}
+    parameters = asdict(load(ALTERNATIVES[name])()) if name in ALTERNATIVES else {}
     parameters = {k: 7 if v is None else v for k, v in parameters.items()}
     written = ", ".join(["weight: 0.25", *(f"{k}: {v}" for k, v in parameters.items())])
     other = "smile" if name == "mle" else "mle"
@@ -94,7 +94,7 @@ def test_every_objective_alone_and_in_a_mixture_with_its_parameters(name, blips,
         config = load_config(blips, [f"objective={spec}"])
         objective = config.build_objective()
         assert objective.weights == weights
-        assert all(NAMES[part] in training_name(config) for part in weights)
+        assert all(title_of(part) in training_name(config) for part in weights)
         write_config(config, tmp_path / "config.yaml")
         assert load_config(tmp_path / "config.yaml") == config
     if name in ALTERNATIVES:
@@ -125,21 +125,53 @@ def test_keys_of_other_captioners_are_left_out(blips, tmp_path):
     assert "hidden_dim" not in config.model_dump()
     everything = config_class()(**config.model_dump()).model_dump()
     assert {"hidden_dim", "vlm", "encoder"} <= everything.keys()
-    assert parse_config(everything) == config == pickle.loads(pickle.dumps(config))
+    assert everything.items() >= parse_config(everything).model_dump().items()
+    assert "hidden_dim" not in parse_config(everything).model_dump()
+    assert every_key(parse_config(everything)) == everything == every_key(config)
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_a_run_imports_its_own_captioner_alone(blips):
+def test_options_of_metrics_that_are_not_named_are_kept_where_they_are_set(blips, tmp_path):
+    assert not hasattr(load_config(blips), "facts_file")
+    config = load_config(blips, ["facts_file=scenes.json", "metrics=[length]"])
+    assert (config.facts_file, config.metrics) == ("scenes.json", ["length"])
+    write_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config == pickle.loads(pickle.dumps(config))
+    named = load_config(blips, ["facts_file=scenes.json", "metrics=[facts]"])
+    rewarded = load_config(blips, ["facts_file=scenes.json", "reward={facts: 1}"])
+    assert named.facts_file == rewarded.facts_file == "scenes.json"
+    assert not hasattr(named, "clip_model") and hasattr(rewarded, "train_captions")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ([], "BLIP.configured captioning.metrics.coco captioning.metrics.diversity"),
+        (
+            ["metrics=[length]", "monitor=PPL", "reward={cider: 1}", "objective={focal: 1}"],
+            "BLIP.configured captioning.metrics.diversity captioning.rewards.cider "
+            "smile.alternatives.focal",
+        ),
+    ],
+)
+def test_a_run_imports_what_its_configuration_names_alone(blips, overrides, named):
     """In a process of its own, in which nothing else has imported others."""
     code = f"""
 import sys
 import captioning.train
+from captioning.captioners.registry import CAPTIONERS
+from captioning.metrics.registry import EVALUATORS
 from captioning.models.precision import check_precision
-config = captioning.train.load_config({str(blips)!r})
+from captioning.rewards.registry import REWARDS
+from smile.alternatives import ALTERNATIVES
+config = captioning.train.load_config({str(blips)!r}, {overrides})
 check_precision(config, None)
-print(*{{"vlm", "baselines", "BLIP.configured", "gradio", "ray"}} & sys.modules.keys())
+registries = (CAPTIONERS, EVALUATORS, REWARDS, ALTERNATIVES)
+entries = {{entry.partition(":")[0] for names in registries for entry in names.values()}}
+print(*sorted((entries | {{"vlm", "baselines", "gradio", "ray"}}) & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["BLIP.configured"]
+    assert done.stdout.strip() == named
 
 
 def test_every_shipped_configuration_is_valid(repository):

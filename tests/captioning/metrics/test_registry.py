@@ -5,7 +5,7 @@ import pytest
 from captioning.config import config_class, load_config
 from captioning.metrics.evaluator import Evaluator
 from captioning.metrics.options import Options, option_classes
-from captioning.metrics.registry import EVALUATORS, all_metrics, build_evaluators
+from captioning.metrics.registry import EVALUATORS, METRICS, build_evaluators
 from captioning.rewards.interface import Reward
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError
@@ -16,7 +16,9 @@ KINDS = {name: load(entry) for name, entry in EVALUATORS.items()}
 
 def test_entries_declare_what_tables_and_configurations_need():
     metrics = [metric for kind in KINDS.values() for metric in kind.metrics]
-    assert len(metrics) == len(all_metrics())  # each name once
+    assert len(metrics) == len(METRICS)  # each name once
+    computed = {metric.name: name for name, kind in KINDS.items() for metric in kind.metrics}
+    assert computed == METRICS
     assert all(metric.title and metric.decimals >= 0 for metric in metrics)
     rewards = [load(entry) for entry in REWARDS.values()]
     assert all(issubclass(kind, Evaluator) for kind in KINDS.values())
@@ -52,7 +54,7 @@ def test_a_metric_without_its_required_options_is_refused(name):
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.needs_images])
 def test_a_metric_of_images_without_them_is_refused(name):
     with pytest.raises(UserError, match=f"^metrics: {name} needs the images: "):
-        build_evaluators([name], clip_model="a model")
+        build_evaluators([name], clip_model="a model", itm_model="a file")
 
 
 def test_an_impossible_option_is_one_line():

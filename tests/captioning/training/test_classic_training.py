@@ -118,7 +118,7 @@ def test_another_model_is_told_in_one_line(run, scenes_config):
     tuning.run()
     for model in ("attn", "blip"):
         config = load_config(scenes_config, [*GIVEN, f"model={model}"])
-        with pytest.raises(UserError, match="is not of this model") as error:
+        with pytest.raises(UserError, match="does not fit this model") as error:
             captioner_from(config, str(tuning.folder / "checkpoint_best.pth"))
         assert "\n" not in str(error.value)
 
@@ -249,7 +249,10 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["encoder_lr=0"], "encoder_weights is none and encoder_lr 0: the image encoder would ke"),
+        (
+            ["encoder_lr=0"],
+            "encoder_weights is none and encoder_lr is 0: the image encoder would ke",
+        ),
         (["image_size=8", "encoder=squeezenet1_1"], "image_size is 8, too small for squeezenet1"),
         (["image_size=32", "batch_size=1"], "batch_size is 1; this captioner normalises over"),
         (["max_length=1", "min_length=1"], "max_length is 1; with this prompt, of 1 tok.* or more"),
