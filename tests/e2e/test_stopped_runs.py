@@ -65,7 +65,7 @@ def test_one_process_stopped_at_any_step(config, finished, tmp_path):
 
 def test_sampling_teacher_forcing_and_accumulation(config, finished, tmp_path):
     """The most random numbers: scheduled sampling in training, and sampled captions."""
-    settings = ["model=lstm", "encoder=regnet_x_400mf", "encoder_weights=none", "image_size=48"]
+    settings = ["model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "image_size=48"]
     settings += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true", "embed_dim=16"]
     settings += ["hidden_dim=16", "batch_size=4", "accumulation_steps=2", "bucket_batches=true"]
     settings += ["max_epoch=2", "encoder_lr=1e-3"]

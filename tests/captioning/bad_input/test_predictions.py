@@ -34,11 +34,7 @@ REFUSED = {
         REFERENCES,
         "{p}: entry 1 has no image_id (an integer or a string)",
     ),
-    "no caption": (
-        [{"image_id": 5}],
-        REFERENCES,
-        "{p}: entry 1 (image_id 5) has no caption text",
-    ),
+    "no caption": ([{"image_id": 5}], REFERENCES, "{p}: entry 1 (image_id 5) has no caption text"),
     "an image twice": (
         [*entries(5, 6), {"image_id": 5, "caption": "another"}],
         REFERENCES,
@@ -77,11 +73,7 @@ COUNTED = {
     "all": (entries(5, 6, 7), 3, ""),
     "both": (entries("x", 6, 9), 1, EXTRA.format(2, 3, "x") + MISSING.format(2)),
     "the same prediction twice": (entries(5, 6, 7, 5), 3, ""),
-    "emoji, right to left": (
-        [{"image_id": 5, "caption": "😀 كلب \ud83d"}, *entries(6, 7)],
-        3,
-        "",
-    ),
+    "emoji, right to left": ([{"image_id": 5, "caption": "😀 كلب \ud83d"}, *entries(6, 7)], 3, ""),
 }
 
 

@@ -127,7 +127,7 @@ def test_the_concurrency_is_used_and_not_exceeded(division, server, photos, tmp_
             return said("grey")
         now.append(1)
         most.append(len(now))
-        together.wait(20)
+        together.wait(100)
         now.pop()
         return said("a photo")
 
@@ -144,12 +144,13 @@ BUSY = (503, {}, "busy")
 
 
 def test_temporary_errors_are_retried(run, server, photos, monkeypatch):
+    """Four times, and once more where the server answers for another image."""
     monkeypatch.setattr(served, "TIMEOUT_S", 1)
-    server.faults["scene_000001"] = [BUSY, "hang", said("at last")]
+    server.faults["scene_000001"] = [BUSY, "hang", BUSY, BUSY, said("at last")]
     lines, log = run(photos)
     assert "done 10" in log and "failed 0" in log
     assert sum(line["caption"] == "at last" for line in lines) == 1
-    assert len(server.asked) >= 11 + 2  # a busy machine may be late with another
+    assert len(server.asked) >= 11 + 5  # a busy machine may be late with another
 
 
 def test_retry_after_is_waited_for(server, monkeypatch):
@@ -217,14 +218,14 @@ def test_after_a_read_error_queued_requests_are_cancelled(server):
 
     def answer():
         begun.set()
-        over.wait(20)
+        over.wait(100)
         return said("a photo")
 
     server.usual = answer
 
     def batches():
         yield Batch(0, [{"image": "a"}] * 8, [served.GREY] * 8, last=False)
-        begun.wait(20)
+        begun.wait(100)
         raise UserError("the store is gone")
 
     with pytest.raises(UserError, match="the store is gone"):

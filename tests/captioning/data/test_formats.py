@@ -9,12 +9,7 @@ import pytest
 from PIL import Image
 
 from captioning.config import load_config
-from captioning.data import (
-    described_division,
-    read_annotations,
-    read_split,
-    references,
-)
+from captioning.data import described_division, read_annotations, read_split, references
 from captioning.data.caption_files import read_references
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError

@@ -5,13 +5,11 @@ import json
 import pytest
 import torch
 
-from captioning import train
 from captioning.config import load_config
 from captioning.models.build import training_captions
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
 from tests.captioning.tar_files import write_members
-from tests.soak.processes import Processes
 
 CPU = torch.device("cpu")
 
@@ -80,19 +78,6 @@ def test_another_buffer_is_another_run(run):
     run("max_epoch=1", "lr_schedule=exponential").run()
     with pytest.raises(UserError, match="shuffle_buffer was 8, is 9"):
         run("max_epoch=1", "lr_schedule=exponential", "shuffle_buffer=9")
-
-
-def test_two_processes_train_as_one(run, scenes_config, tars, tmp_path):
-    flags = [f"train_file={tars}", "max_epoch=1", "shuffle_buffer=8", "metrics=[length]"]
-    flags += ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
-    one = run("max_epoch=1", *flags[3:])
-    one.run()
-    given = ["--config", str(scenes_config), "--output_dir", str(tmp_path / "two"), "batch_size=4"]
-    two = Processes(train.main, [*given, *flags], tmp_path / "said", 2)
-    assert two.wait() == [0, 0], two.said()
-    saved = torch.load(tmp_path / "two" / "checkpoint_00.pth", weights_only=True)["model"]
-    for name, value in weights(one).items():
-        assert torch.allclose(saved[name], value, atol=1e-5), name
 
 
 def test_images_of_tars_are_dropped_and_averaged_like_others(run, scenes_config, tmp_path):
