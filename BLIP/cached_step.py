@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from BLIP.med import KeysValues, TextDecoder
+from BLIP.med import Attention, KeysValues, TextDecoder
 
 
 class CachedStep:
@@ -17,13 +17,21 @@ class CachedStep:
     that belong to the past of each row. Reordering beams changes only the mask.
     """
 
-    def __init__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int):
-        """image_embeds: (B, P, width); max_length: the most tokens of a row."""
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        image_embeds: Tensor,
+        max_length: int,
+        other: Optional[Tensor] = None,
+    ):
+        """image_embeds: (B, P, width); max_length: tokens of the longest row.
+
+        other: of the second stream, (B or 1, P, width), see `decoding.guided`.
+        """
         self.decoder = decoder
         self.max_length = max_length
-        # Contiguous, because every step reads all of these keys and values.
         self.image = [
-            tuple(x.contiguous() for x in layer.crossattention.keys_values(image_embeds))
+            _image_keys_values(layer.crossattention, image_embeds, other)
             for layer in decoder.layers
         ]
         self.past: list[KeysValues] = []  # each (b, heads, capacity, d)
@@ -87,3 +95,14 @@ class CachedStep:
                 for key, value in self.past
             ]
             self.mask = F.pad(self.mask, (0, free))
+
+
+def _image_keys_values(
+    attention: Attention, image_embeds: Tensor, other: Optional[Tensor]
+) -> KeysValues:
+    """Of both streams, contiguous, because every step reads all of it."""
+    images = attention.keys_values(image_embeds)
+    if other is None:
+        return tuple(x.contiguous() for x in images)
+    others = attention.keys_values(other)
+    return tuple(torch.cat([x, y.expand_as(x)]) for x, y in zip(images, others))

@@ -1,23 +1,26 @@
 """The decoding settings that a visitor can choose, in the page and in its API."""
 
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.checkpoints import Checkpoint
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
+from decoding.rerank import Reranking
 
-MOST_BEAMS, LONGEST = 10, 120
+MOST_BEAMS, LONGEST, MOST_CANDIDATES = 10, 120, 50
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Recorded only where they differ from their defaults, which switch them off.
-OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p"}
+OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
+RERANKING = {"num_candidates", "rerank_weight", "details"}
 
 
 class Options(BaseModel):
     """Decoding settings within limits that bound the time of a caption, under transformers' names.
 
-    prompt: None is each checkpoint's own. seed: of sampling; it repeats a caption.
+    prompt: None is each checkpoint's own. seed: of sampling; it repeats a caption. rerank: choose
+    the caption among `num_candidates` samples. details: the API's answer lists all candidates.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -34,8 +37,13 @@ class Options(BaseModel):
     no_repeat_ngram_size: int = Field(0, ge=0, le=LONGEST)
     min_p: float = Field(0.0, ge=0, le=1)
     typical_p: float = Field(1.0, gt=0, le=1)
+    guidance_scale: float = Field(1.0, ge=0, le=10)
     seed: int = Field(0, ge=0, lt=2**32)
     prompt: Optional[str] = Field(None, max_length=200)
+    rerank: Optional[Literal["mmi", "mbr"]] = None
+    num_candidates: int = Field(20, ge=2, le=MOST_CANDIDATES)
+    rerank_weight: float = Field(0.5, ge=0, le=1)
+    details: bool = False
 
     def decoding_settings(self) -> DecodingSettings:
         """Raises UserError for a min_length above max_length."""
@@ -45,9 +53,23 @@ class Options(BaseModel):
         except ValueError as error:
             raise UserError(str(error)) from error
 
+    def reranking(self) -> Optional[Reranking]:
+        """None without it, and for a weight of 0."""
+        if self.rerank is None or self.rerank_weight == 0:
+            return None
+        return Reranking(
+            self.rerank,
+            self.num_candidates,
+            rerank_weight=self.rerank_weight,
+            seed=self.seed,
+        )
+
     def used(self) -> dict[str, Any]:
         """The settings that have an effect, for the record of a caption."""
-        unused = {"num_beams"} if self.sample else SAMPLING
+        samples = self.sample or self.rerank is not None
+        unused = {"num_beams"} if samples else SAMPLING
+        unused |= {"details"} if self.rerank else {"rerank", *RERANKING}
+        unused |= {"rerank_weight"} if self.rerank == "mbr" else set()
         off = {name for name in OPTIONAL if getattr(self, name) == getattr(DecodingSettings, name)}
         return self.model_dump(exclude=unused | off)
 

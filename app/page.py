@@ -12,7 +12,7 @@ from gradio import route_utils
 from starlette.formparsers import MultiPartException
 
 from app import view
-from app.options import LONGEST, MOST_BEAMS, Options, defaults_of, read_options
+from app.options import LONGEST, MOST_BEAMS, MOST_CANDIDATES, Options, defaults_of, read_options
 from app.service import CaptionService, caption_all
 from app.uploads import KEPT_S, LOOK_S
 from captioning.runtime.errors import UserError
@@ -210,8 +210,18 @@ def _controls(service: CaptionService) -> tuple[list[gr.components.Component], C
                     made["top_k"] = gr.Number(top_k, label="Top-k (0: all)", precision=0)
                     made["seed"] = gr.Number(0, label="Seed", precision=0)
             with gr.Row():
+                made["rerank"] = gr.Dropdown(
+                    [("no", None), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
+                    value=None,
+                    label="Choose among samples by",
+                )
+                made["num_candidates"] = gr.Slider(
+                    2, MOST_CANDIDATES, 20, step=1, label="Samples to choose from", min_width=200
+                )
+            with gr.Row():
                 slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
                 slider("no_repeat_ngram_size", "No n-gram twice, tokens (0: off)", 0, 10, 1)
+            slider("guidance_scale", "Guidance by the image (1: none)", 0, 5, 0.25)
 
     def read(labels: Optional[list[str]], method: str, *others: Any) -> tuple[list[str], Options]:
         given = dict(zip(made, others))

@@ -16,6 +16,7 @@ from app.options import Options
 from app.photos import WIDEST, Limits, PhotoError, read_photo
 from captioning.config import Config
 from captioning.models.build import preprocessing_of
+from captioning.models.reranking import Reranker
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
@@ -29,19 +30,24 @@ class Caption(NamedTuple):
     checkpoint: Checkpoint
     details: ScoredCaption
     settings: dict[str, Any]
+    lists_candidates: bool = False
 
     def record(self) -> dict[str, Any]:
         """The JSON that is downloaded, and that the API answers with."""
         words = zip(self.details.words, self.details.probabilities.tolist())
+        own = self.details.own_score
+        candidates = {"candidates": self.details.candidates} if self.lists_candidates else {}
         return {
             "caption": self.details.caption,
             "score": round(self.details.score, 6),
+            **({} if own is None else {"own_score": round(own, 6)}),
             "label": self.checkpoint.label,
             "checkpoint": self.checkpoint.source,
             "settings": self.settings,
             "words": [
                 {"word": word, "probability": round(p, 6)} for word, p in words if word != END
             ],
+            **candidates,
         }
 
 
@@ -110,11 +116,19 @@ class CaptionService:
         captioner, config = checkpoint.captioner, _config(checkpoint, options)
         settings = options.decoding_settings()
         images = preprocessing_of(config).join([item.image for item in items])
+        if settings.two_streams and captioner.null_image is None:
+            raise UserError(
+                f"guidance_scale is {settings.guidance_scale}; {checkpoint.label} has no guidance, "
+                "set it to 1"
+            )
         with prompted(checkpoint, options.prompt, settings):
             torch.manual_seed(options.seed)
-            scored = scored_captions(captioner, images.to(checkpoint.device), settings)
+            reranking = options.reranking()
+            images = images.to(checkpoint.device)
+            reranker = reranking and Reranker(captioner, reranking, checkpoint.device)
+            scored = scored_captions(captioner, images, settings, reranker)
             used = {**options.used(), "prompt": captioner.prompt or config.prompt}
-        return [Caption(checkpoint, details, used) for details in scored]
+        return [Caption(checkpoint, details, used, options.details) for details in scored]
 
 
 def _config(checkpoint: Checkpoint, options: Options) -> Config:

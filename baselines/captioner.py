@@ -1,5 +1,6 @@
 """The classic captioner: an image encoder, a recurrent decoder and a tokenizer."""
 
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -10,6 +11,8 @@ from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary, load_word_vectors, normalise_embedding
 from decoding import DecodingSettings, Generated, generate_captions, until_end
+from decoding.guided import encode_noisy, second_stream
+from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_an_image
 
@@ -60,9 +63,12 @@ class ClassicCaptioner(nn.Module):
         embedding_lr: Optional[float] = None,
         teacher_forcing: str = "always",
         teacher_forcing_k: float = 10.0,
+        null_image: str = "zeros",
+        image_size: int = 64,
     ):
         super().__init__()
         self.encoder, self.tokenizer = encoder, tokenizer
+        self.null_image = NullImage(null_image, encoder.dim, image_size)
         sizes = (len(tokenizer), encoder.dim, embed_dim, hidden_dim, dropout)
         if model == "sat":
             self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers, deep_output)
@@ -93,13 +99,16 @@ class ClassicCaptioner(nn.Module):
     def min_batch_size(self) -> int:
         return self.encoder.min_batch_size
 
-    def forward(self, image: Tensor, captions: list[list[str]]) -> ObjectiveOutput:
-        """Compute the objective on k captions per image. Each image is encoded once.
+    def forward(
+        self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
+    ) -> ObjectiveOutput:
+        """The objective on k captions of each image, which is encoded once.
 
-        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt. Raises
-        ValueError if the images do not have equally many captions.
+        image: (B, 3, S, S), normalised; captions: B lists of k strings, without the prompt;
+        dropped: bool (B,), the images that become the null. Raises ValueError where their numbers
+        differ.
         """
-        logits, labels, attention = self._predict(image, captions)
+        logits, labels, attention = self._predict(image, captions, dropped)
         output = self.objective(logits, labels)
         if not self.attention_penalty:
             return output
@@ -114,33 +123,49 @@ class ClassicCaptioner(nn.Module):
         """Logits (R, N, V) and the labels (R, N) that they predict, R = B * k; see `forward`."""
         return self._predict(image, captions)[:2]
 
-    def _predict(self, image: Tensor, captions: list[list[str]]) -> tuple[Tensor, Tensor, Tensor]:
+    def _predict(
+        self, image: Tensor, captions: list[list[str]], dropped: Optional[Tensor] = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows = (len(image), captions_an_image(captions, len(image)))
         texts = [self.prompt + caption for group in captions for caption in group]
         tokens, mask = (t.to(image.device) for t in self.tokenizer.encode(texts, self.max_tokens))
         prompt = len(self.prompt_ids)
         labels = tokens.masked_fill(mask == 0, self.objective.ignore_index)[:, prompt:]
         read = tokens[:, :-1].unflatten(0, rows)  # (B, k, n)
-        logits, attention = self.decoder(read, self.encoder(image), prompt)
+        annotations = self.null_image.encode(self.encoder, image, dropped)
+        logits, attention = self.decoder(read, annotations, prompt)
         attention = None if attention is None else attention.flatten(0, 1)
         return logits.flatten(0, 1), labels, attention
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Captions of images (B, 3, S, S) with their token ids and scores."""
-        return self.generate_from(self.encode(image), settings)
+        encoded = self.encode(image)
+        return self.generate_from(encoded, settings, encode_noisy(self, image, settings))
 
     @torch.inference_mode()
-    def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
+    def generate_from(
+        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
+    ) -> Generated:
         """Captions of images by their annotations (B, P, D)."""
-        step = RecurrentStep(self.decoder, encoded, self._excluded)
+        other = second_stream(self, encoded, settings, other)
+        streams = encoded if other is None else torch.cat([encoded, other.expand_as(encoded)])
         return generate_captions(
-            step, self.prompt_ids, encoded, self.tokenizer, settings, self._caption
+            RecurrentStep(self.decoder, streams, self._excluded),
+            self.prompt_ids,
+            encoded,
+            self.tokenizer,
+            settings,
+            self._caption,
+            partial(self.log_likelihoods, encoded),
         )
 
     def encode(self, image: Tensor) -> Tensor:
         """Images (B, 3, S, S) -> annotations (B, P, D)."""
         return self.encoder(image)
+
+    def encode_null(self, encoded: Tensor) -> Tensor:
+        return self.null_image.like(self.encode, encoded)
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """The best caption of each image (B, 3, S, S)."""

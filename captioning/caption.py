@@ -60,6 +60,15 @@ DECODING = {
     "temperature": "of sampling",
     "min_p": "sample from tokens with at least this fraction of the best one's probability",
     "typical_p": "sample from the typical tokens that together have this probability",
+    "rerank": "choose among candidates by mmi, mbr, clip, itm or judge",
+    "num_candidates": "candidates of an image",
+    "candidates": "samples or beams",
+    "rerank_weight": "of log p(caption without image) in mmi and judge, 0 to 1",
+    "rerank_judge": "checkpoint of the judge",
+    "guidance_scale": "of classifier-free guidance; 1 is none",
+    "contrastive_alpha": "of visual contrastive decoding; 0 is none",
+    "contrastive_beta": "with it, fewest of the best token's probability",
+    "contrastive_noise": "with it, the image's diffusion step, of 1,000",
 }
 # An unfinished run continues only with the same values of these flags, and the same input.
 IDENTITY = ("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar")
@@ -96,6 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("decoding (default: as in the checkpoint's run)")
     for name, text in DECODING.items():
         kind = Config.model_fields[name].annotation
+        kind = kind if kind in (int, float) else str
         group.add_argument(f"--{name}", type=kind, help=text)
     group.add_argument("--do_sample", action="store_true", help="sample instead of searching")
     group.add_argument("--seed", type=int, help="of sampling")

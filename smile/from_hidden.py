@@ -19,7 +19,6 @@ from smile.captions import blocks
 from smile.head import POSITIONS, Head, recorded, slices
 from smile.labels import caption_types, count, first_labelled, reduce
 from smile.mixture import LossInputs, Mixture
-from smile.sharded import ShardedHead, agree
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_excludes
 
@@ -46,9 +45,8 @@ def losses_and_gradients(hidden, weight, bias, inputs, d_loss):
     wanted = inputs.wanted if d_loss is not None else (False, False, False)
     head = (hidden.flatten(0, 1), weight, bias, inputs.transform, inputs.dtype, wanted)
     if shards is not None:
-        words = agree(labels, words, shards)
-    divided = shards is not None and shards.first is not None
-    head = ShardedHead(shards, *head) if divided else Head(*head)
+        words = shards.agree(labels, words)
+    head = Head(*head) if shards is None else shards.head(*head)
     with torch.autocast(hidden.device.type, enabled=False):
         d_losses = torch.ones(labels.shape, dtype=head.wide, device=labels.device)
         if inputs.weights is not None:

@@ -25,6 +25,23 @@ def slices(count: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
+def is_distributed(tensor: Optional[Tensor]) -> bool:
+    """Whether it is a DTensor, without importing their module, which takes long."""
+    return hasattr(tensor, "placements")
+
+
+def whole(logits: Tensor) -> Tensor:
+    """Logits, if they are a DTensor, as a plain tensor. Raises ValueError for sharded ones."""
+    if not is_distributed(logits):
+        return logits
+    if not all(placement.is_replicate() for placement in logits.placements):
+        raise ValueError(
+            f"logits are placed {logits.placements}; give logits.full_tensor(), or, without "
+            "making them whole, hidden states and the divided head to from_hidden"
+        )
+    return logits.to_local()
+
+
 class Transform(NamedTuple):
     """The logits of z = hidden @ weight.T + bias: scale * z, or cap * tanh(scale * z / cap)."""
 

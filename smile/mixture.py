@@ -9,7 +9,6 @@ from torch import Tensor
 
 from smile.alternatives import ALTERNATIVES, load
 from smile.head import Transform
-from smile.sharded import Shards
 
 # Whether the original's training scores the first token of a caption over the whole vocabulary.
 FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
@@ -67,7 +66,7 @@ class LossInputs(NamedTuple):
 
     labels: (B, N). words: (B, N, R), sampled for random subsetting, or None. segments, weights:
     (B, N) or None. dtype: that in which logits are computed. wanted: which of hidden states, weight
-    and bias get a gradient. shards: the processes that divide the head, or None.
+    and bias get a gradient. shards: the `smile.sharded.Shards` that divide the head, or None.
     """
 
     labels: Tensor
@@ -79,7 +78,7 @@ class LossInputs(NamedTuple):
     transform: Transform
     dtype: torch.dtype
     wanted: tuple[bool, bool, bool]
-    shards: Optional[Shards]
+    shards: Any
 
     @property
     def defer_grad(self) -> bool:

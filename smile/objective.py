@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from smile.alternatives import ALTERNATIVES, load
 from smile.captions import check_segments, numbered, reduced_by_caption
-from smile.head import Transform
+from smile.head import Transform, is_distributed, whole
 from smile.labels import check_labels, check_reduction, count, reduce, weigh
 from smile.mixture import Mixture, scores_first_token
 from smile.mle import check_smoothing, mle_loss
 from smile.operator import mixture_from_hidden
-from smile.sharded import is_distributed, on_one_process, whole
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
 
@@ -168,6 +167,7 @@ class Objective(nn.Module):
         check_reduction(reduction)
         vocabulary, shards = len(weight), None
         if any(map(is_distributed, (hidden, weight, bias))):
+            on_one_process = load("smile.sharded:on_one_process")
             hidden, weight, bias, shards = on_one_process(hidden, weight, bias)
             each = (labels, segments, weights)
             labels, segments, weights = (x.full_tensor() if is_distributed(x) else x for x in each)

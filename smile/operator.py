@@ -4,7 +4,7 @@ Both compute it by `smile.from_hidden`. In a compiled program it is one operator
 shapes within depend on labels.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from smile.from_hidden import loss_and_parts, losses_and_gradients
 from smile.head import Transform, computed_in
 from smile.labels import check_labels, check_weights
 from smile.mixture import LossInputs, Mixture
-from smile.sharded import Shards
 
 NO_SECOND = "the objective from hidden states has no second derivative; give it logits instead"
 
@@ -29,7 +28,7 @@ def mixture_from_hidden(
     mixture: Mixture,
     reduction: str,
     transform: Transform,
-    shards: Optional[Shards],
+    shards: Any,
 ) -> tuple[Tensor, Tensor]:
     """The loss and its parts, detached, in the order of the weights; see `Objective.from_hidden`.
 

@@ -1,4 +1,4 @@
-"""A head whose rows are sharded over processes, as in tensor parallelism.
+"""A head whose rows are sharded over processes, as in tensor parallelism. Imported for DTensors.
 
 No process has the whole weight or all logits of a position. Sums, maxima and the logits of single
 tokens are reduced over the group, so that all processes compute the same losses.
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from smile.head import Head, Slope
+from smile.head import Head, Slope, is_distributed
 
 
 class Shards(NamedTuple):
@@ -21,10 +21,31 @@ class Shards(NamedTuple):
     first: Optional[int]
     vocabulary: int
 
+    def head(self, *args) -> Head:
+        """The `Head` of these arguments."""
+        return Head(*args) if self.first is None else ShardedHead(self, *args)
 
-def is_distributed(tensor: Optional[Tensor]) -> bool:
-    """Whether it is a DTensor, without importing their module, which takes long."""
-    return hasattr(tensor, "placements")
+    def agree(self, labels: Tensor, words: Optional[Tensor]) -> Optional[Tensor]:
+        """The words (B, N, R) of random subsetting that the group's first process sampled, or None.
+
+        Raises ValueError, on every process of the group, where labels differ, as they would if FSDP
+        had sharded the weight: then each process has its part of a batch.
+        """
+        order = torch.arange(1, labels.numel() + 1, device=labels.device)
+        sizes = order.new_tensor(labels.shape)
+        found = torch.cat([sizes, (order * labels.flatten()).sum().unsqueeze(0)])
+        both = torch.stack([found, -found])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+        if (both[0] != -both[1]).any():
+            raise ValueError(
+                "the processes that shard the head have different labels; give each the same "
+                "batch, or, where FSDP shards it, call the objective in the forward of what FSDP "
+                "wraps"
+            )
+        if words is not None:
+            words = words.clone()
+            dist.broadcast(words, dist.get_global_rank(self.group, 0), group=self.group)
+        return words
 
 
 def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
@@ -65,40 +86,6 @@ def on_one_process(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
         bias = bias.redistribute(placements=[Shard(0)]).to_local()
     group = mesh.get_group()
     return hidden, weight.to_local(), bias, Shards(group, dist.get_rank(group) * share, vocabulary)
-
-
-def whole(logits: Tensor) -> Tensor:
-    """Logits, if they are a DTensor, as a plain tensor. Raises ValueError for sharded ones."""
-    if is_distributed(logits):
-        if not all(placement.is_replicate() for placement in logits.placements):
-            raise ValueError(
-                f"logits are placed {logits.placements}; give logits.full_tensor(), or, without "
-                "making them whole, hidden states and the divided head to from_hidden"
-            )
-        return logits.to_local()
-    return logits
-
-
-def agree(labels: Tensor, words: Optional[Tensor], shards: Shards) -> Optional[Tensor]:
-    """The words (B, N, R) of random subsetting that the group's first process sampled, or None.
-
-    Raises ValueError, on every process of the group, where labels differ, as they would if FSDP had
-    sharded the weight: then each process has its part of a batch.
-    """
-    order = torch.arange(1, labels.numel() + 1, device=labels.device)
-    sizes = order.new_tensor(labels.shape)
-    found = torch.cat([sizes, (order * labels.flatten()).sum().unsqueeze(0)])
-    both = torch.stack([found, -found])
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=shards.group)
-    if (both[0] != -both[1]).any():
-        raise ValueError(
-            "the processes that shard the head have different labels; give each the same batch, "
-            "or, where FSDP shards it, call the objective in the forward of what FSDP wraps"
-        )
-    if words is not None:
-        words = words.clone()
-        dist.broadcast(words, dist.get_global_rank(shards.group, 0), group=shards.group)
-    return words
 
 
 class ShardedHead(Head):

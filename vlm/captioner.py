@@ -32,7 +32,7 @@ class VlmCaptioner(nn.Module):
     Training uses the fused linear loss, which never holds a tensor of all logits.
     """
 
-    prompt, min_batch_size, has_unused_parameters = "", 1, True
+    prompt, min_batch_size, has_unused_parameters, null_image = "", 1, True, None
 
     def __init__(
         self,
@@ -60,7 +60,9 @@ class VlmCaptioner(nn.Module):
         self.model = model
         self.feature_reuse = FeatureReuse(_base(model))
 
-    def forward(self, image: ImageBatch, captions: list[list[str]]) -> ObjectiveOutput:
+    def forward(
+        self, image: ImageBatch, captions: list[list[str]], dropped: Optional[Tensor] = None
+    ) -> ObjectiveOutput:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             loss = self.model(**batch, labels=labels).loss
         return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORED).sum())
@@ -116,7 +118,15 @@ class VlmCaptioner(nn.Module):
         """Return the images unchanged: transformers' `generate` encodes them."""
         return image
 
-    def generate_from(self, encoded: ImageBatch, settings: DecodingSettings) -> Generated:
+    def encode_null(self, encoded: ImageBatch) -> ImageBatch:
+        """Not called: the settings that need it are refused for this model."""
+        raise NotImplementedError
+
+    def generate_from(
+        self, encoded: ImageBatch, settings: DecodingSettings, other: Optional[ImageBatch] = None
+    ) -> Generated:
+        if settings.two_streams:
+            raise ValueError("this captioner has no null image: set guidance_scale to 1")
         tokenizer = self.tokenizer
         inputs = collate_prompts(self._inputs(encoded), tokenizer.library_pad)
         prefix_length = len(self.decoder_prefix)

@@ -38,6 +38,12 @@ class Keys(BaseModel):
                 f"num_beam_groups is {groups}, but transformers 5 has no group beam search: set it "
                 "to 1"
             )
+        for key in ("guidance_scale", "contrastive_alpha", "drop_image", "null_image", "rerank"):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default:
+                raise ValueError(
+                    f"{key} is {value}, which model vlm does not support; set it to {default}"
+                )
         if self.reward:
             raise ValueError(
                 "reward needs captions sampled by decoding/; model vlm generates with transformers"

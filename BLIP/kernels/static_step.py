@@ -42,8 +42,9 @@ class StaticSteps:
         self.cache: Optional[StaticCache] = None
         self._layout: tuple = ()
 
-    def __call__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int) -> "StaticStep":
-        return StaticStep(self, decoder, image_embeds, max_length)
+    def __call__(self, *of_step: Any) -> "StaticStep":
+        """of_step: the arguments of `CachedStep`."""
+        return StaticStep(self, *of_step)
 
     def cache_for(self, past: list[KeysValues], image: list[KeysValues], rows: int, steps: int):
         """The cache, reallocated if it is too small or has another layout.
@@ -79,10 +80,8 @@ class StaticStep(CachedStep):
     live: int64 (b,), the indices of unfinished images in the cache.
     """
 
-    def __init__(
-        self, steps: StaticSteps, decoder: TextDecoder, image_embeds: Tensor, max_length: int
-    ):
-        super().__init__(decoder, image_embeds, max_length)
+    def __init__(self, steps: StaticSteps, *of_step: Any):
+        super().__init__(*of_step)
         self.steps = steps
         self.live = torch.empty(0, dtype=torch.int64)
 

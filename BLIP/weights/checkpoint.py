@@ -17,6 +17,7 @@ from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH = "visual_encoder.patch_embed.proj.weight"
 
+NULL_IMAGE = "null_image."  # a run may start from a checkpoint with another one
 # BLIP's files hold further towers, heads, momentum copies and queues, by the first part of the key.
 FURTHER_TOWERS = {
     *("text_encoder", "text_decoder", "vision_proj", "text_proj", "itm_head", "temp"),
@@ -151,12 +152,14 @@ def base_weights(
         raise CheckpointError(f"{name} has an adapter of {base}, but {error}") from error
 
 
-def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadReport:
-    """Copy a state dict into a model. The position embedding is resized to its image size.
+def load_weights(
+    model: nn.Module, state: dict[str, Tensor], name: str, new_null: bool = False
+) -> LoadReport:
+    """Copy a state dict into a model; the position embedding is resized to its image size.
 
-    name: the file, for messages. Raises CheckpointError and changes nothing if a value is not
-    finite, a shape differs, or a key is missing or unexpected. As in BLIP's files, DERIVED keys may
-    be missing and PRETRAINING_KEYS are ignored.
+    name: the file, for messages. new_null: the file may lack the null image. Raises CheckpointError
+    and changes nothing if a value is not finite, a shape differs, or a key is missing or
+    unexpected. As in BLIP's files, DERIVED keys may be missing and FURTHER_TOWERS are ignored.
     """
     own, state = model.state_dict(), dict(state)
     missing, unexpected, reshaped = [], [], []
@@ -164,8 +167,19 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], name: str) -> LoadR
         if key in own and key not in state and (source is None or source in state):
             missing.append(key)
             state[key] = own[key] if source is None else state[source]
+    for key in [key for key in own if key.startswith(NULL_IMAGE)]:
+        if new_null and (key not in state or state[key].shape != own[key].shape):
+            missing.append(key)
+            state[key] = own[key]
+        elif key not in state:
+            raise CheckpointError(
+                f"{name} does not hold the null image that null_image names ({key}); set "
+                "null_image as it was in training"
+            )
     further = FURTHER_TOWERS - {_tower(key) for key in own}
-    for key in [key for key in state if _tower(key) in further]:
+    left_out = [key for key in state if _tower(key) in further]
+    left_out += [key for key in state if key.startswith(NULL_IMAGE) and key not in own]
+    for key in left_out:
         unexpected.append(key)
         del state[key]
     key = POSITION_EMBEDDING  # only BLIP has one

@@ -111,16 +111,17 @@ class ServedModel:
         futures = iter(batch.image or ())
         lines = []
         for entry in batch.entries:
-            captions = None
+            captions: list[dict[str, Any]] = []
             if "error" not in entry:
                 try:
-                    captions = self._result(next(futures))
+                    texts = self._result(next(futures))
+                    captions = [{"caption": text} for text in texts]
                 except _ImageError as error:
                     entry = {**entry, "error": f"{entry['image']}: {error}"}
                 except UserError as error:
                     self._cancel()
                     raise UserError(f"{error}; the same command goes on from here") from None
-            lines.append(line_of(entry, captions, None, request, self.origin))
+            lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
     def _result(self, future: Future) -> list[str]:

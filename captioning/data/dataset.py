@@ -59,6 +59,9 @@ class TrainingDataset(Dataset):
 
     same: `transform` draws nothing and returns tensors. If those of all images take at most
     MOST_KEPT bytes, each process makes each once and keeps it.
+
+    drop_image: the share of items with `dropped`, whose image is to be replaced by the null; 0: no
+    item has that key.
     """
 
     samples: Sequence[Sample]
@@ -69,6 +72,7 @@ class TrainingDataset(Dataset):
     max_words: int = 30
     skip_bad_images: bool = False
     same: bool = False
+    drop_image: float = 0.0
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
@@ -123,8 +127,12 @@ class TrainingDataset(Dataset):
                 chosen = _sample(len(sample.captions), self.captions_per_image)
             image = self._image(sample)
         captions = [preprocess_caption(sample.captions[i], self.max_words) for i in chosen]
-        ids = {"image_id": sample.image_id, "index": candidate}
-        return {"image": image, "captions": captions, **ids}
+        item = {"image": image, "captions": captions}
+        if self.drop_image:
+            # A generator of its own: whether images are dropped changes no other draw.
+            drawn = torch.Generator().manual_seed(derived_seed("drop", self.seed, epoch, index))
+            item["dropped"] = torch.rand((), generator=drawn).item() < self.drop_image
+        return {**item, "image_id": sample.image_id, "index": candidate}
 
     def _image(self, sample: Sample) -> Any:
         if sample.image in self._images:

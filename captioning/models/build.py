@@ -33,12 +33,15 @@ from captioning.runtime.registry import load
 
 
 def captioner_from(
-    config: Config, checkpoint: Optional[str], resumed: Optional[Mapping[str, Any]] = None
+    config: Config,
+    checkpoint: Optional[str],
+    resumed: Optional[Mapping[str, Any]] = None,
+    trains: bool = False,
 ) -> tuple[nn.Module, str]:
     """The captioner, with the weights of `checkpoint` if any, and a line on what was loaded.
 
     resumed: the content of a checkpoint whose weights the caller will load. Random weights depend
-    on the seed alone. Raises UserError.
+    on the seed alone. trains: the checkpoint may lack the null image. Raises UserError.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
@@ -59,7 +62,7 @@ def captioner_from(
             return captioner, f"no checkpoint: {package.origin(config)}"
         if config.lora is not None and CONFIG not in content:  # `build` has loaded them
             return captioner, f"loaded {name}: its weights stay, lora's are new"
-        report = load_weights(captioner, content["model"], name)
+        report = load_weights(captioner, content["model"], name, trains)
     except ValueError as error:  # packages raise ValueError for user errors
         raise UserError(str(error)) from error
     return captioner, f"loaded {name}: {report}"

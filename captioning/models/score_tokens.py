@@ -1,5 +1,6 @@
 """A caption scored word by word: the probability of each word, and its attention map."""
 
+import dataclasses
 import math
 from typing import Any, NamedTuple, Optional
 
@@ -7,8 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from captioning.captioners.interface import Images
+from captioning.models.generation import scored_lists
+from captioning.models.reranking import Reranker
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, until_end
+from decoding.guided import encode_noisy
 
 END = "(end)"
 
@@ -16,10 +20,11 @@ END = "(end)"
 class ScoredCaption(NamedTuple):
     """A caption and its words, END after the last where the caption ended.
 
-    score: see `decoding.Decoded`. probabilities: float64 (words,), of each word given those before
-    it; of a word of several pieces the product. attention_map: float (words, G, G), each sums to 1,
-    of the step that generated the word, of several pieces the mean; None for a captioner that has
-    no attention to the image.
+    score, own_score: see `decoding.Generated`. probabilities: float64 (words,), of each word given
+    those before it; of a word of several pieces the product. attention_map: float (words, G, G),
+    each sums to 1, of the step that generated the word, of several pieces the mean; None for a
+    captioner that has no attention to the image. candidates: of reranking, as `scored_lists`
+    returns them, else empty.
     """
 
     caption: str
@@ -27,11 +32,16 @@ class ScoredCaption(NamedTuple):
     words: list[str]
     probabilities: Tensor
     attention_map: Optional[Tensor]
+    own_score: Optional[float]
+    candidates: list[dict[str, Any]]
 
 
 @torch.inference_mode()
 def scored_captions(
-    captioner: nn.Module, images: Images, settings: DecodingSettings
+    captioner: nn.Module,
+    images: Images,
+    settings: DecodingSettings,
+    reranker: Optional[Reranker] = None,
 ) -> list[ScoredCaption]:
     """The best caption of each image of a batch, scored.
 
@@ -39,7 +49,14 @@ def scored_captions(
     does.
     """
     encoded = captioner.encode(images)
-    found = captioner.generate_from(encoded, settings)
+    if reranker is None:
+        other = encode_noisy(captioner, images, settings)
+        found = captioner.generate_from(encoded, settings, other)
+        candidates: list[list[dict[str, Any]]] = [[] for _ in found.captions]
+    else:
+        every = dataclasses.replace(settings, num_return=reranker.reranking.num_candidates)
+        found = reranker.generate_from(images, encoded, every)
+        candidates = scored_lists(found)
     return [
         _scored(
             captioner,
@@ -47,13 +64,21 @@ def scored_captions(
             found.token_ids[row, 0],
             found.captions[row][0],
             found.scores[row, 0].item(),
+            None if found.own_scores is None else found.own_scores[row, 0].item(),
+            candidates[row],
         )
         for row in range(len(images))
     ]
 
 
 def _scored(
-    captioner: nn.Module, encoded: Any, ids: Tensor, caption: str, score: float
+    captioner: nn.Module,
+    encoded: Any,
+    ids: Tensor,
+    caption: str,
+    score: float,
+    own_score: Optional[float],
+    candidates: list[dict[str, Any]],
 ) -> ScoredCaption:
     """encoded: of one image. ids: (n,), of its caption, padded."""
     prompt, own = ids.tensor_split([len(captioner.prompt_ids)])
@@ -68,7 +93,9 @@ def _scored(
         attention_map = (
             attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
         )
-    return ScoredCaption(caption, score, words, probabilities.cpu(), attention_map)
+    return ScoredCaption(
+        caption, score, words, probabilities.cpu(), attention_map, own_score, candidates
+    )
 
 
 def attention_map(captioner: nn.Module, image: Images, settings: DecodingSettings) -> ScoredCaption:

@@ -57,8 +57,9 @@ def _ended(tokens: str) -> list[str]:
 class Idf:
     """The idf of n-grams: log(images / images that have it).
 
-    groups: for each image the words of its captions. An unknown n-gram has the idf of one image, so
-    that the n-grams of a single image, which are most, are not kept.
+    groups: for each image the words of its captions; without groups all weights are 1. An unknown
+    n-gram has the idf of one image, so that the n-grams of a single image, which are most, are not
+    kept.
     """
 
     def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
@@ -71,13 +72,20 @@ class Idf:
 
     def vectors(self, words: Sequence[str]) -> tuple[list[dict[Ngram, float]], list[float], int]:
         """The tf-idf of n-grams by order; the vectors' norms; the number of words."""
-        whole = math.log(self.images) if self.images else 0.0
+        whole = math.log(self.images) if self.images else 1.0
         vectors: list[dict[Ngram, float]] = [{} for _ in range(ORDERS)]
         for ngram, count in Counter(_ngrams(words)).items():
             weight = whole - math.log(self.frequency.get(ngram, 1))
             vectors[len(ngram) - 1][ngram] = count * weight
         norms = [math.sqrt(sum(v * v for v in vector.values())) for vector in vectors]
         return vectors, norms, max(len(words) - 1, 0)
+
+
+def similarities(captions: Sequence[str]) -> list[list[float]]:
+    """CIDEr-D of each pair of captions, from 0 to 10, with equal weights of n-grams."""
+    idf = Idf(())
+    vectors = [idf.vectors(_ended(imitated(text))) for text in captions]
+    return [[10.0 * _similarity(own, other) for other in vectors] for own in vectors]
 
 
 def _ngrams(words: Sequence[str]) -> list[Ngram]:

@@ -31,6 +31,8 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED, exit_code
 from captioning.runtime.progress import log_line
 from captioning.sweep import variants
+from captioning.sweep.decoding_table import write_decodings
+from captioning.sweep.decodings import read_decodings, with_dropped
 from captioning.sweep.frontier import Entry, draw_frontier, markdown_table
 from captioning.sweep.over_seeds import over_seeds
 from captioning.sweep.runs import Sweep
@@ -96,6 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--subset_sizes", metavar="N,N", help="words sampled for a token in ablation subset_size "
         f"(default: {','.join(map(str, variants.SUBSET_SIZES))})")  # fmt: skip
     add("--objectives", metavar="NAME,NAME", help="each alone, or all of them, and mixtures")
+    add("--decodings", metavar="NAME,NAME", help="caption with each, and compare them, or all")
     add("--seeds", type=int, default=1, metavar="N",
         help="runs of each with seeds 0 to N - 1, averaged (default: one run)")  # fmt: skip
     add("--quick", action="store_true", help="one epoch and greedy captions: shows that all runs")
@@ -139,10 +142,18 @@ def _run(arguments: argparse.Namespace) -> int:
         weights = variants.MLE_WEIGHTS
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
     runs = [*variants.plan(weights, ablations, sizes), *variants.of_objectives(named)]
-    runs = variants.with_seeds(list({run.name: run for run in runs}.values()), arguments.seeds)
+    runs = list({run.name: run for run in runs}.values())
+    decodings = read_decodings(arguments.decodings) if arguments.decodings else []
+    if decodings:
+        runs = with_dropped(runs, decodings)
+    runs = variants.with_seeds(runs, arguments.seeds)
     keys = [*arguments.overrides, *(QUICK if arguments.quick else ())]
     sweep = Sweep(arguments.config, arguments.pretrain, folder, keys, runs)
     failures = sweep.train(arguments.jobs)
+    if decodings and not failures:
+        failures = sweep.decode(decodings, arguments.jobs)
+        if not failures:
+            print(write_decodings(sweep, decodings), end="")
     try:
         done = sweep.done()
         if done or arguments.collect:

@@ -12,6 +12,7 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
 from captioning.runtime.progress import log_line
+from captioning.sweep.decodings import JUDGE, decode_run
 from captioning.sweep.parallel_runs import run_in_slots, slots
 from captioning.sweep.variants import Variant, varied_keys
 from captioning.training.validation_history import is_done
@@ -73,6 +74,18 @@ class Sweep:
         jobs = [self._job(v.name, train_and_score, self.config, v.overrides) for v in left]
         return run_in_slots(jobs, free)
 
+    def decode(self, names: Sequence[str], parallel: Optional[int]) -> dict[str, str]:
+        """Caption and score the finished runs by decodings; return failures as `train` does."""
+        done = self.done()
+        jobs = []
+        for variant in done:
+            judge = None
+            if JUDGE in names:
+                judge = str(checkpoints.best(self.folder / judge_of(variant, done)))
+            do = partial(decode_run, self.scored[variant.name], names, judge)
+            jobs.append(Job(variant.name, do, self.folder / f"{variant.name}.log"))
+        return run_in_slots(jobs, slots(self.trained[done[0].name].device, parallel))
+
     def _job(self, name: str, do: Callable, config: str, overrides: Sequence[str]) -> Job:
         arguments = ["--config", config, "--output_dir", str(self.folder / name)]
         arguments += self._overrides(name, overrides)
@@ -86,6 +99,19 @@ class Sweep:
         if self.pretrain and name != PRETRAIN:
             given.append(f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}")
         return given
+
+
+def judge_of(variant: Variant, done: Sequence[Variant]) -> str:
+    """The name of a run of MLE whose seed follows the variant's. Raises UserError."""
+    seeds = [v for v in done if v.weight == 1]
+    own = variant.overrides[-1] if variant.overrides[-1].startswith("seed=") else None
+    others = [v for v in seeds if v.overrides[-1] != own] if own else []
+    if not others:
+        raise UserError(
+            "decoding judge needs runs of MLE with two seeds or more: --seeds 2 --mle 1"
+        )
+    later = [v for v in others if v.overrides[-1] > own]
+    return (later or others)[0].name
 
 
 def train_and_score(arguments: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
 from captioning.training.selection import Selection, check_select, held_epoch, summary, with_select
 from captioning.training.self_critical import SelfCritical, rewards_of, start_of
-from captioning.training.setup import build_captioner, distribute, training_batches
+from captioning.training.setup import build_captioner, distribute, mean_image, training_batches
 from captioning.training.split_evaluation import SplitEvaluation, read_scores
 from captioning.training.step import COUNTED, Stepped, TrainingStep
 from captioning.training.validation_history import (
@@ -257,6 +257,10 @@ class FineTuning:
         """The captioner, the optimiser and the step, restored from the checkpoint if any."""
         config = self.config
         self.captioner = build_captioner(config, checkpoint)
+        if config.null_image == "mean" and not checkpoint:
+            self.captioner.null_image.image.copy_(
+                mean_image(config, self.samples, self.preprocessing)
+            )
         self.learner = self.captioner
         if self.rewards:
             with distributed.first_on_each_machine():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.config import Config
-from smile.sharded import is_distributed
+from smile.head import is_distributed
 
 OPTIMISERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 

@@ -140,7 +140,7 @@ def start_of(config: Config, device: torch.device) -> Optional[nn.Module]:
     """The captioner that training starts from, for the KL; None without reward_kl."""
     if not (config.reward and config.reward_kl):
         return None
-    captioner, _ = captioner_from(config, config.pretrained)
+    captioner, _ = captioner_from(config, config.pretrained, trains=True)
     return captioner.to(device).eval().requires_grad_(False)
 
 

@@ -5,7 +5,7 @@ from inspect import signature
 from typing import Any, Optional, Union
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from captioning.captioners.interface import Captioner
@@ -17,16 +17,19 @@ from captioning.data import (
     Shards,
     TrainingDataset,
     TrainingLoader,
+    decode,
     training_loader,
 )
+from captioning.data.randomness import derived_seed, permutation
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line
+from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
 
 # Newer versions of torch have renamed the argument and warn of the old name.
 _NAMES = ("forward_sync_buffers", "broadcast_buffers")
+MEAN_OF = 512
 SYNC_BUFFERS = next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters)
 
 
@@ -34,21 +37,8 @@ def training_batches(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> TrainingLoader:
     """This rank's batches of the training split."""
-    settings = (
-        samples,
-        config.image_root,
-        preprocessing.training,
-        config.seed,
-        config.captions_per_image,
-        config.max_words,
-        config.skip_bad_images,
-    )
-    if isinstance(samples, Shards):
-        dataset = ShardDataset(*settings, shuffle_buffer=config.shuffle_buffer)
-    else:
-        dataset = TrainingDataset(*settings, preprocessing.same)
     return training_loader(
-        dataset,
+        _dataset(config, samples, preprocessing),
         config.batch_size,
         config.seed,
         distributed.rank(),
@@ -59,11 +49,52 @@ def training_batches(
     )
 
 
+def _dataset(
+    config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
+) -> TrainingDataset:
+    settings = (
+        samples,
+        config.image_root,
+        preprocessing.training,
+        config.seed,
+        config.captions_per_image,
+        config.max_words,
+        config.skip_bad_images,
+        preprocessing.same,
+        config.drop_image,
+    )
+    if isinstance(samples, Shards):
+        return ShardDataset(*settings, shuffle_buffer=config.shuffle_buffer)
+    return TrainingDataset(*settings)
+
+
+def mean_image(
+    config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
+) -> Tensor:
+    """The mean of MEAN_OF training images, or all, after evaluation preprocessing, (3, S, S).
+
+    They are the first of a fixed permutation, the same on every rank. Raises UserError.
+    """
+    evaluation = preprocessing._replace(
+        training=lambda image: preprocessing.evaluation(decode(image)), same=False
+    )
+    # With several captions an image, indices are of images.
+    config = config.model_copy(update={"captions_per_image": 2})
+    dataset = _dataset(config, samples, evaluation)
+    chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_OF]
+    with progress(len(chosen), "mean image") as bar:
+        total = 0.0
+        for index in chosen:
+            total = total + dataset[0, index]["image"].double()
+            bar.update(1)
+    return (total / len(chosen)).float()
+
+
 def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Module:
     """The captioner of a new run, or of one that resumes from a checkpoint's content."""
     pretrained = None if resumed else config.pretrained
     with distributed.first_on_each_machine():
-        captioner, loaded = captioner_from(config, pretrained, resumed)
+        captioner, loaded = captioner_from(config, pretrained, resumed, trains=True)
     if config.batch_size < captioner.min_batch_size:
         raise UserError(
             f"batch_size is {config.batch_size}; this captioner normalises over a batch, and "

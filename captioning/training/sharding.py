@@ -23,7 +23,7 @@ from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from smile import Objective
-from smile.sharded import is_distributed
+from smile.head import is_distributed
 
 FIRST_TORCH = (2, 9)
 

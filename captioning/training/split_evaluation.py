@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import nn
@@ -55,11 +55,24 @@ class SplitEvaluation:
 
         before_writing: called on rank 0 before earlier results are replaced.
         """
+        return self.score(self.caption(captioner), name, before_writing)
+
+    def caption(self, captioner: nn.Module) -> list[dict[str, Any]]:
+        """The captions of the split, on all ranks, see `caption_images`."""
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
         results = distributed.broadcast_from_main(results)
         if not results:
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
+        return results
+
+    def score(
+        self,
+        results: list[dict[str, Any]],
+        name: str,
+        before_writing: Callable[[], None] = lambda: None,
+    ) -> Optional[dict[str, float]]:
+        """`run` of captions that are there already."""
         is_main = distributed.is_main()
         if is_main:
             before_writing()

@@ -100,6 +100,9 @@ class TrainingStep:
         inputs: list[Any] = [batch["image"], batch["captions"]]
         if self.config.reward:
             inputs.append(batch["image_id"])
+        if self.config.drop_image:
+            dropped = torch.tensor(batch["dropped"])
+            inputs.append(dropped.to(self.precision.device, non_blocking=True))
         with self.precision.autocast():
             output = self.model(*inputs)
         parts = {"loss": output.loss.detach(), **output.parts}

@@ -63,7 +63,7 @@ def server(monkeypatch):
     server.url = f"https://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from smile import OBJECTIVES, Objective, mle_loss, parse_objective
+from smile import OBJECTIVES, Objective, parse_objective
 from smile.alternatives import ALTERNATIVES
 from smile.alternatives.gem import Gem
 from tests.smile import hidden_states
@@ -79,11 +79,12 @@ FORMULAS = {
     "tailr": [
         ({}, weighed(lambda p: min(max(p / (0.5 + 0.5 * p), 0.2), 1))),
         ({"gamma": 0.1, "min_weight": 0}, weighed(lambda p: p / (0.1 + 0.9 * p))),
-        ({"gamma": 1, "min_weight": 0}, weighed(lambda p: p)),
+        ({"gamma": 0}, weighed(lambda p: 1)),
     ],
     "mixce": [
         ({}, weighed(lambda p: 0.5 + 0.5 * p)),
-        ({"eta": 0.1}, weighed(lambda p: 0.1 + 0.9 * p)),
+        ({"eta": 0}, weighed(lambda p: p)),
+        ({"eta": 1}, weighed(lambda p: 1)),
     ],
     "gem": [
         ({}, gem(0.7, "linear")),
@@ -186,18 +187,6 @@ def test_logits_of_hundreds_and_labels_that_are_all_but_impossible(name, paramet
     hidden = Objective(spec_of(name, parameters)).from_hidden(*inputs, None, labels)
     assert hidden.loss.isfinite()
     assert all(x.isfinite().all() for x in torch.autograd.grad(hidden.loss, inputs))
-
-
-def test_a_family_of_weights():
-    """What is MLE, and what is DFT, at the ends of the parameters."""
-    logits, labels = example()
-    mle, dft = mle_loss(logits, labels), Objective("dft")(logits, labels).loss
-    for spec in ({"tailr": {"gamma": 0}}, {"mixce": {"eta": 1}}, {"focal": {"gamma": 0}}):
-        torch.testing.assert_close(Objective(spec)(logits, labels).loss, mle)
-    for spec in ({"tailr": {"gamma": 1, "min_weight": 0}}, {"mixce": {"eta": 0}}):
-        torch.testing.assert_close(Objective(spec)(logits, labels).loss, dft)
-    scaled = Objective({"scalegrad": {"gamma": 1}})(logits, labels).loss
-    torch.testing.assert_close(scaled, mle, atol=1e-4, rtol=0)  # but for the 1e-8
 
 
 @pytest.mark.parametrize(

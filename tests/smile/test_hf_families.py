@@ -13,6 +13,7 @@ from smile.hf import undo, use_smile
 from tests.smile import hf_models
 from tests.smile.families import table
 from tests.smile.families.expected import expected_smile, predictions
+from tests.smile.hf_steps import gradients
 
 MLE = Objective("mle", label_smoothing=0.0)
 each_family = pytest.mark.parametrize("name", hf_models.HERE)
@@ -57,13 +58,12 @@ def test_from_hidden_states_gives_the_same_loss_and_gradients(name):
         family.model.zero_grad()
         output = family.model(**family.batch, num_items_in_batch=11)
         output.loss.backward()
-        gradients = {k: v.grad for k, v in family.model.named_parameters() if v.grad is not None}
-        runs.append((output, gradients))
-    (logged, expected), (output, gradients) = runs
+        runs.append((output, gradients(family.model)))
+    (logged, expected), (output, found) = runs
     assert (output.logits is None) == family.from_hidden and logged.logits is not None
     torch.testing.assert_close(output.loss, logged.loss)
-    assert gradients.keys() == expected.keys()
-    for key, gradient in gradients.items():
+    assert found.keys() == expected.keys()
+    for key, gradient in found.items():
         torch.testing.assert_close(gradient, expected[key], msg=key)
     family.model.eval()
     assert family.model(**family.batch).logits is not None

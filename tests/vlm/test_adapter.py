@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
-from adapters.lora import Lora, adapted
+from adapters.lora import Lora
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
@@ -118,20 +118,6 @@ def test_a_folder_is_gathered_first(tmp_path, capsys):
         f"error: {tmp_path} is a folder; a sharded checkpoint must be gathered into a file first: "
         f"python -m captioning.gather {tmp_path} whole.pth\n"
     )
-
-
-def test_an_adapter_of_another_model_is_refused(trained, config, vlm_folder):
-    _, _, path = trained
-    folder, prompt = vlm_folder("GitForCausalLM")
-    other = config.model_copy(update={"vlm": folder, "prompt": prompt})
-    with pytest.raises(UserError, match=r"does not fit this model: \d+ keys missing"):
-        captioner_from(other, str(path))
-
-
-def test_layers_that_are_not_there_are_refused(vlm_folder):
-    model = model_of(vlm_folder(NAME)[0], weights=True)
-    with pytest.raises(ValueError, match=r"^lora: target_modules \['wq'\]: .*not found"):
-        adapted(model, Lora(**{**LORA, "target_modules": ["wq"]}))
 
 
 class TestFourBits:

@@ -65,6 +65,14 @@ def error_of(write):
             ["vlm=a/b", "compile=true"],
             "compile is true, which model vlm does not support; set it to false",
         ),
+        (
+            ["vlm=a/b", "guidance_scale=2"],
+            "guidance_scale is 2.0, which model vlm does not support; set it to 1.0",
+        ),
+        (
+            ["vlm=a/b", "drop_image=0.2"],
+            "drop_image is 0.2, which model vlm does not support; set it to 0.0",
+        ),
         (["model=blip", "vlm=a/b"], "vlm is for model vlm; this one is blip"),
         (["model=sat", "lora={r: 4}"], "lora is for models blip and vlm; this one is sat"),
         (

@@ -112,6 +112,32 @@ LINES = [
     ("top_k=-1", "top_k is -1; it must be 0 or more"),
     ("temperature=0", "temperature is 0.0; it must be above 0"),
     ("repetition_penalty=0", "repetition_penalty is 0.0; it must be above 0"),
+    ("no_repeat_ngram_size=-1", "no_repeat_ngram_size is -1; it must be 0 or more"),
+    (
+        "num_beam_groups=2",
+        "num_beam_groups is 2 with num_beams 3; groups divide the beams of beam search",
+    ),
+    (
+        "diversity_penalty=1",
+        "diversity_penalty is 1.0, which holds groups of beams apart; raise num_beam_groups",
+    ),
+    ("min_p=2", "min_p is 2.0; it must be from 0 to 1"),
+    ("typical_p=0", "typical_p is 0.0; it must be above 0"),
+    ("guidance_scale=-1", "guidance_scale is -1.0; it must be 0 or more"),
+    (
+        "guidance_scale=2 contrastive_alpha=1",
+        "guidance_scale is 2.0 and contrastive_alpha 1.0; set one of them",
+    ),
+    ("drop_image=1", "drop_image: found 1; input should be less than 1"),
+    (
+        "drop_image=0.2 reward={cider: 1}",
+        "drop_image is 0.2, which reward does not support; set it to 0",
+    ),
+    ("null_image=learnt", "null_image is learnt, but drop_image 0, so that nothing trains it"),
+    (
+        "null_image=mean lora={r: 4}",
+        "null_image is mean, which a checkpoint of lora would not hold; set it to zeros",
+    ),
     (
         "attention_penalty=4",
         "attention_penalty is 4.0, but model blip has no attention; it is for attn and sat",

@@ -55,7 +55,7 @@ def test_no_worker_stays_when_it_breaks_off(caption, no_child_stays, monkeypatch
     def fail(*_):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("BLIP.blip.BlipCaptioner.generate", fail)
+    monkeypatch.setattr("BLIP.blip.BlipCaptioner.generate_details", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         caption("num_workers=1", "eval_batch_size=1")
     no_child_stays()

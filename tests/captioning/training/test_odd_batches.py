@@ -76,8 +76,7 @@ def without_labels(tuning, batches):
     tuning.captioner._encode = ignoring
 
 
-@pytest.mark.parametrize("empty", [0, 1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("empty", "precision"), [(0, "fp32"), (1, "fp16"), (2, "fp32")])
 def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty, precision):
     """The gradient is that of the mean over the tokens of the two others, whichever it is."""
     tuning = run("accumulation_steps=3", f"precision={precision}")
@@ -98,7 +97,7 @@ def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty
     assert difference < (1e-5 if precision == "fp32" else 2e-2) * size
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_step_without_any_label_has_no_gradient(run, precision):
     tuning = run("accumulation_steps=3", f"precision={precision}")
     without_labels(tuning, {0, 1, 2})

@@ -38,12 +38,10 @@ def best_of(folder):
     ("overrides", "select", "epoch"),
     [
         (["objective=mle"], "CIDEr + Bleu_4", 0),
-        (["objective={mle: 1}"], "CIDEr + Bleu_4", 0),
         (["objective=mle", "select=last"], "last", 2),
         (["objective=mle", "metrics=[length]"], "last", 2),
         (["objective=smile"], "last", 2),
         (["objective={mle: 0.01, smile: 0.99}"], "last", 2),
-        (["objective=smile", "select=CIDEr"], "CIDEr", 0),
         (["objective=smile", "select=CIDEr - cap_len"], "CIDEr - cap_len", 0),
         (["objective=mle", "select=cap_len"], "cap_len", 2),
     ],

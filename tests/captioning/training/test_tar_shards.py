@@ -95,6 +95,19 @@ def test_two_processes_train_as_one(run, scenes_config, tars, tmp_path):
         assert torch.allclose(saved[name], value, atol=1e-5), name
 
 
+def test_images_of_tars_are_dropped_and_averaged_like_others(run, scenes_config, tmp_path):
+    given = ["drop_image=0.4", "null_image=mean"]
+    of_tars = run(*given)
+    config = load_config(scenes_config, given, {"output_dir": str(tmp_path / "files")})
+    of_files = FineTuning(config, CPU)
+    means = [tuning.captioner.null_image.image for tuning in (of_tars, of_files)]
+    torch.testing.assert_close(*means)
+    dropped = [value for batch in of_tars.loader for value in batch["dropped"]]
+    assert len(dropped) == 24 and 0 < sum(dropped) < 24
+    of_tars.close()
+    of_files.close()
+
+
 def test_the_words_of_a_vocabulary_come_from_tars_as_from_annotations(scenes_config, tars):
     of_tars = load_config(scenes_config, [], {"train_file": tars})
     of_file = load_config(scenes_config)
