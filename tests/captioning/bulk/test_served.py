@@ -18,6 +18,7 @@ from captioning.bulk.reading import Batch
 from captioning.bulk.served import KEY, LONGEST_SIDE, as_data_url
 from captioning.bulk.shards import Part
 from captioning.files import chat
+from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.chat_server import said, serving
@@ -115,6 +116,23 @@ def test_sampling_fields_and_a_seed_per_image(run, server, photos, tmp_path):
     assert {body["seed"] for _, _, body in server.asked[12:]} == seeds
     run(photos, *flags, "--existing", "overwrite", "--seed", "7")
     assert not {body["seed"] for _, _, body in server.asked[23:]} & seeds
+
+
+def test_answers_are_filtered(run, server, photos, itm_checkpoint, tmp_path):
+    """An answer that fails takes no other photo's score."""
+    (photos / "scene_000002a.png").write_bytes(b"no image")
+    server.faults["scene_000001"] = [said(None)]
+    flags = ["--batch_size", "4", "--itm_model", str(itm_checkpoint), "--filter"]
+    lines, log = run(photos, *flags, "itm>0")
+    assert len(lines) == 9 and "failed 2" in log
+    scorer = ItmScorer(str(itm_checkpoint))
+    for line in lines:
+        score = scorer.scores([Image.open(line["image"])], [[line["caption"]]]).item()
+        assert line["itm"] == pytest.approx(score, abs=1e-4)
+    above = sorted(line["itm"] for line in lines)[4]
+    kept, _ = run(photos, *flags, f"itm>{above:.5f}", "--existing", "overwrite")
+    assert len(kept) == 4 and min(line["itm"] for line in kept) > above
+    assert len(read_lines(tmp_path / "out" / "captions.filtered.jsonl")) == 5
 
 
 @pytest.mark.parametrize("division", ["--batch_size", "--shard_size"])
