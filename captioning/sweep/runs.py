@@ -7,10 +7,12 @@ from typing import Callable, Optional
 
 from captioning import train
 from captioning.config import Config, load_config
+from captioning.metrics.meteor import shared_process
 from captioning.models import checkpoints
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
+from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
 from captioning.sweep.decodings import JUDGE, decode_run
 from captioning.sweep.parallel_runs import run_in_slots, slots
@@ -85,7 +87,7 @@ class Sweep:
             judge = None
             if JUDGE in names:
                 judge = str(checkpoints.best(self.folder / judge_of(variant, done)))
-            do = partial(decode_run, self.scored[variant.name], names, judge)
+            do = partial(decode_and_score, self.scored[variant.name], names, judge)
             jobs.append(Job(variant.name, do, self.folder / f"{variant.name}.log"))
         return run_in_slots(jobs, slots(self.trained[done[0].name].device, parallel))
 
@@ -102,6 +104,16 @@ class Sweep:
         if self.pretrain and name != PRETRAIN:
             given.append(f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}")
         return given
+
+
+def decode_and_score(config: Config, names: Sequence[str], judge: Optional[str]) -> int:
+    """`decode_run` as a program: returns its exit code."""
+
+    def program() -> None:
+        with shared_process():
+            decode_run(config, names, judge)
+
+    return exit_code(program)
 
 
 def judge_of(variant: Variant, done: Sequence[Variant]) -> str:
