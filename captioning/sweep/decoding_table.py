@@ -123,8 +123,10 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     axes = plane.choose_axes([line.row for line in lines])
     if axes is None:
         return
+    lines = [line for line in lines if plane.has_both(line.row, axes)]
     variants = list(dict.fromkeys(line.variant for line in lines))
-    looks = dict(zip(variants, styles(variants)))
+    styles_of = dict(zip(variants, styles(variants)))
+    unnamed = list(variants)
     least = min(line.tokens for line in lines)
     with look():
         figure = Figure(figsize=(7.2, 4.6), layout="constrained")
@@ -133,15 +135,16 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         for line in lines:
             x, _ = axes.across.of(line.row.metrics[axes.across.metric])
             y, _ = axes.up.of(line.row.metrics[axes.up.metric])
-            style = looks[line.variant]
+            style = styles_of[line.variant]
             ax.scatter(
                 x,
                 y,
                 s=20 * line.tokens / least,
                 color=style.colour,
                 alpha=0.6,
-                label=line.variant if line.decoding == REFERENCE else None,
+                label=line.variant if line.variant in unnamed else None,
             )
+            unnamed = [variant for variant in unnamed if variant != line.variant]
             if line.chosen or line.decoding == REFERENCE:
                 points.append(plane.Point(x, y, None, None, line.label.removesuffix(_CHOSEN)))
         plane.name_axes(ax, axes)
