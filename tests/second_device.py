@@ -131,6 +131,8 @@ def cases() -> dict[str, Callable[[str], Any]]:
     found["captions by sampling the best word"] = lambda device: _captions(
         device, sample=True, top_k=1, repetition_penalty=1.2, min_p=0.1
     )
+    found["guided captions"] = lambda device: _captions(device, guidance_scale=2.0)
+    found["contrasted captions"] = lambda device: _captions(device, contrastive_alpha=1.0)
     found["the attention map of a caption"] = _score_tokens
     found["a model of transformers"] = lambda device: _transformers(device, from_hidden=False)
     found["its hidden states"] = lambda device: _transformers(device, from_hidden=True)
@@ -172,7 +174,8 @@ def _photos(device: str) -> torch.Tensor:
 
 def _training_step(device: str) -> list[torch.Tensor]:
     photos = _photos(device).requires_grad_()
-    loss = _captioner(device)(photos, [["w9 w8", "w7"], ["w10", "w11 w12 w13"]]).loss
+    dropped = torch.tensor([False, True]).to(device)
+    loss = _captioner(device)(photos, [["w9 w8", "w7"], ["w10", "w11 w12 w13"]], dropped).loss
     loss.backward()
     return [loss, photos.grad]
 
@@ -186,7 +189,7 @@ def _captions(device: str, compiled: bool = False, **settings: Any) -> list[torc
         captioner.new_step = StaticSteps()
     chosen = DecodingSettings(**{"max_length": 10, "min_length": 6, **settings})
     found = captioner.generate_details(_photos(device), chosen)
-    return [found.token_ids, found.scores]
+    return [t for t in (found.token_ids, found.scores, found.own_scores) if t is not None]
 
 
 def _score_tokens(device: str) -> list[torch.Tensor]:
