@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from smile.hf.auxiliary import auxiliary
 from smile.hf.families import IGNORED, generative, give_decoder_inputs, give_labels
 from smile.hf.head import linear_head
-from smile.hf.head_table import masks_by_labels
 from smile.hf.misuse_checks import (
     REMEDY,
     Call,
@@ -26,8 +25,8 @@ from smile.hf.misuse_checks import (
     watch_parts,
 )
 from smile.hf.packed import OF_A_BATCH, Targets
-from smile.hf.packing_check import refuse_leaks
 from smile.hf.refusal import refuse
+from smile.loading import load
 from smile.objective import Objective, ObjectiveOutput
 
 ObjectiveLike = Union[Objective, str, Mapping[str, float], None]
@@ -63,9 +62,9 @@ def use_smile(
     ValueError for a row that seems packed without any of them, if the model would let one text of a
     row change the next, and in training for a call or a gradient of another loss.
     """
-    given, model = model, _inside(model)
+    given, model = model, model_inside(model)
     undo(model)
-    objective, original = _checked(objective), type(model)
+    objective, original = checked(objective), type(model)
     watch_parts(model)
     arguments = list(inspect.signature(original.forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments)
@@ -107,7 +106,7 @@ def _with_objective(original: type, level: int) -> type:
 
 def undo(model: nn.Module) -> nn.Module:
     """Give a model its own loss back; one that has it stays as it is. Returns the model."""
-    given, model = model, _inside(model)
+    given, model = model, model_inside(model)
     original = type(model).__dict__.get("_without_smile")  # none under a class that FSDP put on top
     if model.__dict__.pop("_smile", None) is not None:
         unwatch(model)
@@ -123,32 +122,10 @@ def undo(model: nn.Module) -> nn.Module:
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
     """Each objective's value in the last step, by name: unweighted, a mean over tokens, detached;
     with `aux_loss`, as the model has it, where it adds one. Empty before the first step."""
-    settings = getattr(_inside(model), "_smile", None)
+    settings = getattr(model_inside(model), "_smile", None)
     if settings is None:
         raise ValueError(f"{type(model).__name__} has its own loss; call use_smile on it")
     return settings.parts
-
-
-def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -> Callable:
-    """The `compute_loss_func` of `Trainer` or `Seq2SeqTrainer` for this model.
-
-    The trainer keeps labels from the model, so an encoder-decoder model needs `decoder_input_ids`
-    in its batches: `DataCollatorForSeq2Seq(tokenizer, model=model)` adds them. The function sees
-    the labels of a batch alone: packed rows need `use_smile`, and are refused where labels show it.
-    """
-    model, objective = _inside(model), _checked(objective)
-    if masks_by_labels(model):
-        line = "before transformers 5.0 masks text by its labels; call use_smile for it"
-        raise ValueError(f"{type(model).__name__} {line}")
-
-    def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
-        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        targets = Targets(model, objective, labels).check()
-        fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
-        added, _ = auxiliary(model, fields)
-        return _loss(objective(*targets.of(logits)), num_items_in_batch, added)
-
-    return compute_loss
 
 
 def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: dict) -> Any:
@@ -197,15 +174,16 @@ def _forward(model, settings: _Settings, below: Callable, args: tuple, kwargs: d
     give_decoder_inputs(model, labels, inputs)
     # The model sees no labels otherwise, so that it computes no loss of them.
     give_labels(model, labels, inputs)
-    if targets.texts is not None and objective.weights.keys() != {"mle"}:
-        refuse_leaks(model, inputs, targets.texts)
+    several = targets.texts is not None and objective.weights.keys() != {"mle"}
+    if several and not torch.compiler.is_compiling():  # compiled, there are no values
+        load("smile.hf.packing_check:refuse_leaks")(model, inputs, targets.texts)
     if head is None:
         output = Call(model).run(below, inputs)
         result = objective(*targets.of(logits_of(model, output)))
     else:
         output, result = _from_hidden(model, settings, below, inputs, targets, head)
     added, raw = auxiliary(model, output)
-    loss = _loss(result, num_items_in_batch, added)
+    loss = total_loss(result, num_items_in_batch, added)
     settings.parts = {**result.parts, **raw}
     fields = {**output, "loss": loss}
     if head is not None:
@@ -258,7 +236,7 @@ def _from_hidden(model, settings, below, inputs, targets, head) -> tuple[dict, O
     return output, ObjectiveOutput(loss, parts, tokens)
 
 
-def _loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
+def total_loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) -> Tensor:
     """The objective, with the losses that the model adds to it."""
     loss = result.loss
     if num_items_in_batch is not None:
@@ -268,12 +246,12 @@ def _loss(result: ObjectiveOutput, num_items_in_batch, added: Optional[Tensor]) 
     return loss if added is None else loss + added.to(loss.device)
 
 
-def _inside(model: nn.Module) -> nn.Module:
+def model_inside(model: nn.Module) -> nn.Module:
     """The model of transformers in one of PEFT or torch.compile; ValueError for another one."""
     return generative(model._modules.get("_orig_mod", model))
 
 
-def _checked(objective: ObjectiveLike) -> Objective:
+def checked(objective: ObjectiveLike) -> Objective:
     if not isinstance(objective, Objective):
         objective = Objective() if objective is None else Objective(objective)
     if objective.ignore_index != IGNORED:

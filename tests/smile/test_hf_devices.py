@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smile.hf.forward import _loss
+from smile.hf.forward import total_loss
 from smile.objective import ObjectiveOutput
 
 fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
@@ -20,7 +20,7 @@ def test_the_number_of_labels_may_be_on_another_device():
         items, loss = a_batch()[1], torch.ones((), device=END)
         with pytest.raises(RuntimeError, match="device"):
             loss / items
-        assert _loss(ObjectiveOutput(loss, {}, loss), items, None).device == END
+        assert total_loss(ObjectiveOutput(loss, {}, loss), items, None).device == END
 
 
 def test_parts_are_logged_of_any_device(tmp_path):
